@@ -32,6 +32,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 demo:
 	@.ci/stage --all $(MAKE) --no-print-directory demo-stages DEMO_OUT="$(DEMO_OUT)"
 	@echo "The report: $(DEMO_OUT)/report.html"
+	@echo "Next: . $(VENV)/bin/activate; dlbench diagnose $(DEMO_OUT); docs/tour.md has the rest"
 
 demo-stages: $(VENV)/.ready-demo
 	@$(STAGE) "demo: data" $(BIN)/dlbench data demo data/demo

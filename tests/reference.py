@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ STEP_MEANINGS = {
     "h2d_ns": "moving the batch to the device, ns",
     "forward_ns": "forward pass and loss, ns",
     "backward_ns": "backward pass, with the exchange that it hides, ns",
-    "exchange_ns": "exposed gradient exchange, ns",
+    "exchange_ns": "gradient exchange after backward, ns",
     "optimizer_ns": "clipping, learning rate, update, clearing of gradients, ns",
     "samples": "samples this rank processed in the step",
     "loss": "this rank's loss, before any averaging over ranks",
@@ -165,17 +165,18 @@ _KINDS: dict[str, Callable[[Schema, Callable[[str], str]], str]] = {
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def model_keys(model: type[BaseModel], schema_name: str) -> str:
-    """Where the schema of a file lies, and a line for each of its own keys."""
+def model_keys(model: type[BaseModel], schema_name: str, beside: type[BaseModel] | None = None) -> str:
+    """Where the schema of a file lies, and a line for each of its own keys that `beside` has not, too."""
     schema = model.model_json_schema()
+    known = {"format", "version"} | (set() if beside is None else set(beside.model_fields))
     where = f"Every key, also those of *nested* objects: [schema](schemas/{schema_name}.schema.json)."
-    return "\n".join((f"{where}\n", *_key_lines(schema)))
+    return "\n".join((f"{where}\n", *_key_lines(schema, known)))
 
 
-def _key_lines(schema: Schema) -> Iterator[str]:
+def _key_lines(schema: Schema, known: Collection[str]) -> Iterator[str]:
     for key, field in schema["properties"].items():
-        if key in ("format", "version"):
-            continue  # of every file alike
+        if key in known:
+            continue
         below = re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(field))
         described = field.get("description") or (below and schema["$defs"][below[0]].get("description"))
         about = first_sentence(described) if described else words(field, lambda name: name)
@@ -280,7 +281,11 @@ def format_versions() -> str:
         ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
         ("report as JSON", report_model.FORMAT, report_model.VERSION),
     ]
-    return ", ".join(f"{file} (`{name}`, {number})" for file, name, number in formats) + "."
+    old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]
+    return (
+        ", ".join(f"{file} (`{name}`)" for file, name, _ in formats)
+        + f". At version 1{' but ' if old else ''}{', '.join(old)}."
+    )
 
 
 def _pair(stamp: Mapping[str, object]) -> tuple[str, int]:
@@ -460,8 +465,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "thresholds": thresholds,
     "plan": lambda: model_keys(RunPlan, "plan"),
     "record": lambda: model_keys(Record, "record"),
-    "comm-plan": lambda: model_keys(CommPlan, "comm-plan"),
-    "comm-record": lambda: model_keys(CommRecord, "comm"),
+    "comm-plan": lambda: model_keys(CommPlan, "comm-plan", beside=RunPlan),
+    "comm-record": lambda: model_keys(CommRecord, "comm", beside=Record),
     "rank-status": lambda: model_keys(RankStatus, "rank-status"),
     "failure": lambda: model_keys(Failure, "failure"),
     "submission": lambda: model_keys(Submission, "submission"),

@@ -140,7 +140,7 @@ THRESHOLDS = (
     Threshold(
         module="views.doubts",
         name="NOISY_CV",
-        decides="scatter of steps within a run that raises the doubt `noisy-steps`",
+        decides="scatter of steps within a run that raises the warning `noisy-steps`",
         why="the median of such a run is hardly a typical step",
         halved="one step in sixty of twice the length raises it",
     ),
@@ -149,7 +149,7 @@ THRESHOLDS = (
         name="LOADED",
         decides="share of the ranks' cores, used by other processes or taken by the hypervisor, that raises a warning",
         why="steps may take longer by as much: more than gate and sweeps tolerate",
-        halved="daemons and the launcher itself, where it shares the ranks' cores, raise it",
+        halved="a busy daemon raises it; the launcher itself takes 0.1 % of a core",
     ),
     Threshold(
         module="views.steps.slow_periods",

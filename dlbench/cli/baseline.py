@@ -29,8 +29,8 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     \b
     Examples:
       dlbench baseline runs -o baseline.json
-      dlbench baseline "$DLBENCH_HISTORY" --where workload=resnet50 -o baseline.json
-      dlbench baseline runs --where series=nightly --where ranks=2 -o baseline.json
+      dlbench baseline "$DLBENCH_HISTORY" --where workload=bert -o baseline.json
+      dlbench baseline runs --where series=nightly -o baseline.json
     """
     check_writable(output)
     chosen = parse_where(where, "--where")

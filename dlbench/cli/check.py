@@ -53,15 +53,21 @@ def check(
     interleaved runs of the old and the new commit (run --ab).
 
     \b
-    Exit codes: 0 equivalent or improved; 1 regressed; 6 inconclusive (too noisy, or one session a side) or insufficient
-    (fewer than five runs on a side); 2 wrong usage, or runs that are not comparable, the differing keys named; 4
-    damaged data, or a side without figures. In JUnit, regressed is a failure, inconclusive and insufficient are errors.
+    Exit codes:
+      0  equivalent or improved
+      1  regressed
+      2  wrong usage, or runs that are not comparable; the keys are named
+      4  damaged data, or a side without figures
+      6  inconclusive (too noisy, one session per side), or insufficient (fewer
+         than five runs on a side)
+
+    In JUnit, regressed is a failure; inconclusive and insufficient are errors.
 
     \b
     Examples:
       dlbench check --baseline baseline.json --candidate runs
       dlbench check --baseline runs-old --candidate runs-new --junit dlbench.xml
-      dlbench check --baseline baseline.json --candidate runs --summary "$GITHUB_STEP_SUMMARY"
+      dlbench check --baseline b.json --candidate runs --summary summary.md
       dlbench check --paired runs --tolerance 1%
     """
     if paired is not None:

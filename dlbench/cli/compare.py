@@ -51,7 +51,8 @@ def compare(
       improved      0  faster by more than the tolerance, beyond chance
       inconclusive  6  neither is shown, or too few sessions to say
       insufficient  6  fewer than five runs on a side
-    Also: 2 wrong usage or runs that are not comparable, 4 damaged data or a side without figures.
+    Also: 2 wrong usage, equal sides or runs that are not comparable; 4 damaged
+    data, or a side without figures.
 
     \b
     Examples:

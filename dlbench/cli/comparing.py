@@ -110,6 +110,7 @@ def rule_options(function: F) -> F:
             type=click.Choice(["text", "json", "md", "junit"]),
             help="Default: what the name of the output file says (.txt, .json, .md, .xml), else text.",
         ),
+        click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
         click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write JSON to this file too."),
         click.option(
             "--junit", "junit_file", type=click.Path(path_type=Path), help="Write JUnit XML to this file too."
@@ -263,7 +264,7 @@ def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name:
             write_output(_render(report, format_name, name), path)
     if options["summary_file"] is not None:
         _append(options["summary_file"], _render(report, "md", name))
-    write_output(_render(report, chosen_format(options), name), options["output"])
+    write_output(_render(report, chosen_format(options), name, full=options["full"]), options["output"])
     if options["output"] is not None:
         click.echo(f"{options['output']}: {report.headline}", err=True)
     for line in report.damaged:
@@ -274,14 +275,14 @@ def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name:
         sys.exit(int(EXIT_CODES[report.verdict]))
 
 
-def _render(report: ComparisonReport, format_name: FormatName, name: str) -> bytes:
+def _render(report: ComparisonReport, format_name: FormatName, name: str, *, full: bool = True) -> bytes:
     if format_name == "junit":
         from dlbench.gate.page.junit import to_junit
 
         return to_junit(report, name).encode("utf-8")
     from dlbench.gate.page.document import document_of
 
-    return render(document_of(report), format_name, full=True).encode("utf-8")
+    return render(document_of(report), format_name, full=full).encode("utf-8")
 
 
 def _append(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`dlbench diagnose`: where the lost percent goes, who waits for whom, and what to try next."""
+"""`dlbench diagnose`: where the lost percent goes, which ranks straggle, and what to try next."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def diagnose(
     """Show where the lost percent of RUNS (folders of runs, single runs, histories) goes, and what to try next.
 
     \b
-    For every group of comparable runs and every rank count, as dlbench report shows it:
+    For every group of comparable runs and every rank count:
       one line with the diagnosis and the next experiment;
-      the mean step and the lost share by cause, with intervals: exchange, waiting for late ranks, input,
-      host, throttled clocks, compute, the rest; they sum to the whole;
-      the ranks for which the others waited, and why these were late;
+      the mean step and the points lost by cause, with intervals; they sum to
+      the whole;
+      stragglers, and what made them so;
       telemetry and energy of all runs.
-    Over all runs: nodes that are slow, as an --exclude list for sbatch; decompositions.
+    Over all runs: slow nodes, as an --exclude list for sbatch; decompositions.
 
     Ends with 4 if a file is damaged or no run has figures; what can be reported is reported all the same.
 

@@ -15,7 +15,7 @@ _MARKS = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def doctor(as_json: bool) -> None:
-    """Tell what is installed on this machine, what is missing, and how to get it.
+    """Check what is installed on this machine, what is missing, and how to get it.
 
     `absent` is fine where the thing is not needed: a login node trains nothing, a laptop has no Slurm.
     Ends with 5 if something is there but broken (PROBLEM).

@@ -83,14 +83,14 @@ def estimate(
     samples: int | None,
     stated: float | None,
 ) -> None:
-    """Tell how long WORKLOAD trains at a throughput; with --time, whether the numbers can all be true.
+    """Estimate the time to train WORKLOAD at a throughput; with --time, check whether all numbers can be true.
 
     Time in training steps only: start, staging and evaluation come on top. Ends with 1 if the stated time is too
     short for the throughput.
 
     \b
     Examples:
-      dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --efficiency 0.992 --epochs 90
+      dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --epochs 90
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
       dlbench estimate bert --throughput 3000 --samples 2500000
     """

@@ -59,7 +59,7 @@ def mllog(
 
     \b
     Example:
-      dlbench export mllog runs/s1-cosmoflow-full-p02-n0004-k00 --org "My lab" -o result_0.txt
+      dlbench export mllog runs/RUN --org "My lab" -o result_0.txt
     """
     from dlbench.exports.mllog import RULES, obstacles, to_mllog
 
@@ -89,7 +89,7 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
 
     \b
     Example:
-      dlbench export system runs/s1-cosmoflow-full-p02-n0004-k00 --org "My lab" -o system.json
+      dlbench export system runs/RUN --org "My lab" -o system.json
     """
     from dlbench.exports.system_description import to_system_description
 

@@ -65,19 +65,19 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @click.option("--no-progress", is_flag=True, help="--tiers: plain lines instead of a progress bar.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_json: bool, **options: Any) -> None:
-    """Tell what the data path of WORKLOAD gives, and what it costs.
+    """Measure storage and readers of WORKLOAD, and what input costs.
 
-    \b
-    Without training: how fast samples of --data are read and prepared on this node, with a cold and a warm
-    page cache, beside what an H100, A100 or V100 needs, and how many of them these readers can feed.
-    With --tiers the workload is trained with synthetic data, from the page cache and from cold storage,
-    interleaved: the ingestion ceiling, the preparation stall and the fetch stall per step.
+    Without training: how fast this node reads and prepares samples of --data with a cold and a warm page cache,
+    beside what an H100, A100 or V100 needs, and how many of them the readers can feed.
+
+    With --tiers the workload is trained with synthetic data, from the page cache and from cold storage, interleaved:
+    the ingestion ceiling, the preparation stall and the fetch stall per step.
 
     \b
     Examples:
       dlbench io resnet50 --data /scratch/imagenet --ranks 1,4
       dlbench io cosmoflow --preset ci --data data/demo/density --like runs/RUN
-      dlbench io resnet50 --preset ci --data data/demo/tree --tiers --ranks 1,2 --repeats 5
+      dlbench io resnet50 --preset ci --data data/demo/images --tiers --repeats 5
     """
     _refuse_other_mode(tiers, options)
     if not 1 <= repeats <= MAX_REPEATS:

@@ -42,7 +42,9 @@ INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
     is_flag=True,
     help="Run everything also with synthetic input, and without exchange; tell what input and exchange cost.",
 )
-@click.option("--watch-cost", is_flag=True, help="Run everything also unwatched; tell and record what watching costs.")
+@click.option(
+    "--watch-cost", is_flag=True, help="Run everything also without monitoring; tell and record what that costs."
+)
 @click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
 @click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
 def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
@@ -50,11 +52,11 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 
     \b
     Example:
-      dlbench run resnet50 --preset ci --ranks 1,2 --engine horovod --repeats 3 --data synthetic --out runs
+      dlbench run resnet50 --preset ci --ranks 1,2 --repeats 3 --data synthetic
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
-      dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-accuracy
-      dlbench run cosmoflow --preset ci --ranks 2 --data data/demo/density --repeats 5 --decompose
-      dlbench run resnet50 --preset ci --ranks 2 --repeats 10 --ab plain engine.name=ddp --tag branch=main
+      dlbench run cosmoflow --preset ci --data data/demo/density --to-accuracy
+      dlbench run cosmoflow --preset ci --ranks 2 --repeats 5 --decompose
+      dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
     """
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.variants import left_out
@@ -284,7 +286,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
                     break
     then = f"; next: {following}" if valid and following else ""
-    short = f", {missed} of them did NOT reach the quality" if missed else ""
+    short = f", {missed} of them did NOT reach the target" if missed else ""
     click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{then}", err=True)
     return worst
 

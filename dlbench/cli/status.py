@@ -49,7 +49,6 @@ _TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> None:
     """Tell the state of every run in folders RUNS (default: runs), and why some failed.
 
-    \b
     States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running; on the
     machine where it ran, what was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
 
@@ -80,7 +79,7 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
                 click.echo(cleaned(f"            {_one_line(row['story'])}"))
         for one in series:
             click.echo(f"series {one['series']}: {one['story']}")
-        click.echo(f"{len(rows)} runs, {sum(r['state'] == 'valid' for r in rows)} valid")
+        click.echo(f"{len(rows)} run{'s' * (len(rows) != 1)}, {sum(r['state'] == 'valid' for r in rows)} valid")
     for problem in problems:
         click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
@@ -90,10 +89,12 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
 
 
 def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
-    """The folders given and those in which runs lie, each once: where series may be written down."""
+    """The folders given and those below them in which runs lie, each once: where series may be written down."""
     from dlbench.cli.choosing import expanded
 
-    return list(dict.fromkeys([*expanded(given), *(run.folder.path.parent for run in runs)]))
+    roots = expanded(given)
+    parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
+    return list(dict.fromkeys([*roots, *parents]))
 
 
 def _series(roots: Sequence[Path], wanted: str) -> tuple[list[dict[str, Any]], list[str]]:

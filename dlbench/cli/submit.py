@@ -30,9 +30,10 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_s
 
     \b
     Example:
-      dlbench submit resnet50 --preset ci --system box --nodes 1,2 --repeats 3 --dry-run
-      dlbench submit bert --system my-cluster.yaml --nodes 1,2,4,8 --repeats 5 --data /scratch/wikipedia
-      dlbench submit bert --system my-cluster.yaml --nodes 4 --repeats 10 --ab plain system.python=/new/bin/python
+      dlbench submit resnet50 --system example-gpu --nodes 1,2,4 --dry-run
+      dlbench submit bert --system my.yaml --nodes 1,2,4 --repeats 5 --data /wiki
+      dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
+          --ab plain engine.name=ddp
     """
     from dlbench.jobs.batch import jobs_of
     from dlbench.specs.requests import parse_counts

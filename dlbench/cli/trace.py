@@ -54,9 +54,9 @@ def trace(
 
     \b
     Examples:
-      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.json.gz
-      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.json.gz --ranks 0,8-15 --steps 100-120
-      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.parquet
+      dlbench trace runs/RUN -o trace.json.gz
+      dlbench trace runs/RUN -o trace.json.gz --ranks 0,8-15 --steps 100-120
+      dlbench trace runs/RUN -o trace.parquet
     """
     chosen = _format_of(output, format_name)
     check_writable(output)
@@ -135,10 +135,11 @@ def _read(path: Path) -> Run:
     if not path.is_dir():
         raise UserError(f"{path}: no such folder of a run")
     from dlbench.records.folder import RunFolder
-    from dlbench.records.scan import read_run
+    from dlbench.records.scan import read_run, run_folders
+    from dlbench.report.wording import runs_text
 
     if not RunFolder(path).plan.exists():
-        inside = sorted(folder.parent.name for folder in path.glob("*/plan.json"))
+        inside = [folder.path for folder in run_folders(path) if folder.plan.exists()]
         if inside:
-            raise UserError(f"{path}: holds {len(inside)} runs; name one of them, e.g. {path / inside[0]}")
+            raise UserError(f"{path}: holds {runs_text(len(inside))}; name one of them, e.g. {inside[0]}")
     return read_run(path)

@@ -149,9 +149,9 @@ def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
     yield "submission_org", statement.org, {} if statement.org == NOT_STATED else stated
     platform = run.plan.system.title if statement.platform is None else statement.platform
     yield "submission_platform", platform, {"file": "plan.json"} if statement.platform is None else stated
-    least: dict[str, Value] = {"note": "what claims least; nobody stated more"}
+    least: dict[str, Value] = {"note": "the default; no status was stated"}
     yield "submission_status", statement.status, least if statement.status == "research" else stated
-    uncleared: dict[str, Value] = {"note": "dlbench clears no cache, and nobody stated that one was"}
+    uncleared: dict[str, Value] = {"note": "dlbench clears no cache; none was stated to be cleared"}
     yield "cache_clear", statement.cache_cleared, stated if statement.cache_cleared else uncleared
 
 

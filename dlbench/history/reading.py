@@ -17,7 +17,7 @@ from dlbench.reading.metrics import METRICS, metrics_by_run
 from dlbench.reading.slow_nodes import host_ratios
 from dlbench.reading.table import WithoutFigures, tabulate
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.records.registry import data_source, goal
+from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
 from dlbench.records.scan import Run, Scan, read_run
 from dlbench.report.wording import short_data
 
@@ -152,9 +152,9 @@ def _label(run: Run) -> str:
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
     train = plan.workload.train
-    to_accuracy = "" if goal(run) == "speed" else f", to accuracy {goal(run).removeprefix('quality ')}"
+    to_accuracy = "" if goal(run) == THROUGHPUT else f", {goal(run)}"
     return (
-        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {train.precision}, batch "
+        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {precision(run)}, batch "
         f"{train.batch_per_rank} per rank, {short_data(data_source(run))}, {plan.series.scaling} "
         f"scaling{to_accuracy}{shown}{variant}{side}"
     )

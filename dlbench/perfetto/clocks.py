@@ -110,7 +110,7 @@ def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest
 
 def _node_clock(node: int, host: str, lines: Mapping[int, ClockLine], first_ns: int | None) -> NodeClock:
     line = lines.get(node)
-    problem = line.problem if line is not None else "the run's record tells nothing of this node's clock"
+    problem = line.problem if line is not None else "the run's record says nothing of this node's clock"
     if node == 0:
         return NodeClock(node=node, host=host, basis="reference", bound_ns=0)
     if line is not None and line.points:

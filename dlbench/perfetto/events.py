@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dlbench.perfetto.counters import Values
 
 _COMPUTE = thread_id(COMPUTE_THREAD)
-PHASE_NAMES = tuple("exchange (exposed)" if phase == "exchange" else phase for phase in PHASES)
+PHASE_NAMES = tuple("exchange after backward" if phase == "exchange" else phase for phase in PHASES)
 """What the phases of a step are called in a trace."""
 _PARTED = ("input", "h2d", "forward", "backward")
 

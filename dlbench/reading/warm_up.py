@@ -12,7 +12,7 @@ _COLUMNS = ("warmup", "step_ns", "forward_ns", "backward_ns")
 
 
 def beside_passes_s(run: Run) -> float | None:
-    """Seconds per step that are neither forward nor backward pass: input, exchange, optimiser and what no phase holds.
+    """Seconds per step that are neither forward nor backward pass: input, exchange, optimizer and what no phase holds.
 
     The median over the warm-up steps of rank 0 but the first, in which much happens for the first time; None for fewer
     than two of them, and where the file cannot be read.

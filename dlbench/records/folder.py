@@ -76,7 +76,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
-        """The state of training after so many optimiser steps."""
+        """The state of training after so many optimizer steps."""
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
 
     def steps(self, rank: int) -> Path:

@@ -21,7 +21,7 @@ class RankMemory(Spec):
     over_budget_bytes: CountOrZero = Field(description="By how much that was more than the plan allowed, at most.")
     device_peak_bytes: CountOrZero | None = Field(
         description="Peak of the measured steps: allocated by torch (GPU), or resident beyond what is so between two "
-        "steps, plus parameters and optimiser state (CPU); null where freed memory stays with the process (a CPU, and "
+        "steps, plus parameters and optimizer state (CPU); null where freed memory stays with the process (a CPU, and "
         "a plan that keeps all)."
     )
     swapped_out_bytes: CountOrZero = Field(description="Bytes that left the device, all measured steps.")
@@ -37,7 +37,7 @@ class HostUpdate(Spec):
     update_s: NonNegative = Field(description="Computing of the updates on the host, all measured steps, rank 0, s.")
     wait_s: NonNegative = Field(description="Forward passes waited for updated parameters, seconds.")
     copied_bytes: CountOrZero = Field(description="Gradients and parameters copied between device and host.")
-    state_bytes: CountOrZero = Field(description="Optimiser state, and parameters' copies, held by the host.")
+    state_bytes: CountOrZero = Field(description="Optimizer state, and parameters' copies, held by the host.")
 
 
 class TransferSpan(Spec):

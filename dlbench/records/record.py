@@ -85,7 +85,7 @@ class Event(Spec):
     time_ms: CountOrZero = Field(description="Milliseconds since 1970, UTC.")
     value: float | int | str | None = Field(None, description="Value of the event, where it has one.")
     epoch: float | None = Field(None, description="Epochs trained so far; for epoch_start the number of the epoch.")
-    step: int | None = Field(None, description="Optimiser steps done so far, those before a resume included.")
+    step: int | None = Field(None, description="Optimizer steps done so far, those before a resume included.")
     samples: int | None = Field(None, description="Samples trained so far, over all ranks.")
     status: str | None = Field(None, description="success or aborted, for run_stop.")
 
@@ -93,7 +93,7 @@ class Event(Spec):
 class Evaluation(Spec):
     """One look at the quality."""
 
-    step: CountOrZero = Field(description="Optimiser steps done so far, those before a resume included.")
+    step: CountOrZero = Field(description="Optimizer steps done so far, those before a resume included.")
     epoch: NonNegative = Field(description="Epochs trained so far.")
     samples: CountOrZero = Field(description="Samples trained so far, over all ranks.")
     train_s: NonNegative = Field(description="Time in training steps so far, rank 0, seconds; evaluations left out.")
@@ -180,7 +180,7 @@ class Record(Spec):
     memory: MemoryResult | None = Field(None, description="How activations were treated; null: left to autograd.")
     host_update: HostUpdate | None = Field(None, description="The update by the host; null: the device updates.")
     steps: Count = Field(description="Steps of this run, warm-up included.")
-    first_step: CountOrZero = Field(0, description="Optimiser steps done before this run, by what it resumes.")
+    first_step: CountOrZero = Field(0, description="Optimizer steps done before this run, by what it resumes.")
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")
     checkpoints: tuple[str, ...] = Field((), description="Checkpoints in the run's folder when it ended.")
     precision: str | None = Field(None, description="The precision in force, in words; null where not known.")
@@ -201,7 +201,7 @@ class Record(Spec):
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
-    watch: WatchResult | None = Field(None, description="What watching saw and cost; null where nothing was watched.")
+    watch: WatchResult | None = Field(None, description="What monitoring saw and cost; null where there was none.")
     load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     inert: tuple[str, ...] = Field(
         (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."

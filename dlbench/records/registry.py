@@ -80,13 +80,17 @@ def data_path(run: Run) -> str:
     return ", ".join(filter(None, (staging, shuffle, partition, cache)))
 
 
+THROUGHPUT = "throughput"
+"""Goal of runs that measure so many steps."""
+
+
 def goal(run: Run) -> str:
-    """`speed`, or `quality` with the wanted value: the two are never put into one ratio."""
+    """`throughput`, or `time to accuracy` with the target: the two are never put into one ratio."""
     wanted = run.plan.workload.quality
     if run.plan.measure.until == "steps" or wanted is None:
-        return "speed"
+        return THROUGHPUT
     more = "" if wanted.stop_at_target else ", trains on"
-    return f"quality {wanted.target:g}{more}"
+    return f"time to accuracy {wanted.target:g}{more}"
 
 
 def _accumulation(run: Run) -> str:
@@ -188,7 +192,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation, comparable=True),
     Key(name="activations", title="Activations", value=activations, comparable=True),
-    Key(name="optimizer_state", title="Optimiser state", value=_optimizer_state, comparable=True),
+    Key(name="optimizer_state", title="Optimizer state", value=_optimizer_state, comparable=True),
     Key(name="compile", title="Compiled", value=_compile, comparable=True),
     Key(name="memory_format", title="Memory format", value=_memory_format, comparable=True),
     Key(name="goal", title="Goal", value=goal, comparable=True),
@@ -202,7 +206,7 @@ KEYS: tuple[Key, ...] = (
         value=lambda r: str(r.plan.layout.cores_per_rank),
         comparable=True,
     ),
-    Key(name="watching", title="Watching", value=watching, comparable=True),
+    Key(name="watching", title="Monitoring", value=watching, comparable=True),
     Key(name="fault", title="Planted fault", value=_fault, comparable=True),
     Key(name="phases", title="Phase mode", value=lambda r: r.plan.measure.phases, comparable=True),
     Key(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),

@@ -1,4 +1,4 @@
-"""What the watching of a run says of itself: what it saw and could not see, what it cost; and who else computed."""
+"""What the monitoring of a run says of itself: what it saw and could not see, what it cost; and who else computed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dlbench.specs.base import CountOrZero, NonNegative, Positive, Spec
 
 
 class WatchOverhead(Spec):
-    """How much longer a step takes because it is watched."""
+    """How much longer a step takes because it is monitored."""
 
     value: float = Field(description="Share of the step time (1): 0.004 is 0.4 %.")
     low: float = Field(description="Lower end of the interval.")
     high: float = Field(description="Upper end of the interval.")
-    num_pairs: CountOrZero = Field(description="Pairs of watched and unwatched runs; 0 for `accounted`.")
+    num_pairs: CountOrZero = Field(description="Pairs of monitored and unmonitored runs; 0 for `accounted`.")
     method: Literal["accounted", "measured"] = Field(
-        description="accounted: from 0 to what the watching computed during the measured steps, by the kernel's count, "
-        "as if the slowest rank had waited for all of it. measured: watched runs against unwatched ones, interleaved."
+        description="accounted: from 0 to what monitoring computed during the measured steps, by the kernel's count, "
+        "as if the slowest rank had waited for all of it. measured: runs with monitoring against others, interleaved."
     )
     evidence: str = Field(description="How it is known, in one sentence.")
 
@@ -48,20 +48,20 @@ class NodeWatch(Spec):
 
 
 class WatchResult(Spec):
-    """Watching of one run."""
+    """Monitoring of one run."""
 
     nodes: tuple[NodeWatch, ...] = Field((), description="Samplers, by node; none where the plan has none.")
-    window_ranks: tuple[CountOrZero, ...] = Field((), description="Ranks whose layers and messages were watched.")
+    window_ranks: tuple[CountOrZero, ...] = Field((), description="Ranks whose layers and messages were profiled.")
     window_first_step: CountOrZero | None = Field(None, description="First step of the window; null without one.")
     window_num_steps: CountOrZero = Field(0, description="Steps of the window.")
     num_spans: CountOrZero = Field(0, description="Spans written, all ranks together.")
     dropped_spans: CountOrZero = Field(0, description="Spans that did not fit into their rank's share of bytes.")
     trace_bytes: CountOrZero = Field(0, description="Bytes of all spans and samples.")
-    overhead: WatchOverhead | None = Field(None, description="What watching cost; null where nothing was watched.")
+    overhead: WatchOverhead | None = Field(None, description="What monitoring cost; null where nothing was monitored.")
 
 
 class NodeLoad(Spec):
-    """Who computed on the cores of one node's ranks during the measured steps; seen in every run, watched or not."""
+    """Who computed on the cores of one node's ranks during the measured steps; seen in every run, monitored or not."""
 
     node_rank: CountOrZero = Field(description="The node, from 0.")
     host: str = Field(description="Its host name.")

@@ -54,7 +54,7 @@ class NodeSpec(Spec):
         None, description="Cores a job may use on a node; required with a scheduler; none: all that this machine has."
     )
     gpus: CountOrZero = Field(0, description="GPUs of a node.")
-    ranks: Count | None = Field(None, description="Ranks a node; none: one per GPU, or one per node without GPUs.")
+    ranks: Count | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
     peak_tflops: dict[Precision, Positive] = Field(
         default_factory=dict,
@@ -212,7 +212,7 @@ class SystemSpec(Spec):
     @classmethod
     def _python_is_one_path(cls, value: str | None) -> str | None:
         """It is started as one word, so that its path may hold blanks."""
-        first, *further = (value or "").split() or [""]
+        first, *further = (value or "").split(" ")
         if further and ("/" not in first or any(word.startswith("-") for word in further)):
             raise ValueError(
                 f"{value!r} is a command with arguments, and python is the path of one program; write a script that "

@@ -1,4 +1,4 @@
-"""How it is trained: optimiser, schedule, precision, batch, the quality that is wanted, and what is measured."""
+"""How it is trained: optimizer, schedule, precision, batch, target quality, and what is measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlbench.specs.memory.settings import MemorySpec, Recompute, Swap
 
 
 class OptimizerSpec(Spec):
-    """The optimiser; formulas in `dlbench.node.models.optimizers`."""
+    """The optimizer. Formulas are in `dlbench.node.models.optimizers`."""
 
     name: Literal["sgd", "lars", "lamb"] = Field(description="Update rule.")
     learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
@@ -106,13 +106,13 @@ class TrainSpec(Spec):
         "fp32", description="fp32 (without TF32); bf16 or fp16: autocast with fp32 weights, fp16 with loss scaling."
     )
     allow_emulation: Flag = Field(
-        False, description="Let a CPU without bf16 or fp16 arithmetic emulate it: right results, worthless speed."
+        False, description="Let a CPU without bf16 or fp16 arithmetic emulate it: right results, meaningless speed."
     )
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
     loss_scale_growth_steps: Count = Field(
         2000, description="Steps without overflow after which the loss scale doubles (fp16)."
     )
-    optimizer: OptimizerSpec = Field(description="The optimiser.")
+    optimizer: OptimizerSpec = Field(description="The optimizer.")
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
     recompute: Recompute = Field(
         "none",
@@ -128,7 +128,7 @@ class TrainSpec(Spec):
     memory: MemorySpec = Field(MemorySpec(), description="What a plan of recomputing and swapping may use.")
     optimizer_state: Literal["device", "host"] = Field(
         "device",
-        description="Where the optimiser's state lies and parameters are updated; host: by the CPU, block by block, "
+        description="Where the optimizer's state lies and parameters are updated; host: by the CPU, block by block, "
         "beside the next forward pass.",
     )
     compile: Literal["none", "default"] = Field(
@@ -177,11 +177,9 @@ class TrainSpec(Spec):
 
 
 class QualitySpec(Spec):
-    """What training is for: the target, how often it is looked at, and when to give up. See `measure.until`."""
+    """Target of training to accuracy: how often it is evaluated, and when to give up. See `measure.until`."""
 
-    target: NonNegative = Field(
-        description="Wanted quality: top-1 or masked-LM accuracy (share, at least), MAE (at most)."
-    )
+    target: NonNegative = Field(description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most).")
     evaluate_every_epochs: Positive | None = Field(None, description="Epochs between two evaluations.")
     evaluate_every_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
     evaluate_samples: Count | None = Field(None, description="Validation samples used; none: all of them.")

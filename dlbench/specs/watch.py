@@ -20,19 +20,19 @@ less than 50 MB behind."""
 
 
 class WatchSpec(Spec):
-    """What is watched besides the phases of every step, which every run records."""
+    """Monitoring and profiling besides the phases of every step, which every run records."""
 
     sampler: Flag = Field(
-        True, description="One sampler a node reads NVML, host counters and clocks; in a process of its own."
+        True, description="One sampler per node, a process of its own, reads NVML, host counters and clocks."
     )
     period_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
         1.0, description="Seconds between two samples; slow sources are read every tenth time."
     )
     window_steps: Annotated[int, Field(strict=True, ge=0, le=MAX_WINDOW_STEPS)] = Field(
         WINDOW_STEPS,
-        description="Warm-up steps in which layers are watched one by one, before those from which the engine takes "
+        description="Warm-up steps in which layers are profiled one by one, before those from which the engine takes "
         "the times of its exchange where the warm-up has room for both; reading and messages from there to the end of "
-        "the warm-up. 0: none. Measured steps are never watched so.",
+        "the warm-up. 0: none. Measured steps are never profiled.",
     )
     window_ranks: Count = Field(64, description="Ranks that keep such a window, spread evenly over the run.")
     max_bytes: Bytes = Field(

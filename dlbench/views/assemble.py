@@ -70,7 +70,7 @@ def assemble(
         title=TITLE,
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
         dlbench_version=dlbench.__version__,
-        notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
+        notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs} - {""})),
         groups=groups,
         controls=beside,
         views={view.key: view.numbers(source) for view in views.report if view.key},
@@ -167,7 +167,7 @@ def _caption(group: scaling.Group, what: str) -> str:
         f"{what} over {runs} run{'s' * (counts[-1] > 1)} per point",
         clean(plan.workload.notice),
     )
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))
 
 
 def _conditions(run: Run) -> tuple[Condition, ...]:

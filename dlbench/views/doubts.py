@@ -1,4 +1,4 @@
-"""Reasons to doubt a figure, found in the runs behind it; printed beside the figure, never left out."""
+"""Warnings on a figure, found in the runs behind it; printed beside the figure, never left out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield (
             "synthetic-data",
             "note",
-            "synthetic data made in memory: neither storage nor decoding is part of these figures",
+            "synthetic data: storage and decoding are not part of these figures",
         )
     shared = shared_nodes(run.plan)
     if shared:
@@ -61,10 +61,14 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield code, "serious", text
     crowded = _crowded_hosts(record)
     if crowded:
-        yield "oversubscribed", "serious", f"more compute threads than cores: {'; '.join(crowded)}"
+        yield (
+            "oversubscribed",
+            "serious",
+            f"more compute threads than cores ({'; '.join(crowded)}): use fewer ranks per node",
+        )
     unpinned = [rank.rank for rank in record.ranks if not rank.pinned]
     if unpinned:
-        why = "" if run.plan.system.launch.pin else " (system.launch.pin is off)"
+        why = "" if run.plan.system.launch.pin else "; turn system.launch.pin on"
         yield "not-pinned", "serious", f"ranks not bound to cores of their own{why}"
     for setting in record.settings:
         told = any(text.startswith(f"{setting.key}:") for text in (*record.warnings, *record.inert))
@@ -79,7 +83,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
     yield from _exchange(record)
     bad = sum(rank.bad_sample_count for rank in record.ranks)
     if bad:
-        yield "bad-samples", "serious", f"{bad} unreadable {'sample was' if bad == 1 else 'samples were'} skipped"
+        yield "bad-samples", "serious", f"{bad} unreadable sample{'s' * (bad > 1)} skipped: see dlbench data verify"
     for text in record.environment_differences:
         yield "rank-environment", "serious", f"ranks of one run differ: {text}"
     measured_s = max(rank.measured_s for rank in record.ranks)
@@ -97,17 +101,20 @@ def _exchange(record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield (
             "wire-overflow",
             "serious",
-            f"the sum of {count} message{'s' * (count > 1)} was not finite in {result.wire}: gradients too large for "
-            "the wire, see sync.wire",
+            f"{count} all-reduce sum{'s' * (count > 1)} overflowed in {result.wire}: use another sync.wire",
         )
     if result.wire != "fp32":
-        yield "wire", "note", f"gradients travelled as {result.wire}: that changes the arithmetic; look at the loss too"
+        yield (
+            "wire",
+            "note",
+            f"gradients travelled as {result.wire}, which changes the arithmetic: compare the loss too",
+        )
     if result.autotune is not None and not result.autotune.finished:
         yield (
             "autotune-unfinished",
             "serious",
-            "Horovod's autotuner had not settled before the measured steps: its search is part of these figures; set "
-            f"measure.warmup_steps to {result.autotune.planned_steps} or more",
+            "Horovod's autotuner was still searching in the measured steps: set measure.warmup_steps to "
+            f"{result.autotune.planned_steps} or more",
         )
 
 
@@ -144,7 +151,7 @@ def _few_repeats(group: Group) -> Iterator[Doubt]:
         yield Doubt(
             code="few-repeats",
             severity="serious",
-            text=f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs per point ({counts})",
+            text=f"too few repeats for a comparison ({counts}): use --repeats {MIN_RUNS}",
         )
 
 
@@ -162,8 +169,8 @@ def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
                 yield Doubt(
                     code="cores-differ",
                     severity="serious",
-                    text=f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {what}: the loss holds "
-                    "that difference too",
+                    text=f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {what}: part of the "
+                    "loss is that difference",
                 )
 
 
@@ -182,8 +189,8 @@ def _series(group: Group) -> Iterator[Doubt]:
         yield Doubt(
             code="not-interleaved",
             severity="note",
-            text=f"runs at {counts} and at the baseline are not the same repeats of the same series: drift of the "
-            "machine between them is part of the ratio",
+            text=f"runs at {counts} and at the baseline did not run interleaved: drift of the machine is part of the "
+            "ratio",
         )
 
 
@@ -203,8 +210,8 @@ def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
         yield Doubt(
             code="pooled-sessions",
             severity="note",
-            text=f"runs of several sessions are pooled: between the {count} at {ranks_text(ranks)} throughput scatters "
-            f"by {percent(between)}, within them by {percent(within)}; intervals count runs",
+            text=f"{count} sessions are pooled at {ranks_text(ranks)}: throughput scatters by {percent(between)} "
+            f"between and {percent(within)} within them; intervals count runs",
         )
 
 
@@ -215,7 +222,7 @@ def _noise(group: Group, table: RunTable) -> Iterator[Doubt]:
         yield Doubt(
             code="noisy-steps",
             severity="serious",
-            text=f"step times scatter by up to {noisy['step_cv'].max():.0%} of their mean within a run",
+            text=f"step times scatter by up to {noisy['step_cv'].max() * 100:.0f} % within a run: look for other load",
             runs=tuple(str(run_id) for run_id in noisy["run_id"]),
         )
 

@@ -130,20 +130,12 @@ class RunRow:
     finished: str
     warnings: tuple[str, ...]
     goal: str
-    """`speed`, or `quality` and the target."""
+    """`throughput`, or `target` and its value."""
     reached: bool | None
     """Whether it met its target; None for a run of speed, and for one that tells nothing."""
     time_to_quality_s: float | None
     samples_to_quality: int | None
     epochs_to_quality: float | None
-
-    @property
-    def configuration(self) -> str:
-        """What was run, in one line."""
-        parts = (self.workload, f"{self.preset} preset", self.engine, self.precision, f"batch {self.batch_per_rank}")
-        kind = "" if self.variant == "plain" else f", {self.variant}"
-        side = f", side {self.side}" if self.side else ""
-        return f"{', '.join(parts)} per rank, {self.scaling}, {self.data}{kind}{side}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,13 +20,14 @@ from dlbench.views.causes.view import CausesView
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.view import QualityView
+from dlbench.views.scaling.verdict import loss_text
 from dlbench.views.view import Views
 
 VIEWS = Views(group=(QualityView(), CausesView()))
 """What the verdict of a group speaks of."""
 
-MAX_VERDICTS = 4
-"""Settings whose verdict is printed; a sweep of more has the table alone."""
+MAX_TOLD = 6
+"""Settings of a sweep whose losses are said in words; one of more has the table alone."""
 
 MAX_WARNINGS = 5
 """Serious warnings that are printed."""
@@ -50,7 +51,9 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         scan: the runs of the series.
     """
     report = assemble(scan, views=VIEWS, with_digests=False)
-    groups = report.groups
+    first = {run.run_id: number for number, run in reversed([*enumerate(report.runs)])}
+    # In the order in which they ran first.
+    groups = sorted(report.groups, key=lambda group: min(first[name] for name in group.baseline.run_ids))
     settings = _settings(groups)
     rows = [
         Row(setting=setting, point=point, quality=_quality_at(group, point))
@@ -99,16 +102,16 @@ def _quality_at(group: Group, point: Point) -> QualityPoint | None:
 
 
 def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
-    if len(groups) > MAX_VERDICTS:
-        return [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
-    return [
-        f"{f'{setting}: ' if setting else ''}{group.verdict}{_next(group)}"
-        for group, setting in zip(groups, settings, strict=True)
-    ]
-
-
-def _next(group: Group) -> str:
-    return f" Next: {group.next_step}" if group.next_step else ""
+    """The verdict of a single setting; of several what each lost, and what all of them should do next."""
+    if len(groups) == 1:
+        told = [groups[0].verdict]
+    else:
+        told = [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
+        lost = [loss_text(group) for group in groups]
+        if len(groups) <= MAX_TOLD:
+            told += [f"{setting}: {text}" for setting, text in zip(settings, lost, strict=True) if text]
+    steps = {group.next_step for group in groups}
+    return [*told, *(f"Next: {step}" for step in steps if step and len(steps) == 1)]
 
 
 def _counted(serious: int, notes: int) -> str:
@@ -129,7 +132,12 @@ def _shortened(marks: Sequence[Mark]) -> tuple[Mark, ...]:
 def _sheet(rows: Sequence[Row], unit: str) -> Sheet[Row]:
     columns: list[Column[Row]] = []
     if any(row.setting for row in rows):
-        columns.append(Column("", "Setting", lambda row: row.setting, is_brief=True))
+        keys = {row.setting.partition("=")[0] for row in rows if ", " not in row.setting}
+        # The values of a single swept key stand below its name.
+        is_short = len(keys) == 1 and all(", " not in row.setting and "=" in row.setting for row in rows)
+        title = keys.pop() if is_short else "Setting"
+        shown = (lambda row: row.setting.partition("=")[2]) if is_short else (lambda row: row.setting)
+        columns.append(Column("", title, shown, is_brief=True))
     columns += [
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=True),
         Column("", f"Throughput, {unit}/s", lambda row: row.point.throughput, is_brief=True),

@@ -1,4 +1,4 @@
-"""What watching costs (`dlbench run --watch-cost`): watched runs against their unwatched twins, run interleaved.
+"""What monitoring costs (`dlbench run --watch-cost`): watched runs against their unwatched twins, run interleaved.
 
 The experimental unit is the run (see `dlbench.stats.estimates`). Of each run the mean step counts, measured time
 over steps: a sampler that disturbs one step in ten leaves the median step as it is. The cost is the ratio of the
@@ -96,20 +96,20 @@ def _overhead(watched: Sequence[float], unwatched: Sequence[float]) -> WatchOver
         num_pairs=ratio.n,
         method="measured",
         evidence=(
-            f"mean steps of {ratio.n} watched runs against those of as many unwatched ones, interleaved; geometric "
-            f"mean of the ratios of pairs, interval: {basis_text(ratio, 'pair')}"
+            f"mean steps of {ratio.n} pairs of runs with and without monitoring, interleaved; interval: "
+            f"{basis_text(ratio, 'pair')}"
         ),
     )
 
 
 def watch_cost_lines(costs: Sequence[MeasuredCost]) -> list[str]:
     """A line per scaling point."""
-    return [f"watching at {place_text(cost.ranks, cost.nodes)}: {_cost_text(cost)}" for cost in costs]
+    return [f"monitoring at {place_text(cost.ranks, cost.nodes)}: {_cost_text(cost)}" for cost in costs]
 
 
 def _cost_text(cost: MeasuredCost) -> str:
     overhead = cost.overhead
     if overhead is None:
-        return f"cost not known: {cost.why}"
+        return f"cost unknown: {cost.why}"
     ends = f"[{percent(overhead.low, 2)}, {percent(overhead.high, 2)}]"
     return f"{percent(overhead.value, 2)} of a step {ends}; {overhead.evidence}"

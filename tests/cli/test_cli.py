@@ -565,7 +565,7 @@ def test_runs_to_a_quality_say_what_they_came_to(
     ):
         assert sum(words in line for line in said.splitlines()) == 1
     assert (
-        f"3 of 3 runs valid, 2 of them did NOT reach the quality, in {tmp_path / 'runs'}; next: dlbench report runs"
+        f"3 of 3 runs valid, 2 of them did NOT reach the target, in {tmp_path / 'runs'}; next: dlbench report runs"
         in said
     )
 

@@ -439,7 +439,7 @@ def test_a_damaged_record_is_named(cli: Cli, tmp_path: Path, damage: str) -> Non
     (line,) = done.stderr.splitlines()
     assert line.startswith("dlbench: damaged: ")
     assert "comm.json" in line
-    assert done.stdout.splitlines()[-1] == "1 runs, 1 valid"
+    assert done.stdout.splitlines()[-1] == "1 run, 1 valid"
 
 
 def test_a_folder_that_may_be_of_either_kind_is_named_once(cli: Cli, tmp_path: Path) -> None:

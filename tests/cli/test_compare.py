@@ -72,8 +72,24 @@ def slower(by: float, count: int = 5) -> list[float]:
 
 
 def call(*arguments: str | Path) -> Result:
-    """A command as the group runs it; its one-line errors are in `exception`."""
-    return CliRunner().invoke(dlbench, [str(word) for word in arguments])
+    """A command as the group runs it, with all evidence; its one-line errors are in `exception`."""
+    words = [str(word) for word in arguments]
+    if words[0] in ("compare", "check"):
+        words.insert(1, "--full")
+    return CliRunner().invoke(dlbench, words)
+
+
+def test_the_verdict_comes_first_on_one_screen(tmp_path: Path) -> None:
+    """Then what changed most, a line for each comparison with its interval, and what to do next."""
+    a, b = (write_side(tmp_path / name, STEADY[:2], points=(1, 2, 4, 8)) for name in ("a", "b"))
+    text = CliRunner().invoke(dlbench, ["compare", str(a), str(b)]).stdout
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert lines[3] == "Verdict: insufficient"
+    assert len([line for line in lines if line.startswith("insufficient  1.000x [")]) == 8
+    assert "Next: 2 and 2 of the 5 runs per side that a verdict needs: repeat" in " ".join(text.split())
+    assert lines[-1] == "All evidence: dlbench compare A B --full"
 
 
 def refused(*arguments: str | Path) -> DlbenchError:
@@ -193,7 +209,7 @@ def test_a_metric_that_nobody_tells_is_insufficient_where_it_decides(tmp_path: P
     new = write_side(tmp_path / "new", slower(1.0))
     result = call("compare", old, new, "--metric", "energy_per_sample_j")
     assert result.exit_code == 6
-    assert "no run tells" in result.output
+    assert "not measured" in result.output
 
 
 def test_time_to_quality_decides_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -240,7 +256,7 @@ def test_incomparable_runs_are_refused_with_the_differing_keys(tmp_path: Path, o
     ("request_", "words"),
     [
         ({"overrides": {"fault.step_delay_s": 0.5}}, "Planted fault: none against step_delay_s=0.5"),
-        ({"overrides": {"watch.sampler": False}}, "Watching: default against"),
+        ({"overrides": {"watch.sampler": False}}, "Monitoring: default against"),
         ({"engine": "single"}, "Engine: horovod against single"),
         ({"overrides": {"train.batch_per_rank": 8}}, "Batch per rank: 4 against 8"),
     ],

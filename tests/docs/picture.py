@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from click.testing import CliRunner
-from PIL import Image
+from PIL import Image, ImageChops
 from playwright import sync_api
 
 from dlbench.cli import cli
@@ -21,6 +21,8 @@ from tests.support.paths import ROOT
 
 PICTURE = ROOT / "docs" / "report.png"
 WIDTH, HEIGHT = 1400, 900
+MARGIN = 12
+"""Pixels below what the screen shows last."""
 # As many as keep text legible; 24 bits of colour take three times the bytes.
 COLOURS = 64
 
@@ -48,6 +50,10 @@ def draw(runs: Path, picture: Path = PICTURE) -> None:
         if result.exit_code != 0:
             raise RuntimeError(result.output)
         image = Image.open(io.BytesIO(screen_of(page))).convert("RGB")
+    *_, bottom = ImageChops.difference(
+        image, Image.new("RGB", image.size, image.getpixel((0, image.height - 1)))
+    ).getbbox()
+    image = image.crop((0, 0, image.width, min(bottom + MARGIN, image.height)))
     image.quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 

@@ -42,7 +42,7 @@ def test_a_run_loads_and_sets_what_its_job_does(launcher: str) -> None:
     folder = RunFolder(Path("/runs/x"))
     script = render_run_script(plan, folder, PYTHON)
     lines = script[script.index("\nmodule purge") : script.index("\nexec ")].strip().splitlines()
-    own = "# It must differ between two starts of the script; the job's number does."
+    own = "# Unlike in any other start of this script."
     job = render_script(plan, folder, PYTHON).splitlines()
     assert lines == [line for line in job[job.index("module purge") : -2] if line not in (own, TOKEN)]
     assert script.splitlines()[-1] == f"exec {job[-1]}"

@@ -89,7 +89,7 @@ def test_steps_and_phases_stand_where_the_step_file_says(tmp_path: Path) -> None
     assert [s["name"] for s in steps[:4]] == ["step 0 (warm-up)", "step 1 (warm-up)", "step 2 (warm-up)", "step 3"]
     phases = [s for s in slices if s.get("cat") == "phase" and s["args"]["step"] == 7]
     ends = np.cumsum(np.array(PHASE_MS) * MS).astype(int) + 7 * STEP_NS
-    names = ["input", "h2d", "forward", "backward", "exchange (exposed)", "optimizer"]
+    names = ["input", "h2d", "forward", "backward", "exchange after backward", "optimizer"]
     wanted = [
         (name, int(end - took * MS), int(end)) for name, took, end in zip(names, PHASE_MS, ends, strict=True) if took
     ]
@@ -105,7 +105,7 @@ def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path)
     phases = [s for s in exported(folder).slices("compute") if s.get("cat") == "phase"]
     told = {s["name"] for s in phases if s["args"].get("is") == "sum of 4 parts"}
     assert told == {"input", "forward", "backward"}
-    assert {s["name"] for s in phases} - told == {"exchange (exposed)", "optimizer"}
+    assert {s["name"] for s in phases} - told == {"exchange after backward", "optimizer"}
 
 
 def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic") -> None:
@@ -197,7 +197,7 @@ def test_layers_lie_within_their_phases_where_they_fit(tmp_path: Path) -> None:
     names = [s["name"] for s in found.slices("compute") if s["args"]["step"] == 2]
     assert names == [
         "step 2 (warm-up)",
-        *("input", "forward", "block", "block.conv", "block.relu", "backward", "exchange (exposed)", "optimizer"),
+        *("input", "forward", "block", "block.conv", "block.relu", "backward", "exchange after backward", "optimizer"),
     ]
 
 
@@ -904,7 +904,7 @@ def test_folders_that_are_no_run(large: RunFolder, tmp_path: Path) -> None:
     output = tmp_path / "t.json"
     with pytest.raises(UserError, match="no such folder of a run"):
         trace(RunFolder(tmp_path / "nothing"), output)
-    with pytest.raises(UserError, match="holds 1 runs; name one of them"):
+    with pytest.raises(UserError, match="holds 1 run; name one of them"):
         trace(RunFolder(large.path.parent), output)
     with pytest.raises(IncompleteDataError, match=r"no plan\.json"):
         trace(RunFolder(tmp_path), output)

@@ -490,8 +490,8 @@ def test_scatter_between_sessions_stands_beside_that_within_them(tmp_path: Path)
     (group,) = groups(table)
     (doubt,) = [doubt for doubt in group_doubts(group, table) if doubt.code == "pooled-sessions"]
     assert doubt.text == (
-        "runs of several sessions are pooled: between the 2 at 1 rank throughput scatters by 2.7 %, within them by 1.0 "
-        "%; intervals count runs"
+        "2 sessions are pooled at 1 rank: throughput scatters by 2.7 % between and 1.0 % within them; intervals "
+        "count runs"
     )
 
 

@@ -83,6 +83,26 @@ def test_doubts_say_whether_runs_are_averaged_or_compared(tmp_path: Path) -> Non
     assert averaged.text == "runs that are averaged (at 1 rank) are no repeats: kernel: 6.1 in 2, 6.2 in 1"
 
 
+OWN_VARIABLES = {
+    "1 rank": {"HOROVOD_AUTOTUNE": "0", "HOROVOD_CYCLE_TIME": "1.0", "HOROVOD_GLOO_IFACE": "lo"},
+    "2 ranks": {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "3", "HOROVOD_GLOO_IFACE": "lo"},
+    "16 ranks": {"HOROVOD_AUTOTUNE": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_GLOO_IFACE": "eth0"},
+}
+
+
+def test_what_dlbench_sets_itself_by_the_rank_count_is_no_difference() -> None:
+    places = {
+        at: {at: {f"variable.{name}": value for name, value in found.items()}} for at, found in OWN_VARIABLES.items()
+    }
+    assert unlike_runs(places) == []
+    places["16 ranks"]["other"] = {**places["16 ranks"]["16 ranks"], "variable.HOROVOD_GLOO_IFACE": "ib0"}
+    (doubt,) = unlike_runs(places)
+    assert doubt.text == (
+        "runs that are averaged (at 16 ranks) are no repeats: variable.HOROVOD_GLOO_IFACE: not set in 2, eth0 in 1, "
+        "ib0 in 1"
+    )
+
+
 FACTS = st.dictionaries(st.sampled_from(["kernel", "package.torch", "variable.NCCL_ALGO"]), st.sampled_from("ab"))
 
 
@@ -124,8 +144,11 @@ def test_a_side_that_met_unlike_software_says_so(tmp_path: Path) -> None:
     old = write_every_second(tmp_path / "old", {}, {"package.torch": "2.9.1"})
     baseline = tmp_path / "baseline.json"
     assert CliRunner().invoke(dlbench, ["baseline", str(old), "--output", str(baseline)]).exit_code == 0
+    new = tmp_path / "new"
+    for plan in plans(points=(1,), repeats=6, overrides=SLURM, series="new"):
+        write_run(new, plan, constant(PHASES))
     for side in (old, baseline):
-        words = " ".join(CliRunner().invoke(dlbench, ["compare", str(side), str(old)]).output.split())
+        words = " ".join(CliRunner().invoke(dlbench, ["compare", str(side), str(new)]).output.split())
         assert "A: runs that are averaged are no repeats: package.torch: 2.9.1 in 3, not set in 3" in words
 
 

@@ -213,4 +213,4 @@ def test_a_job_of_two_nodes(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     assert hierarchical.bytes_across == (2048, 2048, 2048, 2048)
     submission = json.loads(run.folder.submission.read_text())
     assert submission["job_id"] == submitted.stdout.strip()
-    assert "1 runs, 1 valid" in cli("status", **slurm_box.environment).stdout
+    assert "1 run, 1 valid" in cli("status", **slurm_box.environment).stdout

@@ -77,6 +77,11 @@ def series(tmp_path_factory: pytest.TempPathFactory, demo_data: dict[str, Path])
                 done = call_dlbench("run", *words, "--out", out, cwd=out)
                 assert done.returncode == 0, done.stderr
                 kept[name] = scan(out).runs
+                assert [line.split()[:2] for line in done.stdout.splitlines() if " rank" in line[:8]] == [
+                    ["1", "rank"],
+                    ["2", "ranks"],
+                ]
+                assert done.stderr.splitlines()[-1].startswith(f"next: dlbench report {out} --where series=")
             else:
                 kept[name] = run_forked(*words, "--out", out)
             assert [run.state for run in kept[name]] == ["valid"] * len(kept[name])

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.machine.arithmetic import native_precisions
 from dlbench.records.record import Record
+from dlbench.records.registry import describe
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from tests.conftest import Cli
@@ -358,6 +360,13 @@ def test_fp16_learns_like_fp32_and_counts_its_overflows(tmp_path: Path, text: Pa
     assert record.final_loss_scale == 2**18 / 2**record.overflow_steps
     assert record.precision is not None
     assert "float16" in record.precision
+    native = native_precisions()
+    assert native is None or record.emulates_precision is ("fp16" not in native)
+    assert describe(fp16)["precision"] == ("fp16 emulated" if record.emulates_precision else "fp16")
+    (load,) = record.load
+    assert load.problem == ""
+    assert load.busy_s is not None
+    assert 0 < load.own_s < 2 * load.busy_s  # the kernel counts a core in ticks, and a process exactly
     assert record_of(fp32).overflow_steps is None
     # The first step has the same weights: what differs is rounding.
     assert curve(fp16)[0] == pytest.approx(curve(fp32)[0], rel=2e-2)

@@ -186,7 +186,7 @@ def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
     assert layers[0] == layers[1] - 1 > 0
     (doubt,) = record_of(runs[2]).warnings
     assert doubt == (
-        "watch.window_steps 4: layers could be watched in 3 steps only, as the warm-up has 4 and its first is left "
+        "watch.window_steps 4: layers could be profiled in 3 steps only, as the warm-up has 4 and its first is left "
         "out; set measure.warmup_steps to 8"
     )
 
@@ -365,7 +365,7 @@ def test_layers_that_would_disturb_a_decision_are_told_only_if_asked_for() -> No
     assert told == [
         [],
         [
-            "watch.window_steps 3: layers could be watched in 0 steps only, as the warm-up has 4 and its first 4 "
+            "watch.window_steps 3: layers could be profiled in 0 steps only, as the warm-up has 4 and its first 4 "
             "decide on the exchange, its last 3 time it; set measure.warmup_steps to 10"
         ],
     ]
@@ -496,7 +496,7 @@ def test_messages_follow_the_layers_of_a_long_warm_up(runs: Runs) -> None:
     found = record_of(run).exchange
     assert found is not None
     assert found.window_steps == 3
-    assert "layers were watched" not in found.evidence
+    assert "layers were profiled" not in found.evidence
 
 
 @ENGINE

@@ -560,6 +560,22 @@ def test_a_horovod_that_is_not_dlbench_s_build(installed: Machine, monkeypatch: 
     assert "dlbench setup horovod" in found.remedy
 
 
+def test_a_horovod_without_the_mpi_that_came_later_is_named(
+    installed: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"version": "0.28.1", "gloo": True, "mpi": False, "nccl": False, "cuda": False, "readback": True}
+    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps(answer))
+    assert "Horovod with MPI" not in findings()
+    for program in ("mpirun", "mpicxx"):
+        installed.program(program, "echo 'mpirun (Open MPI) 4.1.4'")
+    found = findings()
+    assert (found["Horovod"].state, found["MPI"].state) == ("ok", "ok")
+    assert found["Horovod with MPI"].state == "absent"
+    assert found["Horovod with MPI"].remedy.startswith("dlbench setup horovod ")
+    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps({**answer, "mpi": True}))
+    assert "Horovod with MPI" not in findings()
+
+
 def test_an_mpi_that_horovod_cannot_be_built_for(installed: Machine) -> None:
     installed.program("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     assert "without mpicxx: Horovod cannot be built for it" in findings()["MPI"].detail

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.errors import UserError
+from dlbench.errors import UserError, nearest
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.keys import keys_of
 from dlbench.specs.plan import value_text
@@ -56,6 +56,14 @@ def test_a_key_without_its_section_is_answered_with_the_whole_key(asked: dict[st
     said = refused(**asked)
     assert "unknown key; did you mean " in said
     assert meant in said.partition("did you mean ")[2].rstrip("?").split(" or ")
+
+
+def test_other_dotted_names_are_found_by_their_last_part() -> None:
+    known = ("series", "system.slurm.partition", "train.batch_per_rank")
+    assert nearest("batch_per_rank", known) == "did you mean train.batch_per_rank?"
+    assert nearest("partitoin", known) == "did you mean system.slurm.partition?"
+    assert nearest("slurm.partition", known) == "did you mean system.slurm.partition?"
+    assert nearest("zzz", known).startswith("known: ")
 
 
 def test_only_keys_of_the_network_that_is_there_are_meant() -> None:

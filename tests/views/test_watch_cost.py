@@ -206,7 +206,7 @@ def test_watched_and_unwatched_runs_are_never_put_into_one_ratio(tmp_path: Path)
     assert sorted({run.plan.series.variant for run in group.runs}.pop() for group in made) == ["plain", "unwatched"]
     watched, unwatched = found.runs[:2]
     assert (describe(watched)["watching"], describe(unwatched)["watching"]) == ("default", "none")
-    assert differences(watched, unwatched) == ["Watching: default against none"]
+    assert differences(watched, unwatched) == ["Monitoring: default against none"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_the_command_tells_the_cost_and_keeps_it_with_every_watched_run(
 ) -> None:
     done = run_stubbed(tmp_path, monkeypatch, "--watch-cost", "--repeats", "3")
     assert done.exit_code == 0, done.output
-    assert "watching at 2 ranks: 5.00 % of a step" in done.stdout
+    assert "monitoring at 2 ranks: 5.00 % of a step" in done.stdout
     for run in scan(tmp_path).runs:
         assert run.folder.watch_cost.exists() is (run.plan.series.variant == "plain")
         if run.plan.series.variant == "plain":
@@ -255,7 +255,7 @@ def test_the_command_tells_the_cost_and_keeps_it_with_every_watched_run(
 def test_too_few_valid_pairs_leave_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run_stubbed(tmp_path, monkeypatch, "--watch-cost", "--repeats", "2", dead=(1,))
     assert done.exit_code == int(ExitCode.RUN_FAILED)
-    assert "cost not known: 1 of 2 pairs" in done.stdout
+    assert "cost unknown: 1 of 2 pairs" in done.stdout
     assert [run.folder.path.name for run in scan(tmp_path).runs if run.folder.watch_cost.exists()] == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,10 @@ from dlbench.errors import EnvironmentLacksError, UserError
 if TYPE_CHECKING:
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.collectives.request import CommRuns
+
+
+WIDTH = 80
+"""Columns of notes."""
 
 
 class InOrder(click.Group):
@@ -92,7 +97,8 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_s
 def _print_notes(made: CommRuns) -> None:
     """What was chosen for lack of an option, once nothing is wrong any more."""
     for note in made.notes:
-        click.echo(f"note: {note}", err=True)
+        for line in textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False):
+            click.echo(line, err=True)
 
 
 def _require_libraries(plans: list[CommPlan]) -> None:

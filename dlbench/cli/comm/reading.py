@@ -111,7 +111,7 @@ def fit(
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=named(runs))
-    emit(fit_document(found), "text", None)
+    emit(fit_document(found), "text", None, full=True)
     if output is not None:
         write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
         click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
@@ -136,6 +136,7 @@ def fit(
 @click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
 @click.option("--workload-bytes", metavar="BYTES", help="Gradients of a step, e.g. 94MB: how long, in which messages.")
 @click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
 def predict(
     network: Path,
     ranks: str,
@@ -147,6 +148,7 @@ def predict(
     shards: int | None,
     workload_bytes: str | None,
     format_name: Literal["text", "json"],
+    full: bool,
 ) -> None:
     """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
 
@@ -184,7 +186,7 @@ def predict(
         workload_bytes=_bytes("--workload-bytes", workload_bytes),
     )
     found = predict_all(read_network(network), counts, wanted)
-    emit(predictions_document(found), format_name, None, full=True)
+    emit(predictions_document(found), format_name, None, full=full)
 
 
 def _bytes(option: str, text: str | None) -> int | None:

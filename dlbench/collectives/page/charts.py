@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.collectives.page.report import GroupReport
-from dlbench.collectives.page.tables import Point, points_of
+from dlbench.collectives.page.tables import Point, points_of, short_titles
 from dlbench.collectives.results.measurements import Measurement
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
@@ -90,7 +90,7 @@ def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
 
 
 def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
-    titles = _short_titles(group)
+    titles = short_titles(group.series)
     rows: Rows = []
     for series, row in ((point.series, point.at) for point in points):
         value = quantity.value(row)
@@ -110,19 +110,10 @@ def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
     return rows
 
 
-def _short_titles(group: GroupReport) -> dict[str, str]:
-    """What the legend calls each series; algorithms without their carrier where all have the same."""
-    carriers = {series.carrier for series in group.series if not series.is_library}
-    return {
-        series.title: series.algorithm if len(carriers) == 1 and not series.is_library else series.title
-        for series in group.series
-    }
-
-
 def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> list[Any]:
     drawn = {row["series"] for row in rows}
     # Numbered over all series, so that one keeps its colour and shape in every chart.
-    looks = [(index, name) for index, name in enumerate(_short_titles(group).values()) if name in drawn]
+    looks = [(index, name) for index, name in enumerate(short_titles(group.series).values()) if name in drawn]
     names = [name for _, name in looks]
     kinds = ["dlbench", "library"]
     legend = {"orient": "bottom", "columns": 2, "symbolStrokeWidth": 2, "symbolSize": 60}

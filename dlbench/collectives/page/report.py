@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import dlbench
 from dlbench.collectives.page import words
 from dlbench.collectives.results import choice, doubts
+from dlbench.collectives.results.contenders import contenders, same_messages
 from dlbench.collectives.results.fits import Fit, Fits, fit_all
 from dlbench.collectives.results.measurements import (
     CollectiveGroup,
@@ -42,6 +43,10 @@ class GroupReport:
     nodes: int
     group_size: int
     verdict: str
+    advice: str
+    """What to use at which size."""
+    same_messages: tuple[tuple[str, ...], ...]
+    """Algorithms that count as one, because at two ranks they send the same messages."""
     conditions: tuple[Condition, ...]
     caption: str
     """The conditions in one line, under every table and chart."""
@@ -128,7 +133,8 @@ def assemble(scan: CommScan) -> CollectivesReport:
 
 def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> GroupReport:
     plan = group.sample.plan
-    label, best, ranges = words.label_of(group), choice.best(group), choice.recommended(group)
+    among = dataclasses.replace(group, series=contenders(group))
+    label, best, ranges = words.label_of(group), choice.best(among), choice.recommended(among)
     return GroupReport(
         id=group.id,
         label=label,
@@ -138,13 +144,15 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         group_size=group.layout.group_size,
-        verdict=words.verdict(group, best, ranges),
+        verdict=words.verdict(among, best, ranges),
+        advice=words.advice(among, ranges),
+        same_messages=same_messages(group),
         conditions=(*words.conditions_of(group), *apart),
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
         series=fits.beside(group).series,
         best=best,
-        crossovers=(*choice.crossovers(group), *choice.model_crossovers(group, fits)),
+        crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
         recommended=ranges,
         fusion=choice.fusion(group),
         ratios=tuple(choice.ratios(group)),

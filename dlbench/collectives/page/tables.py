@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.collectives.page.report import CollectivesReport, GroupReport, RunRow
-from dlbench.collectives.page.words import about, fit_caption, per_byte_text, range_text
-from dlbench.collectives.results.choice import Best, Crossover, Ratio, Recommended
+from dlbench.collectives.page.words import about, fit_caption, per_byte_text
+from dlbench.collectives.results.choice import Best, Crossover, Ratio
 from dlbench.collectives.results.fits import Errors, Fit, LevelCosts
 from dlbench.collectives.results.measurements import Measurement, Rejected, Series
 from dlbench.collectives.results.predictions import PredictedSeries, Prediction, Predictions
 from dlbench.report.runs import MAX_LISTED, warnings_cell
-from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, named_table, times_cell
+from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, cell_of, named_table, times_cell
 from dlbench.report.wording import DASH, basis_text, optional
 from dlbench.specs.collectives.network import LineCost
 from dlbench.stats.estimates import Estimate
@@ -20,6 +21,8 @@ from dlbench.units import format_bytes
 
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
 """In front of every row of a group's tables."""
+LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
+"""What the levels of a network are called."""
 FIT_COLUMNS = ("system", "carrier", "dtype")
 """In front of every row of a fit's tables."""
 
@@ -56,7 +59,7 @@ _POINTS: tuple[Column[Point], ...] = (
     Column("steps", "Steps", lambda one: one.at.steps, unit="count"),
     Column("messages", "Messages", lambda one: one.at.messages, unit="count"),
     Column("bytes_sent", "Bytes sent", lambda one: one.at.bytes_sent, unit="count", is_brief=True),
-    Column("bytes_across", "Of it across", lambda one: one.at.bytes_across, unit="count"),
+    Column("bytes_across", "Of it between groups", lambda one: one.at.bytes_across, unit="count"),
     Column("predicted_s", "Predicted", lambda one: one.at.predicted_s, unit="s", is_brief=True),
     Column(
         "predicted_over_measured",
@@ -69,11 +72,47 @@ _POINTS: tuple[Column[Point], ...] = (
 )
 
 
+def matrix_sheet(group: GroupReport) -> Sheet[Point]:
+    """Every time: a line for each size, a column for each series; for programs all that is known of each point."""
+    short = short_titles(group.series)
+    return Sheet(
+        name="points",
+        title="Times by size and algorithm",
+        columns=_POINTS,
+        rows=[point for series in group.series for point in points_of(series)],
+        order=lambda one: one.at.num_bytes,
+        caption="* fastest.",
+        pivot=Pivot(
+            corner="Size",
+            down=lambda one: format_bytes(one.at.num_bytes),
+            across=lambda one: short[one.series.title],
+            cell=_time_cell,
+        ),
+    )
+
+
+def short_titles(all_series: Sequence[Series]) -> dict[str, str]:
+    """What each series is called where all are of one group; algorithms without their carrier where all share it."""
+    carriers = {series.carrier for series in all_series if not series.is_library}
+    return {
+        series.title: series.algorithm if len(carriers) == 1 and not series.is_library else series.title
+        for series in all_series
+    }
+
+
+def _time_cell(one: Point) -> Cell:
+    cell = cell_of(one.at.time)
+    return dataclasses.replace(cell, text=f"{cell.text}{' *' * one.at.is_best}")
+
+
 def series_sheet(series: Series) -> Sheet[Point]:
     """Everything known of one series, a line for each size; without columns that no size has."""
     rows = points_of(series)
-    columns = tuple(one for one in _POINTS if any(one.value(row) is not None for row in rows))
-    return Sheet(name="points", title=series.title, columns=columns, rows=rows, in_terminal=True, is_folded=True)
+    # Programs find them in the matrix.
+    columns = tuple(
+        dataclasses.replace(one, name="") for one in _POINTS if any(one.value(row) is not None for row in rows)
+    )
+    return Sheet(name="series", title=series.title, columns=columns, rows=rows, is_folded=True)
 
 
 _REJECTED: tuple[Column[Rejected], ...] = (
@@ -89,22 +128,15 @@ def rejected_sheet(group: GroupReport) -> Sheet[Rejected]:
     return Sheet(name="points", title="Points without figures", columns=_REJECTED, rows=group.rejected)
 
 
-def recommended_sheet(group: GroupReport) -> Sheet[Recommended]:
-    """A series for each range of sizes."""
-    columns: tuple[Column[Recommended], ...] = (
-        Column("", "Sizes", lambda one: range_text(one.low, one.high)),
-        Column("", "Recommended", lambda one: one.title),
-    )
-    return Sheet(name="recommended", title="Recommended", columns=columns, rows=group.recommended, in_terminal=True)
-
-
 def best_sheet(group: GroupReport) -> Sheet[Best]:
-    """The fastest series of each size."""
+    """The fastest series of each size; without the carrier where all algorithms have the same."""
+    carriers = {series.carrier for series in group.series if not series.is_library}
+    carrier = f" over {next(iter(carriers))}" if len(carriers) == 1 else ""
     columns: tuple[Column[Best], ...] = (
         Column("", "Size", lambda one: one.num_bytes, unit="bytes", is_brief=True),
-        Column("", "Fastest", lambda one: one.title, is_brief=True),
+        Column("", "Fastest", lambda one: one.title.removesuffix(carrier), is_brief=True),
         Column("", "Time, median", lambda one: one.time, is_brief=True),
-        Column("", "Next", lambda one: one.second or None),
+        Column("", "Next", lambda one: one.second.removesuffix(carrier) or None),
         Column("", "Lead", lambda one: one.lead, lambda one: times_cell(one.lead), is_brief=True),
         Column("", "Clear", lambda one: one.is_clear if one.lead else None, is_brief=True),
     )
@@ -119,7 +151,6 @@ def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
         Column("", "Between", lambda one: _between(one.low, one.high)),
         Column("", "Until then", lambda one: one.before),
         Column("", "From then on", lambda one: one.after),
-        Column("", "Clear", lambda one: one.is_clear),
     )
     return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
 
@@ -150,7 +181,6 @@ def ratio_sheet(group: GroupReport, own: str, *, is_shown: bool) -> Sheet[Ratio]
             corner="Size", down=lambda one: format_bytes(one.num_bytes), across=lambda one: one.library, cell=_speed
         ),
         order=lambda one: one.num_bytes,
-        in_terminal=is_shown,
         is_folded=not is_shown,
     )
 
@@ -174,7 +204,7 @@ class _Costs:
 
 
 _COSTS: tuple[Column[_Costs], ...] = (
-    Column("name", "Level", lambda one: one.name),
+    Column("name", "Level", lambda one: one.name, lambda one: LEVEL_TITLES.get(one.name, one.name)),
     Column("up_to_bytes", "Messages", lambda one: one.up_to_bytes, lambda one: one.messages),
     Column("alpha_s", "alpha", lambda one: one.alpha, has_interval=True),
     Column("s_per_byte", "1/beta, GB/s", lambda one: one.beta, lambda one: _rate(one.beta), has_interval=True),
@@ -187,7 +217,7 @@ def costs_sheet(fit: Fit) -> Sheet[_Costs]:
     if rows:
         rows.append(_Costs("reduction", "all sizes", None, None, _fitted(fit.gamma_s_per_byte, None, None)))
     caption = fit_caption(fit)
-    return Sheet(name="fits", title="Costs of a message", columns=_COSTS, rows=rows, caption=caption, in_terminal=True)
+    return Sheet(name="fits", title="Costs of a message", columns=_COSTS, rows=rows, caption=caption)
 
 
 def _costs(piece: LevelCosts, before: LevelCosts | None) -> _Costs:
@@ -219,8 +249,9 @@ def errors_sheet(fit: Fit) -> Sheet[Errors]:
         Column("", "Count", lambda one: one.num_points),
         Column("", "Median error", lambda one: one.median, unit="fraction"),
         Column("", "Worst", lambda one: one.worst, unit="fraction"),
+        Column("", "Advice", lambda one: "none: the fit misses it" if one.is_poor else None),
     )
-    return Sheet(name="errors", title="Errors of predictions", columns=columns, rows=fit.errors, in_terminal=True)
+    return Sheet(name="errors", title="Errors of predictions", columns=columns, rows=fit.errors)
 
 
 _LINES: tuple[Column[LineCost], ...] = (
@@ -237,7 +268,7 @@ def lines_sheet(fit: Fit) -> Sheet[LineCost]:
     """Each series at each rank count as a line."""
     title = "Each collective as a line"
     is_folded = bool(fit.pieces)
-    return Sheet(name="fits", title=title, columns=_LINES, rows=fit.lines, in_terminal=True, is_folded=is_folded)
+    return Sheet(name="fits", title=title, columns=_LINES, rows=fit.lines, is_folded=is_folded)
 
 
 _RUNS: tuple[Column[RunRow], ...] = (
@@ -306,6 +337,23 @@ def predictions_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
     )
 
 
+def fastest_predicted_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
+    """The fastest of each size alone, for the terminal."""
+    series = {series.name: series for series in one.series}
+    rows = [
+        _Predicted(format_bytes(size), name, *_at(series[name], place), False)
+        for place, (size, name) in enumerate(zip(found.sizes, one.best, strict=True))
+    ]
+    columns: tuple[Column[_Predicted], ...] = (
+        Column("", "Size", lambda row: row.size),
+        Column("", "Predicted fastest", lambda row: row.name),
+        Column(
+            "", "Time", lambda row: row.seconds, lambda row: _predicted_cell(dataclasses.replace(row, is_best=False))
+        ),
+    )
+    return Sheet(name="fastest", title="Predicted fastest", columns=columns, rows=rows, in_terminal=True)
+
+
 _Time = tuple[float, float | None, float | None]
 
 
@@ -322,9 +370,17 @@ def _workload(series: PredictedSeries) -> _Time:
 
 
 def _predicted(size: str, one: Prediction, times: list[_Time]) -> list[_Predicted]:
-    best = min(value for value, _, _ in times)
+    is_usable = [series.poor_error is None for series in one.series]
+    best = min(value for (value, _, _), usable in zip(times, is_usable, strict=True) if usable or not any(is_usable))
     return [
-        _Predicted(size, series.name + " (line)" * series.is_line, value, low, high, value == best)
+        _Predicted(
+            size,
+            series.name + " (line)" * series.is_line + " (poor fit)" * (series.poor_error is not None),
+            value,
+            low,
+            high,
+            value == best and (series.poor_error is None or not any(is_usable)),
+        )
         for series, (value, low, high) in zip(one.series, times, strict=True)
     ]
 

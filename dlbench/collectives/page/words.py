@@ -6,17 +6,20 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from dlbench.collectives.results.choice import RATE_SHARE, STAY_WITHIN, Best, Crossover, Fusion, Recommended
+from dlbench.collectives.results.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Recommended
 from dlbench.collectives.results.fits import Fit
 from dlbench.collectives.results.measurements import CollectiveGroup
 from dlbench.collectives.results.predictions import Prediction, Predictions
 from dlbench.reading.comparability import Condition
-from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text
-from dlbench.specs.collectives.network import LargestHeldOut
+from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
+from dlbench.specs.collectives.network import POOR_MEDIAN, POOR_WORST, LargestHeldOut
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes, format_number
 
 TITLE: Final = "dlbench collective benchmark"
+
+MAX_TIED = 3
+"""Algorithms that are named where none is clearly faster."""
 
 COLLECTIVE_TITLES = {
     "allreduce": "all-reduce",
@@ -82,28 +85,69 @@ def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
 
 
 def verdict(group: CollectiveGroup, best: Sequence[Best], ranges: Sequence[Recommended]) -> str:
-    """What is fastest at the largest and smallest size, and what to use in between."""
-    first, last = best[0], best[-1]
+    """What to use at which size, or that nothing is clearly faster; then the rate at the largest size."""
+    last = best[-1]
     rate_name = "busbw" if group.layout.ranks > 1 else "algbw"
-    text = (
-        f"At {format_bytes(last.num_bytes)} the fastest is {last.title}: {figure_text(last.time)}, "
+    fastest = (
+        f"Fastest measured at {format_bytes(last.num_bytes)}: {last.title}, {figure_text(last.time)}, "
         f"{figure_text(last.rate)} GB/s {rate_name}."
     )
-    if len(best) > 1:
-        text += f" At {format_bytes(first.num_bytes)} it is {first.title}: {figure_text(first.time)}."
-    if len(ranges) > 1:
-        text += f" Recommended: {'; '.join(f'{range_text(one.low, one.high)}: {one.title}' for one in ranges)}."
-    return text + (" Too few runs for a comparison." if len(group.runs) < MIN_RUNS else "")
+    return f"{advice(group, ranges)} {fastest}"
 
 
-def crossover_text(found: Crossover) -> str:
-    """Where one series overtakes another."""
-    between = ""
-    if found.low is not None and found.high is not None:
-        between = f" (between {format_bytes(found.low)} and {format_bytes(found.high)})"
-    scatter = " (within scatter)" if found.is_clear is False else ""
-    where = f"{found.source}: from {about(found.num_bytes)}{between}"
-    return f"{where} {found.after} instead of {found.before}{scatter}"
+def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
+    """What to use at which size, in a sentence."""
+    what = COLLECTIVE_TITLES[group.collective]
+    if len({series.title for series in group.series}) == 1:
+        return f"Nothing to choose from: only {group.series[0].title} was measured."
+    library = keep_text(group)
+    if len(group.runs) < MIN_RUNS:
+        return (
+            f"No advice from {runs_text(len(group.runs))}: an algorithm is recommended from {MIN_RUNS} runs on "
+            f"(--repeats {MIN_RUNS}); until then {library}."
+        )
+    if not any(one.title for one in ranges):
+        (worst, *_) = sorted(ranges, key=lambda one: -one.spread)
+        return f"No clear winner for {what}: {tied_text(worst)}; {library}."
+    parts = [_range(one) for one in ranges]
+    keep = f"; where none is clear, {library}" if not all(one.title for one in ranges) else ""
+    return f"For {what} use: {'; '.join(parts)}{keep}."
+
+
+def _range(one: Recommended) -> str:
+    return f"{range_text(one.low, one.high)}: {one.title or f'no clear winner ({tied_text(one)})'}"
+
+
+def prediction_advice(found: Predictions, one: Prediction) -> str:
+    """What is predicted to be fastest at which size, or why that is no advice."""
+    told = one.largest_held_out
+    if not one.is_advice and told is not None:
+        return (
+            f"No advice for {one.ranks:,} ranks: the same fit missed the largest measured rank count ({told.ranks}) by "
+            f"{percent(told.median_error, 0)} when it was held out."
+        )
+    if len(one.series) == 1:
+        return ""
+    return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(map(_range, one.ranges))}."
+
+
+def keep_text(group: CollectiveGroup) -> str:
+    """What to do where no algorithm is clearly faster."""
+    has_library = any(series.is_library for series in group.series)
+    return "keep the library's choice" if has_library else "any of them will do"
+
+
+def tied_text(found: Recommended) -> str:
+    """``ring over mpi, library of mpi within 2 %``."""
+    if len(found.tied) == 1:
+        return f"{found.tied[0]} is nowhere clearly slower"
+    more = f" and {len(found.tied) - MAX_TIED} more" if len(found.tied) > MAX_TIED else ""
+    return f"{', '.join(found.tied[:MAX_TIED])}{more} within {percent(max(found.spread, 0.01), 0)}"
+
+
+def same_text(names: Sequence[str]) -> str:
+    """Algorithms that are one at two ranks."""
+    return f"{', '.join(names)} send the same messages at 2 ranks: they count as one, {names[0]}."
 
 
 def fusion_text(found: Fusion | None) -> str:
@@ -116,10 +160,10 @@ def fusion_text(found: Fusion | None) -> str:
     return f"{_fusion(found.num_bytes, found.title)}.{beyond}"
 
 
-def _fusion(num_bytes: float, title: str) -> str:
+def _fusion(num_bytes: float, title: str, basis: str = "measured") -> str:
     return (
         f"Recommended fusion size: {about(num_bytes)}, the smallest message that reaches {percent(RATE_SHARE, 0)} of "
-        f"the asymptotic rate of {title} (9 x start-up / time per byte of a line through its sizes)"
+        f"the asymptotic rate of {title} (9 x start-up / time per byte of a line through its {basis} times)"
     )
 
 
@@ -176,11 +220,17 @@ def extrapolated_text(found: Predictions, one: Prediction) -> tuple[str, ...]:
     return tuple(beyond)
 
 
+def poor_text(one: Prediction) -> str:
+    """Algorithms that the fit misses too far for advice; empty where there is none."""
+    poor = [f"{series.name} (by up to {percent(series.poor_error, 0)})" for series in one.series if series.poor_error]
+    return f"No advice on {', '.join(poor)}: the fit misses it." if poor else ""
+
+
 def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
-    """The fusion size, and what it makes of all gradients; empty where there is none."""
-    if one.fusion_bytes is None:
+    """The fusion size, and what it makes of all gradients; empty where there is none, or none to be relied on."""
+    if one.fusion_bytes is None or not (one.is_advice or one.fusion_is_measured):
         return ""
-    text = _fusion(one.fusion_bytes, one.fusion_of)
+    text = _fusion(one.fusion_bytes, one.fusion_of, "measured" if one.fusion_is_measured else "predicted")
     if one.fusion_messages is None or one.fusion_workload_s is None:
         return text + "."
     return (
@@ -223,7 +273,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Fitted costs",
-        "A message costs alpha + bytes x beta, by level (inside a group, across groups) and message size; a byte "
+        "A message costs alpha + bytes x beta, by level (within a group, between groups) and message size; a byte "
         "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
         "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
         "whether these share one link to other groups or have a link each, and whether their bytes inside the group "
@@ -238,19 +288,21 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Recommended",
-        "By size the fastest series; where the one of the next smaller size is at most "
-        f"{STAY_WITHIN:.0%} slower, that one stays.",
+        f"An algorithm is recommended where every other one is slower by more than {STAY_WITHIN:.0%} and beyond the "
+        f"scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no clear winner. At "
+        "two ranks algorithms with equal steps, messages and bytes are one.",
     ),
     (
         "Where the lead changes",
-        "Measured: between two neighbouring sizes with different recommended series, where lines through their times "
-        "meet on logarithmic axes. It is beyond scatter if at the larger size the interval of the ratio keeps away "
-        "from 1. Model: the size from which another algorithm is predicted to be faster.",
+        "Measured: between sizes with different clear winners, where lines through their times meet on logarithmic "
+        "axes. Model: the size from which another algorithm is predicted to be faster; algorithms that the fit misses "
+        f"(median error above {POOR_MEDIAN:.0%}, or worst above {POOR_WORST:.0%}) are left out.",
     ),
     (
         "Fusion size",
-        f"The smallest message that reaches {RATE_SHARE:.0%} of the asymptotic rate of the series recommended at the "
-        "largest size: 9 x start-up / time per byte, of a line through its sizes fitted with relative errors. Smaller "
+        f"The smallest message that reaches {RATE_SHARE:.0%} of the asymptotic rate of the series that is fastest at "
+        "the largest size by its line: 9 x start-up / time per byte, of a line through its sizes fitted with relative "
+        "errors. Smaller "
         "messages waste start-ups; larger ones leave less to overlap with the backward pass.",
     ),
     (

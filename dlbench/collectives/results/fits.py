@@ -20,7 +20,7 @@ from dlbench.reading.comparability import system_content
 from dlbench.reading.environments import side_by_side
 from dlbench.reading.repeats import named
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import LargestHeldOut, Level, LevelName, LineCost, NetworkModel
+from dlbench.specs.collectives.network import FitError, LargestHeldOut, Level, LevelName, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ELEMENT_BYTES
 from dlbench.stats.run_draws import LEAST_RUNS, resampled, stretch
 
@@ -63,6 +63,8 @@ class Errors:
     median: float
     """Median of |predicted / measured - 1|."""
     worst: float
+    is_poor: bool = False
+    """Whether it is one algorithm whose predictions are no advice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,7 +312,13 @@ def _fit(
     keys = {id(seen): key for key, seen in observed.items()}
     fit = _described(
         scope,
-        network.model_copy(update={"collectives": lines, "largest_held_out": hold_out_largest(observations)}),
+        network.model_copy(
+            update={
+                "collectives": lines,
+                "largest_held_out": hold_out_largest(observations),
+                "errors": tuple(_of_algorithms(predictions)),
+            }
+        ),
         ranks,
         held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
         predicted={keys[id(seen)]: seconds for seen, seconds in predictions},
@@ -378,16 +386,31 @@ def _real_groups(
 
 
 def _errors(predictions: Sequence[tuple[Observation, float]]) -> Iterator[Errors]:
-    scopes: dict[str, list[float]] = {}
+    every = [_error(seen, seconds) for seen, seconds in predictions]
+    large = [_error(seen, seconds) for seen, seconds in predictions if seen.num_bytes >= LARGE_BYTES]
+    for name, values in (("all", every), ("1 MB and more", large)):
+        if values:
+            yield Errors(scope=name, num_points=len(values), median=statistics.median(values), worst=max(values))
+    for one in _of_algorithms(predictions):
+        yield Errors(
+            scope=f"{one.collective}, {one.algorithm}",
+            num_points=sum((s.collective, s.algorithm) == (one.collective, one.algorithm) for s, _ in predictions),
+            median=one.median,
+            worst=one.worst,
+            is_poor=one.is_poor,
+        )
+
+
+def _of_algorithms(predictions: Sequence[tuple[Observation, float]]) -> Iterator[FitError]:
+    found: dict[tuple[str, str], list[float]] = {}
     for seen, seconds in predictions:
-        error = abs(seconds / seen.seconds - 1)
-        names = ["all", f"{seen.collective}, {seen.algorithm}"]
-        for name in [*names[:1], *(["1 MB and more"] if seen.num_bytes >= LARGE_BYTES else []), *names[1:]]:
-            scopes.setdefault(name, []).append(error)
-    order = sorted(scopes, key=lambda name: {"all": 0, "1 MB and more": 1}.get(name, 2))
-    for name in order:
-        values = scopes[name]
-        yield Errors(scope=name, num_points=len(values), median=statistics.median(values), worst=max(values))
+        found.setdefault((seen.collective, seen.algorithm), []).append(_error(seen, seconds))
+    for (collective, algorithm), values in found.items():
+        yield FitError(collective=collective, algorithm=algorithm, median=statistics.median(values), worst=max(values))
+
+
+def _error(seen: Observation, seconds: float) -> float:
+    return abs(seconds / seen.seconds - 1)
 
 
 def _runs_of(group: CollectiveGroup, one: Measurement) -> dict[str, float]:

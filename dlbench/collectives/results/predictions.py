@@ -6,13 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from dlbench.collectives.results.choice import RATE_SHARE, fusion_bytes
+from dlbench.collectives.results.choice import (
+    RATE_SHARE,
+    STAY_WITHIN,
+    Recommended,
+    Standing,
+    fusion_bytes,
+    fusion_line,
+    ranges_of,
+)
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.link_fit import fit_line
 from dlbench.costs.predictions import crossovers, features, predict
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import FittedRange, LargestHeldOut, LineCost, NetworkModel
+from dlbench.specs.collectives.network import POOR_MEDIAN, FitError, FittedRange, LargestHeldOut, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
 from dlbench.units import format_bytes
 
@@ -55,6 +63,8 @@ class PredictedSeries:
     """Of all gradients as one message."""
     workload_low_s: float | None = None
     workload_high_s: float | None = None
+    poor_error: float | None = None
+    """Worst error of the fit where it misses this algorithm too far for advice (fraction); None where it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +79,17 @@ class Prediction:
     """How far the same fit is off one step beyond its points."""
     series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
-    """Fastest algorithm by size."""
+    """Fastest by size, of those that the fit does not miss."""
+    ranges: tuple[Recommended, ...]
+    """What to use by size, where the fastest is so beyond the intervals of predictions."""
+    is_advice: bool
+    """Whether it is to be relied on: not beyond rank counts that the same fit, held out, missed by far."""
     crossovers: tuple[tuple[int, str, str], ...]
     """First size of the new best, bytes; from which; to which."""
     fusion_of: str
     """What is best at the largest size."""
+    fusion_is_measured: bool
+    """Whether it is of a line measured at this rank count, as in the report of the runs; else of predicted times."""
     fusion_bytes: float | None
     """Smallest message that reaches `RATE_SHARE` of its asymptotic rate; None with one size or with free bytes."""
     fusion_messages: int | None
@@ -125,20 +141,49 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
     has_levels = network.inside is not None or network.across is not None
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
     series = _series(network, algorithms, layout, wanted)
-    fusion = _fusion(network, series, layout, wanted)
+    usable = [one for one in series if one.poor_error is None] or series
+    fusion = _measured_fusion(network, layout, wanted) or _fusion(network, usable, layout, wanted)
     return Prediction(
         ranks=ranks,
         group_size=layout.group_size,
         extrapolated=_beyond(network.fitted_over, layout, wanted) if algorithms else (),
         largest_held_out=network.largest_held_out,
         series=tuple(series),
-        best=tuple(min(series, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes))),
-        crossovers=_crossovers(network, algorithms, layout, wanted),
+        best=tuple(min(usable, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes))),
+        ranges=ranges_of([_standing(usable, place, size) for place, size in enumerate(wanted.sizes)]),
+        is_advice=_is_advice(network, layout),
+        crossovers=_crossovers(
+            network, [name for name in algorithms if not network.is_poor(wanted.collective, name)], layout, wanted
+        ),
         fusion_of=fusion.name,
+        fusion_is_measured=fusion.is_measured,
         fusion_bytes=fusion.num_bytes,
         fusion_messages=fusion.messages,
         fusion_workload_s=fusion.workload_s,
     )
+
+
+def _standing(series: Sequence[PredictedSeries], place: int, size: int) -> Standing:
+    """The fastest at one size; series whose interval it reaches, and those a few percent slower, are as good as it."""
+    first, *others = sorted(series, key=lambda one: one.seconds[place])
+    fastest, end = first.seconds[place], first.seconds[place] if first.high is None else first.high[place]
+    tied = [
+        one
+        for one in others
+        if one.seconds[place] <= fastest * (1 + STAY_WITHIN) or (one.low is not None and one.low[place] <= end)
+    ]
+    return Standing(
+        num_bytes=size,
+        title=first.name,
+        is_clear=not tied,
+        tied=(first.name, *(one.name for one in tied)),
+        spread=max((one.seconds[place] / fastest - 1 for one in tied), default=0.0),
+    )
+
+
+def _is_advice(network: NetworkModel, layout: Layout) -> bool:
+    told = network.largest_held_out
+    return told is None or layout.ranks <= told.ranks or told.median_error <= POOR_MEDIAN
 
 
 def _beyond(fitted: FittedRange | None, layout: Layout, wanted: Wanted) -> tuple[str, ...]:
@@ -178,7 +223,11 @@ def _layout(ranks: int, wanted: Wanted) -> Layout:
 
 def _series(network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted) -> list[PredictedSeries]:
     series = [
-        _series_of(name, [_interval(network, name, size, layout, wanted) for size in wanted.sizes])
+        _series_of(
+            name,
+            [_interval(network, name, size, layout, wanted) for size in wanted.sizes],
+            network.error_of(wanted.collective, name),
+        )
         for name in algorithms
     ]
     if wanted.workload_bytes is not None:
@@ -196,10 +245,13 @@ def _series(network: NetworkModel, algorithms: Sequence[str], layout: Layout, wa
     return series
 
 
-def _series_of(name: str, times: Sequence[tuple[float, float | None, float | None]]) -> PredictedSeries:
+def _series_of(
+    name: str, times: Sequence[tuple[float, float | None, float | None]], error: FitError | None
+) -> PredictedSeries:
     lows, highs = [low for _, low, _ in times if low is not None], [high for *_, high in times if high is not None]
     has_ends = len(lows) == len(highs) == len(times)
     return PredictedSeries(
+        poor_error=error.worst if error is not None and error.is_poor else None,
         name=name,
         is_line=False,
         seconds=tuple(value for value, _, _ in times),
@@ -328,6 +380,28 @@ class _Fusion:
     num_bytes: float | None
     messages: int | None = None
     workload_s: float | None = None
+    is_measured: bool = False
+
+
+def _measured_fusion(network: NetworkModel, layout: Layout, wanted: Wanted) -> _Fusion | None:
+    """From the lines measured at this rank count, by the rule of the report; None where none is asked for or known."""
+    lines = [one for one in network.collectives if one.ranks == layout.ranks and _is_allreduce(one) and one.sizes]
+    if wanted.collective != "allreduce" or wanted.algorithms or not lines:
+        return None
+    line = fusion_line(lines, max(one.sizes[1] for one in lines if one.sizes))
+    size = fusion_bytes(line.startup_s, line.per_byte_s, RATE_SHARE)
+    if not math.isfinite(size):
+        return None
+    if wanted.workload_bytes is None or size < 1:
+        return _Fusion(name=line.name, num_bytes=size, is_measured=True)
+    messages = math.ceil(wanted.workload_bytes / size)
+    seconds = messages * line.time(_rounded(wanted.workload_bytes / messages, wanted))
+    return _Fusion(name=line.name, num_bytes=size, messages=messages, workload_s=seconds, is_measured=True)
+
+
+def _is_allreduce(line: LineCost) -> bool:
+    """Lines of other collectives have their name between the carrier's and the algorithm's."""
+    return line.name.count(" ") == 1
 
 
 def _fusion(network: NetworkModel, series: Sequence[PredictedSeries], layout: Layout, wanted: Wanted) -> _Fusion:

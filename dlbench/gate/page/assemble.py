@@ -99,7 +99,8 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
 
 def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     """Conditions that both sides share; what differs on purpose is told apart."""
-    told = {name: value for name, value in point.content.registered.items() if value}
+    # Most runs are of speed: only a target is worth words.
+    told = {name: value for name, value in point.content.registered.items() if value and value != "speed"}
     unit = point.sample_unit
     # Before and behind the value; never a pattern, for units and values are text of workload files.
     around = {
@@ -108,11 +109,11 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
         "global_batch": ("", f" {unit} in all"),
         "data": ("", " data" if told.get("data") == "synthetic" else ""),
         "exchange": ("exchange ", ""),
-        "goal": ("goal ", ""),
+        "goal": ("", ""),
         "system": ("on ", ""),
         "device": ("", ""),
-        "watching": ("watching ", ""),
-        "fault": ("planted fault ", ""),
+        "watching": ("monitoring ", ""),
+        "fault": ("injected fault ", ""),
     }
     different = {one.key for one in allowed}
     shown = [
@@ -184,7 +185,7 @@ def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
         wanted = len(found.a.runs), len(found.b.runs)
         if one.gated and counts != wanted:
             told = " and ".join(f"{n} of {of} runs of {side}" for n, of, side in zip(counts, wanted, "AB", strict=True))
-            yield f"{one.metric.title}: told by {told}."
+            yield f"{one.metric.title}: in {told}."
 
 
 def _spacing(a: Sequence[SideRun], b: Sequence[SideRun]) -> str:

@@ -14,7 +14,8 @@ from dlbench.gate.page.words import p_text, power_text, ratio_cell, ratio_text, 
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Column, Sheet, unit_cell
-from dlbench.report.wording import basis_text, clean, place_text
+from dlbench.report.wording import DASH, basis_text, clean, place_text
+from dlbench.stats.estimates import MIN_RUNS, Estimate
 
 if TYPE_CHECKING:
     from dlbench.records.scan import Scan
@@ -41,23 +42,50 @@ def document_of(report: ComparisonReport) -> Document:
     verdict = Section(
         id="verdict",
         title=f"Verdict: {report.verdict}",
+        level="answer",
         words=(report.headline,),
         facts=(("A", report.a), ("B", report.b)),
         sheets=(_comparisons(rows),),
+        marks=tuple(_cautions(report)),
+        sections=tuple(_point(number, point, report) for number, point in enumerate(report.points)),
+        next_step=next_step(report),
+        brief=(report.headline, f"A: {report.a}", f"B: {report.b}"),
+        is_group=True,
     )
-    methods = Section(id="methods", title="How the verdicts are made", facts=report.methods, are_methods=True)
+    methods = Section(
+        id="methods",
+        title="How the verdicts are made",
+        level="appendix",
+        facts=report.methods,
+        are_methods=True,
+        brief=(),
+    )
     return Document(
         title=f"{TITLE}: {report.verdict}",
         dlbench_version=report.dlbench_version,
         notices=report.notices,
-        sections=(
-            verdict,
-            *(_point(number, point, report) for number, point in enumerate(report.points)),
-            *_cautions(report),
-            methods,
-        ),
+        sections=(verdict, methods),
         data=report,
+        command="dlbench compare A B",
     )
+
+
+def next_step(report: ComparisonReport) -> str:
+    """What would bring a verdict, or what to look at; empty where there is nothing to do."""
+    gated = [metric for point in report.points for metric in point.gated if metric.verdict == report.verdict]
+    if not gated:
+        return ""
+    if report.verdict in ("insufficient", "inconclusive"):
+        reasons = dict.fromkeys(metric.reason for metric in gated if metric.reason)
+        repeats = [metric.repeats_for_wanted for metric in gated if metric.repeats_for_wanted is not None]
+        if report.verdict == "insufficient":
+            return f"{next(iter(reasons), '')}: repeat with --repeats {MIN_RUNS} or more."
+        if repeats:
+            first = gated[0]
+            unit = f"{first.unit}s{'' if first.unit == 'pair' else ' per side'}"
+            return f"{max(repeats)} {unit} would show {share_text(first.wanted or 0.0)} (--detect)."
+        return f"{next(iter(reasons), '')}."
+    return "dlbench diagnose on both sides says where the time went." if report.verdict == "regressed" else ""
 
 
 def paired_lines(scan: Scan) -> list[str]:
@@ -73,7 +101,7 @@ def paired_lines(scan: Scan) -> list[str]:
     except DlbenchError as error:
         return textwrap.wrap(f"No comparison of the sides: {clean(str(error))}", WIDTH)
     report = assemble(compare_pairs(points, both=both, metrics=DEFAULT_METRICS, rule=Rule()))
-    return to_text(document_of(report), full=True).splitlines()
+    return to_text(document_of(report)).splitlines()
 
 
 def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
@@ -86,47 +114,70 @@ def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
 
 
 def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
+    """A line for each comparison; the setting only where there are several."""
+    settings = {_setting(row.point) for row in rows}
+    places = {(row.point.ranks, row.point.nodes) for row in rows}
     columns: tuple[Column[Comparison], ...] = (
-        Column("", "Verdict", lambda row: row.metric.verdict),
-        Column("", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio)),
-        Column("", "Metric", lambda row: row.metric.title),
-        Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes)),
-        Column("", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a)),
-        Column("", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b)),
+        Column("", "Verdict", lambda row: row.metric.verdict, is_brief=True),
+        Column("", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=True),
+        Column("", "Metric", lambda row: row.metric.title, is_brief=True),
+        Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
+        *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
+        Column("", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a), is_brief=True),
+        Column("", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b), is_brief=True),
         Column("", "p worse (Holm)", lambda row: p_text(row.metric.p_worse_adjusted)),
-        Column("", "Point", lambda row: row.point.label),
     )
     return Sheet(
-        name="comparisons", title="All comparisons", columns=columns, rows=rows, caption="B / A: above 1 is worse."
+        name="comparisons",
+        title="All comparisons",
+        columns=columns,
+        rows=rows,
+        caption="B / A: above 1 is worse.",
+        in_terminal=True,
     )
 
 
-def _information(metrics: list[MetricResult]) -> Sheet[MetricResult]:
-    columns: tuple[Column[MetricResult], ...] = (
-        Column("", "Metric", lambda metric: metric.title),
-        Column("", "A", lambda metric: metric.a, lambda metric: unit_cell(metric.a)),
-        Column("", "B", lambda metric: metric.b, lambda metric: unit_cell(metric.b)),
-        Column("", "B / A", lambda metric: metric.ratio, lambda metric: ratio_cell(metric.ratio)),
+def _setting(point: PointResult) -> str:
+    """The label without the place at its end."""
+    return point.label.rpartition(", ")[0]
+
+
+def _information(where: str, metrics: list[MetricResult]) -> Section:
+    """Metrics without verdict, a line each, at every width."""
+    return Section(
+        id=f"{where}-information",
+        title="For information, without verdict",
+        facts=tuple(
+            (one.title, f"B / A {ratio_cell(one.ratio)}; A {_amount(one.a)}; B {_amount(one.b)}") for one in metrics
+        ),
     )
-    return Sheet(name="information", title="For information, without verdict", columns=columns, rows=metrics)
+
+
+def _amount(figure: Estimate | None) -> str:
+    return DASH if figure is None else str(unit_cell(figure))
 
 
 def _point(number: int, point: PointResult, report: ComparisonReport) -> Section:
+    others = [metric for metric in point.metrics if not metric.gated]
     return Section(
         id=f"point-{number}",
         title=point.label,
+        level="answer",
+        brief=(),
         about=(point.caption, f"Differs on purpose: {'; '.join(_keys(point.allowed))}" if point.allowed else ""),
         facts=(("Pairs" if report.paired else "Runs", _sides(point)),),
         marks=tuple(Mark(severity="note", text=text) for text in remarks(point)),
-        sheets=(_information([metric for metric in point.metrics if not metric.gated]),),
-        sections=tuple(_metric(f"point-{number}", metric, report) for metric in point.gated),
+        sections=(
+            *(_metric(f"point-{number}", metric, report) for metric in point.gated),
+            *((_information(f"point-{number}", others),) if others else ()),
+        ),
     )
 
 
 def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
     """The evidence behind one verdict."""
     facts = [
-        (name, "no run tells" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
+        (name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
         for name, figure in (("A", metric.a), ("B", metric.b))
     ]
     if metric.ratio is not None:
@@ -150,16 +201,16 @@ def _p(p: float | None, adjusted: float | None, report: ComparisonReport) -> str
     return p_text(p) + (f", {p_text(adjusted)} after Holm" if report.num_compared > 1 else "")
 
 
-def _cautions(report: ComparisonReport) -> tuple[Section, ...]:
-    marks = [Mark(severity="note", text=text) for text in remarks(report)]
-    marks += [Mark(severity="note", text=f"Only in B, compared with nothing: {label}.") for label in report.only_b]
+def _cautions(report: ComparisonReport) -> Iterator[Mark]:
+    """What holds for all points, damage first."""
+    yield from (Mark(severity="serious", text=f"damaged: {line}") for line in report.damaged)
+    yield from (Mark(severity="note", text=text) for text in remarks(report))
+    yield from (Mark(severity="note", text=f"Only in B, compared with nothing: {label}.") for label in report.only_b)
     if report.left_out:
         shown = "; ".join(report.left_out[:MAX_LEFT_OUT])
         more = len(report.left_out) - MAX_LEFT_OUT
         text = f"Left out: {shown}{f'; and {more} more' if more > 0 else ''}."
-        marks.append(Mark(severity="note", text=text))
-    marks += [Mark(severity="serious", text=f"damaged: {line}") for line in report.damaged]
-    return (Section(id="cautions", title="Cautions", marks=tuple(marks)),) if marks else ()
+        yield Mark(severity="note", text=text)
 
 
 def _sides(point: PointResult) -> str:

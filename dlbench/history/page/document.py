@@ -39,6 +39,9 @@ MIN_DRAWN = 2
 """Nights of a series that has a chart: one night is a line of the table."""
 MAX_LINES = 20
 """Unchanged series that the terminal names; all stand in the tables."""
+MAX_NAMED = 3
+"""Slow hosts in a headline."""
+MAX_HEADLINE = 80
 MAX_CARDS = 4
 """Changes shown at a glance; all stand in the table."""
 
@@ -135,7 +138,9 @@ def nodes_section(nodes: SlowMonths) -> Section:
         )
     headline = ""
     if nodes.hosts:
-        slow_now = f"{len(nodes.slow)} of {len(nodes.hosts)} hosts slow now"
+        names = ", ".join(host.host for host in nodes.slow[:MAX_NAMED])
+        more = f" and {len(nodes.slow) - MAX_NAMED} more" if len(nodes.slow) > MAX_NAMED else ""
+        slow_now = clean(f"{len(nodes.slow)} of {len(nodes.hosts)} hosts slow now: {names}", MAX_HEADLINE) + more
         headline = slow_now if nodes.slow else "no host shown to be slow"
     return Section(
         id="nodes",

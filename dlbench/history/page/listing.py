@@ -15,6 +15,9 @@ from dlbench.report.wording import place_text, runs_text
 from dlbench.units import format_seconds
 
 MAX_HOSTS = 4
+MAX_COMMIT = 8
+"""Characters of a commit that tell it from others; JSON and CSV hold all."""
+MINUTE = len("2026-03-04T02:06")
 
 
 def _plain(name: str) -> Column[HistoryEntry]:
@@ -58,7 +61,12 @@ def list_document(entries: Sequence[HistoryEntry]) -> Document:
                 )
                 for number, label in enumerate(labels)
             ),
-            Section(id="runs", title="In all", sheets=(runs,), brief=(f"{runs_text(len(entries))}, {valid} valid",)),
+            Section(
+                id="runs",
+                title="In all",
+                sheets=(runs,),
+                brief=(f"{runs_text(len(entries))}, {valid} valid; step: median of the run",),
+            ),
         ),
         data=entries,
     )
@@ -75,19 +83,19 @@ def _line(entry: HistoryEntry) -> str:
 
 
 def _facts(entry: HistoryEntry) -> Iterator[str]:
-    yield (entry.finished or entry.created).replace("T", " ").replace("Z", " UTC") or "date unknown"
+    moment = (entry.finished or entry.created)[:MINUTE].replace("T", " ")
+    yield f"{moment} UTC" if moment else "date unknown"
     if "step_median_s" in entry.figures:
-        yield f"step {format_seconds(entry.figures['step_median_s'])} (median, single run)"
+        yield f"step {format_seconds(entry.figures['step_median_s'])}"
     else:
         yield f"{entry.state}: {entry.why}"
     if entry.ranks:
         hosts = [host.host for host in entry.hosts]
         named = ", ".join(hosts[:MAX_HOSTS]) + (f" and {len(hosts) - MAX_HOSTS} more" if hosts[MAX_HOSTS:] else "")
-        nodes = " on 1 node" if entry.nodes == 1 else ""
-        yield place_text(entry.ranks, entry.nodes) + nodes + (f" ({named})" if named else "")
+        yield place_text(entry.ranks, entry.nodes) + (f" ({named})" if named else "")
     if entry.slurm_job_id:
         yield f"Slurm job {entry.slurm_job_id}"
     if entry.commit:
-        yield f"commit {entry.commit}"
+        yield f"commit {entry.commit[:MAX_COMMIT]}"
     if entry.dropped:
         yield f"without {', '.join(entry.dropped)}"

@@ -88,8 +88,7 @@ class CommRun:
             points += self._all_sizes(measurement, apart, total)
             if contestants:
                 warnings.append(
-                    "horovod was measured after the others and not in turns with them: its background thread works "
-                    "every cycle, also while nothing is asked of it"
+                    "Horovod was timed last, not interleaved with the others: its background thread keeps polling"
                 )
         if not points:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")

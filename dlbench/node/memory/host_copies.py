@@ -18,7 +18,7 @@ class HostParameters(Protocol):
     """Parameters as the host updates them, and how gradients come to it."""
 
     tensors: dict[nn.Parameter, nn.Parameter]
-    """What the host's optimiser works on, by parameter."""
+    """What the host's optimizer works on, by parameter."""
     num_bytes: int
     """Held by the host for copies."""
     text: str

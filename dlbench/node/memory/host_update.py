@@ -1,7 +1,7 @@
 """`train.optimizer_state host`: the CPU updates parameters, block by block, beside the next forward pass.
 
 KARMA's fifth stage (Wahib et al., SC20), as ZeRO-Offload (Ren et al., ATC'21) does it without its delayed update: the
-optimiser's state lies on the host, and the numbers are those of an update by the device. The engine exchanges gradients
+optimizer's state lies on the host, and the numbers are those of an update by the device. The engine exchanges gradients
 as ever; then a thread updates the parameters in the order in which the forward pass needs them, and the forward pass
 waits, module by module, for its own. Before a backward pass everything is updated.
 """
@@ -26,7 +26,7 @@ from dlbench.units import format_seconds
 
 
 class _Group:
-    """Parameters that are updated together: their optimiser on the host, and how far this step's update is."""
+    """Parameters that are updated together: their optimizer on the host, and how far this step's update is."""
 
     def __init__(self, needed: Needed, host: HostParameters, spec: OptimizerSpec) -> None:
         self.parameters = needed.parameters
@@ -46,9 +46,9 @@ class _Group:
 
 
 class HostUpdate:
-    """Stands in for the step of an optimiser; the training loop and the engine call that as ever.
+    """Stands in for the step of an optimizer; the training loop and the engine call that as ever.
 
-    The optimiser keeps its parameter groups (the loop writes rates there) and its `state`, whose tensors lie on the
+    The optimizer keeps its parameter groups (the loop writes rates there) and its `state`, whose tensors lie on the
     host from now on: a checkpoint holds the same either way. Its memory on the device is none.
 
     Args:
@@ -87,7 +87,7 @@ class HostUpdate:
         optimizer.step = self.begin  # type: ignore[assignment, method-assign]
 
     def _adopt(self) -> None:
-        """The optimiser's state, restored or empty, moves to the host."""
+        """The optimizer's state, restored or empty, moves to the host."""
         state = self._optimizer.state
         for parameter, tensor in self._host.tensors.items():
             mine = state[parameter]
@@ -124,13 +124,13 @@ class HostUpdate:
         for needed in self._order.groups():
             group = _Group(needed, self._host, self._spec)
             for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
-                # One and the same dictionary: what the group's optimiser makes, the whole one's checkpoint holds.
+                # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
                 group.optimizer.state[tensor] = self._optimizer.state[parameter]
             self._groups.append(group)
             self._group_of |= dict.fromkeys(needed.places, group)
 
     def _set_rates(self) -> None:
-        """Rates and counts of steps as they stand in the optimiser's groups, which then count this step."""
+        """Rates and counts of steps as they stand in the optimizer's groups, which then count this step."""
         for number, whole in enumerate(self._optimizer.param_groups):
             for group in self._groups:
                 group.optimizer.param_groups[number].update({k: v for k, v in whole.items() if k != "params"})

@@ -190,7 +190,7 @@ def far_tier(
 
 
 def state_bytes(model: nn.Module, train: TrainSpec) -> int:
-    """Parameters, buffers, gradients and optimiser state on the device."""
+    """Parameters, buffers, gradients and optimizer state on the device."""
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
@@ -201,7 +201,7 @@ def state_bytes(model: nn.Module, train: TrainSpec) -> int:
 
 
 def optimizer_copies(spec: OptimizerSpec) -> int:
-    """How many numbers an optimiser keeps for each trained one: LAMB two moments, momentum one, SGD without it none."""
+    """How many numbers an optimizer keeps for each trained one: LAMB two moments, momentum one, SGD without it none."""
     if spec.name == "lamb":
         return 2
     return 1 if spec.name == "lars" or spec.momentum > 0 else 0

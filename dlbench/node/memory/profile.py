@@ -270,7 +270,7 @@ class ChainProfile:
         Args:
             loss_of: makes a forward pass over a batch, in the precision of training, and returns its loss.
             batch: on the device.
-            state_bytes: of parameters, buffers, gradients and optimiser state.
+            state_bytes: of parameters, buffers, gradients and optimizer state.
 
         Raises:
             torch.OutOfMemoryError: a single unit's pass does not fit on the device.

@@ -1,1 +1,1 @@
-"""Networks and optimisers."""
+"""Networks and optimizers."""

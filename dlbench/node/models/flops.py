@@ -27,7 +27,7 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
 
     Kinds are conv2d, conv3d, linear, embedding (0: it looks up) and attention (the two products, each a row).
 
-    Takes well under a second in a process that has made an optimiser, as every rank has; the first of the two loads
+    Takes well under a second in a process that has made an optimizer, as every rank has; the first of the two loads
     torch's compiler, which costs seconds.
 
     Args:

@@ -1,4 +1,4 @@
-"""Layer-wise adaptive optimisers, and the choice among them.
+"""Layer-wise adaptive optimizers, and the choice among them.
 
 Both keep their norms per tensor and in fp32, whatever buffers the gradients were exchanged in. Tensors of at most one
 dimension (biases, the scales of norms) are neither decayed nor adapted. torch's foreach kernels do the work, so that a
@@ -162,7 +162,7 @@ class Lamb(_Foreach):
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """The optimiser of a specification over the trainable parameters of a model.
+    """The optimizer of a specification over the trainable parameters of a model.
 
     Two groups: tensors of two dimensions or more, decayed (and adapted by LARS and LAMB), and the rest (biases,
     scales of norms), neither. The training loop writes the rate of each step into `group["lr"]` of both.
@@ -174,7 +174,7 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
     """The same over these parameters alone; each of the two groups may be empty.
 
-    Updates are the same bit for bit however the parameters of a model are shared out among such optimisers: norms are
+    Updates are the same bit for bit however the parameters of a model are shared out among such optimizers: norms are
     those of single tensors, and the rest is done entry by entry.
     """
     matrices = [p for p in parameters if p.ndim > 1]

@@ -6,7 +6,7 @@ from dlbench.specs.training import TrainSpec
 
 
 class LearningRate:
-    """The learning rate of each optimiser step.
+    """The learning rate of each optimizer step.
 
     The peak is `optimizer.learning_rate`, scaled with the global batch where the plan says so (`OptimizerSpec.peak`).
 
@@ -22,7 +22,7 @@ class LearningRate:
     What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
 
     Args:
-        spec: optimiser and schedule.
+        spec: optimizer and schedule.
         global_batch: samples of one step over all ranks.
         steps_per_epoch: steps of one epoch; None where the schedule does not count in epochs.
 

@@ -80,7 +80,7 @@ class Engine(Protocol):
         """Returns when this step's gradients are averaged over ranks (or, on a GPU, ordered to be)."""
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
-        """Calls `update`, which steps the optimiser it is given, so that nothing is exchanged a second time."""
+        """Calls `update`, which steps the optimizer it is given, so that nothing is exchanged a second time."""
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces floating-point tensors (outside of training steps) by their means over ranks, in place."""

@@ -49,7 +49,7 @@ class ApartEngine:
         *,
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Makes parameters equal; model and optimiser stay plain, without any hook."""
+        """Makes parameters equal; model and optimizer stay plain, without any hook."""
         communicators_for(self._name, self._device).broadcast_parameters(model)
         self._optimizer = optimizer
         return model, optimizer

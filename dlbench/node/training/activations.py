@@ -254,7 +254,7 @@ class ActivationMemory:
         """What training took at most of its device; None where that cannot be told.
 
         On a CPU libraries and their code are in the process, too, and what of that is used grows with the first steps:
-        so the peak counts from what is resident between two steps, when parameters and the optimiser's state are there
+        so the peak counts from what is resident between two steps, when parameters and the optimizer's state are there
         and nothing of a pass is.
         """
         if self._device.type == "cuda":

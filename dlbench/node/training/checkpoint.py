@@ -1,7 +1,7 @@
 """The state of training as one file: safetensors, with everything that is no tensor as JSON in its header.
 
 A file is written under a temporary name by rank 0 and renamed when it is whole, so that a killed job leaves the ones
-before. It holds nothing of a rank: parameters, optimiser and averaged batch-norm statistics are the same on all of
+before. It holds nothing of a rank: parameters, optimizer and averaged batch-norm statistics are the same on all of
 them, the sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may
 go on with another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
 """
@@ -42,7 +42,7 @@ class Progress:
     """How far training was, beside its tensors."""
 
     step: int
-    """Optimiser steps done."""
+    """Optimizer steps done."""
     samples: int
     """Samples trained, over all ranks."""
     epoch: float
@@ -68,7 +68,7 @@ def write_checkpoint(
     Args:
         path: its file; the folder is made.
         model: the network without an engine's wrapper.
-        optimizer: the optimiser, wrapped or not.
+        optimizer: the optimizer, wrapped or not.
         progress: how far training is.
         trained: what is trained, by dotted key; compared when a run resumes.
 
@@ -197,10 +197,10 @@ class Checkpoint:
                 )
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Puts the tensors into a network and its optimiser; the plan's own settings (rates, decay) stay.
+        """Puts the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay.
 
         Raises:
-            IncompleteDataError: they are not those of this network and optimiser.
+            IncompleteDataError: they are not those of this network and optimizer.
         """
         try:
             self._restore(model, optimizer)
@@ -218,7 +218,7 @@ class Checkpoint:
                 content["state"].setdefault(int(index), {})[key] = tensor
         groups = content["param_groups"]
         if len(self._group_steps) != len(groups):
-            raise ValueError(f"steps of {len(self._group_steps)} parameter groups, the optimiser has {len(groups)}")
+            raise ValueError(f"steps of {len(self._group_steps)} parameter groups, the optimizer has {len(groups)}")
         for group, step in zip(groups, self._group_steps, strict=True):
             if step is not None:
                 group["step"] = step

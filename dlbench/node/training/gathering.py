@@ -186,7 +186,7 @@ def with_layers_told(plan: RunPlan, course: Course, exchange: ExchangeResult | N
     """The exchange, saying whether layers were watched in the steps from which its times come."""
     if exchange is None or not _are_mixed(plan, course, exchange):
         return exchange
-    told = f"{exchange.evidence}; layers were watched in these steps too, and their hooks lengthen the backward pass"
+    told = f"{exchange.evidence}; layers were profiled in these steps too, and their hooks lengthen the backward pass"
     return exchange.model_copy(update={"evidence": told})
 
 
@@ -204,7 +204,7 @@ def watch_doubts(
     if watch is None:
         return found
     if course.window and plan.workload.train.compile != "none":
-        found.append("layers were not watched: train.compile makes one program of them")
+        found.append("layers were not profiled: train.compile makes one program of them")
     steps = len(course.window)
     enough = max(1, course.deciding_steps) + watch.window_steps + WATCHED_STEPS
     is_asked = watch.window_steps != WINDOW_STEPS or "watch.window_steps" in plan.overrides
@@ -213,7 +213,7 @@ def watch_doubts(
         if course.deciding_steps:
             why = f"its first {course.deciding_steps} decide on the exchange, its last {WATCHED_STEPS} time it"
         found.append(
-            f"watch.window_steps {watch.window_steps}: layers could be watched in {steps} steps only, as the warm-up "
+            f"watch.window_steps {watch.window_steps}: layers could be profiled in {steps} steps only, as the warm-up "
             f"has {course.warmup} and {why}; set measure.warmup_steps to {enough}"
         )
     if not watch.profiler or not watch.window_steps:

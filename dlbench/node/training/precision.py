@@ -83,7 +83,7 @@ class Precision:
             self._scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimiser's step, or none if a gradient overflowed."""
+        """The optimizer's step, or none if a gradient overflowed."""
         if self._scaler is None:
             optimizer.step()
             return

@@ -1,4 +1,4 @@
-"""What a plan trains, built on one rank: device, network, optimiser, data, and where training begins."""
+"""What a plan trains, built on one rank: device, network, optimizer, data, and where training begins."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def prepare(
     beat: Callable[[str], None] = lambda _what: None,
     stage: Callable[[str], None] = lambda _name: None,
 ) -> Prepared:
-    """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
+    """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal.
 
     Args:
         plan: the run.
@@ -301,7 +301,7 @@ def _ready(
 
 
 def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
-    """The update by the host, where that is planned; network and optimiser are as the first step finds them."""
+    """The update by the host, where that is planned; network and optimizer are as the first step finds them."""
     train = plan.workload.train
     if train.optimizer_state == "device":
         return None

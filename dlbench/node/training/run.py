@@ -152,7 +152,7 @@ class RankRun:
         self._beat("hashing the parameters")
         self._initial = sanity.parameters_digest(model)
         self._hashing_s = time.monotonic() - began
-        self._beat("building network and optimiser")
+        self._beat("building network and optimizer")
         self._engine.barrier()
         self._events.start_run()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 1
 
 PHASES = ("input", "h2d", "forward", "backward", "exchange", "optimizer")
-"""Phases of a step, in order; `exchange` is the exposed part of the gradient exchange."""
+"""Phases of a step, in order; `exchange` is the gradient exchange after the backward pass."""
 
 FIELDS: tuple[tuple[str, str], ...] = (
     ("step", "<i4"),  # from 0, warm-up included

@@ -86,7 +86,7 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
 
 def _has_more(group: Section) -> bool:
     """Whether the brief form leaves out sections of a group."""
-    return group.is_group and any(section.level != "answer" for section in group.sections)
+    return group.is_group and any(section.level != "answer" or section.sections for section in group.sections)
 
 
 def _screen(group: Section, width: int) -> list[Block]:
@@ -134,7 +134,9 @@ def _marks(group: Section, width: int, most: int) -> Iterator[Block]:
 def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Iterator[Block]:
     inner = [block for one in section.sections for block in _section(one, width, full, is_outer=False)]
     marks = [_mark(mark, width) for mark in section.marks]
-    content = _full(section, width) if full else _brief(section, width)
+    content = list(_full(section, width) if full else _brief(section, width))
+    if not full and section.headline and any(sheet.in_terminal for sheet in section.sheets):
+        content = [*_sentences([section.headline], width), *content]
     own = [*content, *inner, *([Block(("",))] if full and marks and inner else []), *marks]
     if full and section.missing:
         own.append(_listed((section.missing_title, *(f"{one.title}: {one.text}" for one in section.missing)), width))

@@ -93,6 +93,26 @@ class LargestHeldOut(Spec):
     by_size: tuple[SizeBias, ...] = Field(min_length=1, description="By size, ascending.")
 
 
+POOR_MEDIAN = 0.25
+"""Median error of an algorithm beyond which its prediction is no advice: those that it chooses among differ by less."""
+POOR_WORST = 1.0
+"""Worst error of an algorithm beyond which its prediction is no advice: somewhere it is off by the time itself."""
+
+
+class FitError(Spec):
+    """How far predictions of one algorithm were off at points that the fit did not see."""
+
+    collective: str = Field(description="The collective.")
+    algorithm: str = Field(description="The algorithm.")
+    median: NonNegative = Field(description="Median of |predicted / measured - 1|.")
+    worst: NonNegative = Field(description="The largest.")
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether predictions of this algorithm are no advice."""
+        return self.median > POOR_MEDIAN or self.worst > POOR_WORST
+
+
 class NetworkModel(Spec):
     """`*.network.json`: fitted costs of one system."""
 
@@ -115,6 +135,7 @@ class NetworkModel(Spec):
     median_error: NonNegative | None = Field(
         None, description="Median of |predicted / measured - 1| over points that the fit did not see."
     )
+    errors: tuple[FitError, ...] = Field((), description="The same by algorithm; none: not known.")
     num_points: CountOrZero = Field(0, description="Measured points behind the fit.")
     fitted_over: FittedRange | None = Field(
         None, description="What they held; none: no costs of messages, or costs that were not fitted."
@@ -137,3 +158,12 @@ class NetworkModel(Spec):
         if any(len(draw) != length for draw in self.draws):
             raise ValueError(f"a draw holds {length} costs")
         return self
+
+    def is_poor(self, collective: str, algorithm: str) -> bool:
+        """Whether the fit misses an algorithm so far that its predictions are no advice."""
+        error = self.error_of(collective, algorithm)
+        return error is not None and error.is_poor
+
+    def error_of(self, collective: str, algorithm: str) -> FitError | None:
+        """How far predictions of an algorithm were off; None where that is not known."""
+        return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)

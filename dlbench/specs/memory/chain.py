@@ -45,7 +45,7 @@ class Chain(Spec):
         0.0, description="From the end of the chain's forward pass to the start of its backward pass (head, loss), s."
     )
     after_s: NonNegative = Field(0.0, description="Backward pass of what comes before the chain, seconds.")
-    state_bytes: CountOrZero = Field(0, description="Parameters, buffers, gradients and optimiser state on the device.")
+    state_bytes: CountOrZero = Field(0, description="Parameters, buffers, gradients and optimizer state on the device.")
     outside_bytes: CountOrZero = Field(0, description="Batch, and what modules outside of the chain keep, bytes.")
     working_bytes: CountOrZero = Field(
         0,

@@ -18,7 +18,7 @@ class MemorySpec(Spec):
 
     capacity: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$")] | None = Field(
         None,
-        description="What a rank's training may hold on its device: parameters, gradients, optimiser state and "
+        description="What a rank's training may hold on its device: parameters, gradients, optimizer state and "
         "activations, e.g. 8GiB, or a share of what it holds in core, e.g. 50%; for planned.",
     )
     blocks: tuple[str, ...] = Field(

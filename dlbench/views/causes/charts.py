@@ -29,6 +29,8 @@ _IDEAL, _MEASURED = "#676d76", "#1769ab"
 """Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
 
 _ROW = 30
+_ALONE = 700
+"""Plot width of a waterfall with no chart beside it, pixels."""
 _ROOM_FOR_WORDS = 45.0
 """Percent: where a bar and its interval begin further left, its words stand at its right end."""
 
@@ -43,7 +45,9 @@ def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
     found = points[1:]
     if not found:
         return []
-    return [_waterfall(group, found[-1]), *([_lost_by_point(group, found)] if len(found) > 1 else [])]
+    if len(found) == 1:
+        return [_waterfall(group, found[0], width=_ALONE)]
+    return [_waterfall(group, found[-1], width=WIDE), _lost_by_point(group, found)]
 
 
 def _drawn(point: CausePoint) -> list[CauseShare]:
@@ -55,7 +59,7 @@ def _drawn(point: CausePoint) -> list[CauseShare]:
 # The waterfall
 
 
-def _waterfall(group: Group, point: CausePoint) -> Chart:
+def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
     import altair as alt
 
     rows = _stairs(point)
@@ -68,7 +72,7 @@ def _waterfall(group: Group, point: CausePoint) -> Chart:
         alt=f"Efficiency at {place(point)}, {figure_text(point.efficiency)}: {point.balance.text}. {words}. Lines: "
         "intervals.",
         table=lost_sheet([point]),
-        size=(WIDE, _ROW * len(rows)),
+        size=(width, _ROW * len(rows)),
     )
 
 
@@ -100,14 +104,14 @@ def _bar(
     is_right = not is_whole and reach[0] < _ROOM_FOR_WORDS
     return {
         "name": name,
-        "from": short(low),
-        "to": short(high),
-        "low": None if ends is None else short(ends[0]),
-        "high": None if ends is None else short(ends[1]),
+        "from": _hundredths(low),
+        "to": _hundredths(high),
+        "low": None if ends is None else _hundredths(ends[0]),
+        "high": None if ends is None else _hundredths(ends[1]),
         "colour": colour,
         "label": label,
         "shown": shown,
-        "at": short(0.0 if is_whole else reach[1] if is_right else reach[0]),
+        "at": _hundredths(0.0 if is_whole else reach[1] if is_right else reach[0]),
         "side": "in" if is_whole else "right" if is_right else "left",
     }
 
@@ -136,6 +140,10 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
         mark = text.mark_text(align=align, dx=offset, color=ink, fontSize=12)
         layers.append(mark.encode(x=alt.X("at:Q"), text="label:N"))
     return layers
+
+
+def _hundredths(value: float) -> float:
+    return round(value, 2)
 
 
 # Over rank counts

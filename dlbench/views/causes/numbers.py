@@ -98,6 +98,11 @@ class CausePoint:
         return self.causes[CAUSES.index(name)]
 
     @property
+    def largest(self) -> CauseShare:
+        """The cause that loses most, certain or not."""
+        return max(self.causes, key=lambda share: share.lost.value)
+
+    @property
     def balance(self) -> Balance:
         """Losses and gains apart."""
         return balance(self.causes, self.whole)

@@ -7,9 +7,12 @@ from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.causes.charts import account_charts
 from dlbench.views.causes.numbers import LostPercent, lost_percent
 from dlbench.views.causes.tables import account_sheet, experiment_sheet
-from dlbench.views.causes.words import findings, headline, remarks
+from dlbench.views.causes.words import findings, remarks
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
+
+MOST_ALONE = 2
+"""Rank counts up to which the waterfall is the only chart."""
 
 VARIANT = (
     "not shown: in these runs something was taken away on purpose; the plain runs beside them have this view, and "
@@ -44,10 +47,10 @@ class CausesView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            headline=headline(points[-1]),
             caption=f"{group.parts_caption}.",
             words=tuple(findings(found.diagnosed)),
             charts=lambda: account_charts(group, points),
+            charts_per_row=2 if len(points) > MOST_ALONE else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
             notes=tuple(remarks(found.diagnosed)),
             where={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dlbench.report.wording import figure_text, number_text, percent, place_text, points, ranks_text, runs_text
+from dlbench.report.wording import figure_text, number_text, percent, place_text, ranks_text, runs_text
 from dlbench.views.causes.numbers import CausePoint, Diagnosed
 from dlbench.views.causes.titles import CAUSE_TITLES, NOT_MEASURED
 
@@ -68,13 +68,3 @@ def _first(texts: Iterable[str]) -> str:
     """The first of several texts, and how many others there are."""
     first, *others = dict.fromkeys(texts)
     return first + (f" (and {len(others)} more reasons in other runs)" if others else "")
-
-
-def headline(point: CausePoint) -> str:
-    """The largest part of the loss at a rank count, in a line."""
-    if point.is_baseline:
-        return f"{place(point)}: {point.verdict.line.removeprefix('baseline: ')}"
-    largest = max(point.causes, key=lambda share: share.lost.value)
-    if largest.lost.value <= 0:
-        return f"Nothing is lost at {place(point)}"
-    return f"{point.balance.text}; most to {CAUSE_TITLES[largest.name]}, {points(largest.lost.value)}"

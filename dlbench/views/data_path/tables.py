@@ -63,7 +63,7 @@ def _stalled(point: DataPoint) -> Cell:
 
 def _disks(point: DataPoint) -> Cell:
     rate = point.disk_bytes_per_s
-    return Cell("not known") if rate is None else Cell(f"{format_bytes(rate)}/s", number=rate)
+    return Cell("unknown") if rate is None else Cell(f"{format_bytes(rate)}/s", number=rate)
 
 
 def facts_sheet(facts: Sequence[tuple[str, str]]) -> Sheet[tuple[str, str]]:

@@ -100,4 +100,13 @@ def _group(group: Section, repeated: Mapping[str, None]) -> Section:
         for section in group.sections
     )
     found = [text for section in sections for text in (section.words if section.id.startswith(CausesView.id) else ())]
-    return dataclasses.replace(group, about=(), facts=(), brief=tuple(found), sections=sections)
+    # The finding ends with the next step.
+    says_next = any("Next: " in text for text in found)
+    return dataclasses.replace(
+        group,
+        about=(),
+        facts=(),
+        brief=tuple(found),
+        next_step="" if says_next else group.next_step,
+        sections=sections,
+    )

@@ -38,7 +38,6 @@ class ExchangeView(GroupView):
             id=self.id,
             title=self.title,
             headline=_headline(points[-1]),
-            words=(f"{_headline(points[-1])}.",),
             notes=(*why, *_cores(points)),
             caption=f"{group.caption}. In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),

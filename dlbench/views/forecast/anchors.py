@@ -33,7 +33,7 @@ class Anchor(Spec):
 
     id: Name = Field(description="Unique in the file.")
     title: str = Field(description="What to call it.")
-    efficiency: Fraction = Field(description="Share of the ideal.")
+    efficiency: Fraction = Field(description="Scaling efficiency.")
     ranks: Count = Field(description="At so many ranks.")
     baseline: str = Field(description="What it is measured against.")
     hardware: str = Field(description="What it was measured on.")

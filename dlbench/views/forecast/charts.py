@@ -121,7 +121,7 @@ def _layers(alt: Any, group: Group, found: Forecast, law: Law) -> list[Any]:
     x = alt.X("ranks:Q", title="ranks", scale=scale, axis=alt.Axis(values=counts, grid=False, format="d"))
     top = max(1.0, *(row["high"] or row["value"] for row in (*rows, *coming)))
     scale = alt.Scale(domain=[0, top * 1.12], nice=False)
-    y = alt.Y("value:Q", title="share of the ideal", scale=scale, axis=alt.Axis(format=".0%", tickCount=6))
+    y = alt.Y("value:Q", title="scaling efficiency", scale=scale, axis=alt.Axis(format=".0%", tickCount=6))
     tooltip = [
         alt.Tooltip("place:N", title="at"),
         alt.Tooltip("shown:N", title="efficiency"),

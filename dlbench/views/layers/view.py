@@ -44,7 +44,7 @@ class LayersView(ReportView):
 
     def remedy(self, report: Report) -> str:
         """They are recorded since dlbench counts them."""
-        return "not recorded by these runs; runs of this version of dlbench record them."
+        return "not recorded by these runs; newer runs do."
 
 
 def _headline(found: Sequence[LayerTable]) -> str:
@@ -95,6 +95,7 @@ def _sheet(found: LayerTable) -> Sheet[_Row]:
         is_data=lambda row: row.is_layer,
         is_shown=lambda row: row.is_shown,
         kind=lambda row: row.role,
+        is_folded=True,
     )
 
 

@@ -22,7 +22,7 @@ def caption(plan: RunPlan) -> str:
     """The conditions, with the reference: `plan` is of one of its runs."""
     unit = plan.workload.sample_unit
     batch = (
-        f"{plan.global_batch} {unit} in all"
+        f"{plan.global_batch} {unit} global batch"
         if plan.series.scaling == "strong"
         else f"{plan.workload.train.batch_per_rank} {unit} per rank"
     )

@@ -1,4 +1,4 @@
-"""Reasons to doubt what runs say of quality, of the noise scale and of the hardware's use."""
+"""Warnings on what runs say of accuracy, of the noise scale and of the hardware's use."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ def run_doubts(run: Run, record: Record, throughput: float) -> Iterator[Found]:
         yield (
             "noise-scale",
             "serious",
-            "step times include reading every gradient for the noise scale (measure.noise_scale): no speed to compare",
+            "step times include reading every gradient (measure.noise_scale): no throughput to compare",
         )
     if record.overflow_steps:
         yield (
             "overflow-steps",
             "serious" if record.overflow_steps > MANY_OVERFLOWS * record.steps else "note",
-            f"{record.overflow_steps} of {record.steps} steps were left out because a gradient overflowed",
+            f"{record.overflow_steps} of {record.steps} steps were skipped because a gradient overflowed",
         )
     if record.first_step:
-        of_what = f"checkpoint {record.resumed_from}" if record.resumed_from else "a checkpoint"
+        of_what = record.resumed_from or "a checkpoint"
         yield (
             "resumed",
             "serious" if record.quality else "note",
-            f"went on from step {record.first_step:,} of {of_what}: losses and times to quality hold what ran before, "
-            "perhaps elsewhere",
+            f"resumed at step {record.first_step:,} from {of_what}: losses and times include what ran before",
         )
     if record.quality is not None:
         yield from _of_quality(run, record.quality, throughput)
@@ -52,7 +51,7 @@ def _of_quality(run: Run, result: QualityResult, throughput: float) -> Iterator[
     wanted = run.plan.workload.quality
     seen = until_target(result)
     if not seen:
-        yield "no-evaluation", "serious", "the quality was never evaluated"
+        yield "no-evaluation", "serious", "the accuracy was never evaluated: evaluate more often, or run longer"
         return
     count = seen[-1].eval_samples
     if wanted is not None and wanted.evaluate_samples == count:
@@ -60,15 +59,15 @@ def _of_quality(run: Run, result: QualityResult, throughput: float) -> Iterator[
         yield (
             "part-evaluated",
             "note",
-            f"evaluated on {count:,} samples (quality.evaluate_samples), which may be less than the validation data"
+            f"evaluated on {count:,} samples (quality.evaluate_samples)"
             + (f": standard error near the target about {error * 100:.1f} points" if error else ""),
         )
     if len(seen) == 1 and meets_target(result, seen[0]):
         yield (
             "first-evaluation",
             "serious",
-            f"met the target at the first evaluation, after {seen[0].samples:,} samples: time to quality is only an "
-            "upper bound; evaluate more often",
+            f"met the target at the first evaluation, after {seen[0].samples:,} samples: time to accuracy is an upper "
+            "bound; evaluate more often",
         )
     if not _beats(result, result.target, result.predictor_value):
         yield (
@@ -92,7 +91,7 @@ def _standard_error(result: QualityResult, count: int) -> float | None:
 
 def _contradictions(run: Run, result: QualityResult, throughput: float) -> Iterator[Found]:
     """Throughput, epochs and time in training steps must fit each other, or one of them is wrong."""
-    verdict, last = fit(run, throughput), result.evaluations[-1]
+    verdict = fit(run, throughput)
     if verdict is None:
         if not is_resumed(run):
             yield (
@@ -105,8 +104,8 @@ def _contradictions(run: Run, result: QualityResult, throughput: float) -> Itera
         yield (
             "contradiction",
             "serious",
-            f"{throughput:,.4g} samples/s, {last.epoch:.4g} epochs and {format_seconds(verdict.stated_s)} of training "
-            f"do not fit: at that rate they take {format_seconds(verdict.expected_s)}{hint}",
+            f"training took {format_seconds(verdict.stated_s)}, but at {throughput:,.4g} samples/s its epochs take "
+            f"{format_seconds(verdict.expected_s)}{hint}: throughput, epochs and time contradict each other",
         )
 
 
@@ -129,8 +128,8 @@ def group_doubts(group: Group, quality: Quality | None) -> Iterator[Found]:
             yield (
                 "runs-lost",
                 "serious",
-                f"{at.num_lost} further run{'s' * (at.num_lost > 1)} at {ranks_text(at.ranks)} ended without "
-                "a record: the share that reached the target may be lower",
+                f"{at.num_lost} further run{'s' * (at.num_lost > 1)} at {ranks_text(at.ranks)} ended without a record: "
+                "the share that met the target may be lower",
             )
         if at.best is not None and not _better(quality, at.best.value):
             yield (
@@ -155,6 +154,5 @@ def _not_reached(points: Sequence[QualityPoint]) -> Iterator[Found]:
         yield (
             "target-not-reached",
             "serious",
-            f"runs did not reach the target ({counts}): the times to quality there are those of the others alone, and "
-            "yield no speed-up",
+            f"runs missed the target ({counts}): times to accuracy are of the others alone, and yield no speed-up",
         )

@@ -14,6 +14,8 @@ from dlbench.report.wording import basis_text, figure_text, place_text, value_te
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Group
 
+_LINEAR = 100
+"""Times as many ranks, two decades, up to which axes are linear unless a reader asks."""
 _EXTENT = 40
 """Room for the labels of a vertical axis, pixels: seven characters."""
 
@@ -105,12 +107,15 @@ def _sheet(group: Group, quantity: _Quantity) -> Sheet[Point]:
 def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
     counts = sorted({row["ranks"] for row in rows})
     # Room on the right for the labels at the ends of the lines.
-    ends = [0, counts[-1] * 1.28]
+    is_long = counts[-1] > _LINEAR * counts[0]
     # Arguments instead of methods, here and below: altair's methods make their help text anew at every use.
-    scale = alt.Scale(domain=ends, nice=False)
+    if is_long:
+        scale = alt.Scale(type="log", base=2, domain=[counts[0] / 1.2, counts[-1] * 4], nice=False)
+    else:
+        scale = alt.Scale(domain=[0, counts[-1] * 1.28], nice=False)
     axis = alt.Axis(values=counts, grid=False, format="d", labelOverlap="greedy")
     x = alt.X("ranks:Q", title="ranks", scale=scale, axis=axis)
-    y = _axis(alt, quantity, rows)
+    y = _axis(alt, quantity, rows, is_long=is_long and quantity.name != "efficiency")
     tooltip = [
         alt.Tooltip("place:N", title="at"),
         alt.Tooltip("shown:N", title=quantity.title),
@@ -132,10 +137,16 @@ def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
     ]
 
 
-def _axis(alt: Any, quantity: _Quantity, rows: Rows) -> Any:
-    """From zero, because a share read off a cut axis misleads; of equal width, so that the charts stand aligned."""
-    top = max(value for row in rows for value in (row["value"], row["ideal"], row["high"]) if value is not None)
-    scale = alt.Scale(domain=[0, top * 1.12], nice=False)
+def _axis(alt: Any, quantity: _Quantity, rows: Rows, *, is_long: bool) -> Any:
+    """From zero, because a share read off a cut axis misleads; of equal width, so that the charts stand aligned.
+
+    Over more than two decades logarithmic like the ranks, which keeps the ideal a straight line.
+    """
+    values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
+    if is_long:
+        scale = alt.Scale(type="log", base=2, domain=[min(values) * 0.85, max(values) * 1.25], nice=False)
+    else:
+        scale = alt.Scale(domain=[0, max(values) * 1.12], nice=False)
     form = ".0%" if quantity.name == "efficiency" else ",.4~r"
     axis = alt.Axis(format=form, tickCount=6, minExtent=_EXTENT, maxExtent=_EXTENT)
     return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=axis)

@@ -93,6 +93,14 @@ def _whose(account: CausePoint, part: Part) -> str:
     return f" ({percent(first.waited_share, 0)} for rank {first.rank})" if first.waited_share >= 0.5 else ""
 
 
+def loss_text(group: Group) -> str:
+    """The second sentence of the verdict on its own: what the largest point lost; empty where nothing is known."""
+    if len(group.points) == 1:
+        return ""
+    found = group.of(LostPercent)
+    return _explanation(group.largest, None if found is None else _account_of(group.largest, found))
+
+
 def next_step(group: Group) -> str:
     """What to do next, in a sentence; empty where nothing suggests itself.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, figure_text, place_text
+from dlbench.report.wording import basis_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Group
 from dlbench.views.scaling.charts import scaling_charts
@@ -41,8 +41,7 @@ class ScalingView(GroupView):
             charts=lambda: scaling_charts(group),
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
-            headline=_headline(group),
-            brief=(f"Intervals: {_basis(group.largest)}.",),
+            brief=(),
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,
@@ -110,11 +109,3 @@ def _basis(point: Point) -> str:
     if point.is_baseline:
         return f"{own}, baseline"
     return own if own == ratio else f"{own}; ratios {ratio}"
-
-
-def _headline(group: Group) -> str:
-    last = group.largest
-    where = place_text(last.ranks, last.nodes)
-    if len(group.points) == 1:
-        return f"{figure_text(last.throughput)} {group.sample_unit}/s at {where}"
-    return f"Efficiency {figure_text(last.efficiency)} at {where}"

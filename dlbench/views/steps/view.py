@@ -59,7 +59,7 @@ class RanksView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            headline=f"{found.map.finding[0].lower()}{found.map.finding[1:].rstrip('.')}",
+            headline=f"{found.map.finding[:1].lower()}{found.map.finding[1:].rstrip('.')}",
             notes=(map_text(found.map),),
             charts=lambda: rank_charts(group, found.map),
             sheets=(rank_sheet(found.map),),

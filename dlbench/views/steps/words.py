@@ -33,7 +33,7 @@ def supports(point: StepPoint, percent_of_steps: int) -> bool:
 def step_notes(found: StepTimes) -> tuple[str, ...]:
     """The slowest step; and where steps are no independent measurements, in one sentence."""
     correlated = [
-        f"{correlation_cell(point.autocorrelation)} at {place(point)}"
+        f"{_correlation(point.autocorrelation)} at {place(point)}"
         for point in found.points
         if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
     ]
@@ -46,10 +46,8 @@ def outliers_text(point: StepPoint) -> str:
     return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
 
 
-def correlation_cell(correlation: Estimate | None) -> Cell:
-    """A correlation with its interval, to the hundredth."""
-    if correlation is None:
-        return Cell("not known")
+def _correlation(correlation: Estimate) -> Cell:
+    """With its interval, to the hundredth."""
     known = correlation.low is not None and correlation.high is not None
     interval = f"[{correlation.low:.2f}, {correlation.high:.2f}]" if known else ""
     return Cell(f"{correlation.value:.2f}", interval, number=correlation.value)

@@ -48,8 +48,8 @@ class StragglersView(GroupView):
 
 
 def _words(found: LostPercent) -> Iterator[str]:
-    """Who is waited for most at each rank count, the largest first; slow hosts of all runs."""
-    yield from (_waited_for(point) for point in reversed(found.diagnosed.points) if point.ranks > 1)
+    """Who is waited for most at each rank count but the largest (the headline); slow hosts of all runs."""
+    yield from (_waited_for(point) for point in reversed(found.diagnosed.points[:-1]) if point.ranks > 1)
     slow = [one for one in found.nodes.hosts if one.verdict == "slow"]
     for one in slow:
         yield (
@@ -76,4 +76,4 @@ def _headline(point: CausePoint) -> str:
     if not point.waiting_ranks:
         return "No rank waited for another one"
     first = point.waiting_ranks[0]
-    return f"{percent(first.waited_share, 0)} of all waiting is for {who(first)}"[:100]
+    return f"{percent(first.waited_share, 0)} of all waiting is for {who(first)}"[:80] + f", late by {first.late_by}"

@@ -145,9 +145,8 @@ def _cause(group: Group) -> str:
     point = _diagnosed(group)
     if point is None or point.is_baseline or not point.verdict.cause:
         return ""
-    lost = point.cause(point.verdict.cause).lost.value
     doubt = ", within the noise" if point.verdict.finding == "within noise" else ""
-    return f"{CAUSE_TITLES[point.verdict.cause]}: {points(lost)}{doubt}"
+    return f"{CAUSE_TITLES[point.largest.name]}: {points(point.largest.lost.value)}{doubt}"
 
 
 def _diagnosed(group: Group) -> CausePoint | None:

@@ -208,7 +208,7 @@ def _sweep(
     unit = plan.workload.sample_unit
     batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
     if plan.series.scaling == "strong":
-        batch = f"{plan.global_batch} {unit} in all"
+        batch = f"{plan.global_batch} {unit} global batch"
     last = cells[-1] if cells else None
     return Sweep(
         id=sweep_id,
@@ -223,7 +223,7 @@ def _sweep(
         cells=tuple(cells),
         idle=tuple(idle),
         caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; medians over "
-        f"runs; ratios in pairs of interleaved repeats; {plan.workload.notice}",
+        "runs; ratios in pairs of interleaved repeats" + f"; {plan.workload.notice}" * bool(plan.workload.notice),
     )
 
 
@@ -431,9 +431,9 @@ def _ties(
 
 
 def _needed(draft: Draft, settings: Sequence[Setting], family: Family) -> int | None:
-    """Repeats for the margin at the pooled scatter of what is not decided yet."""
+    """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
     undecided = [draft.logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
-    known = [found for found in undecided if len(found) > 1]
+    known = [found for found in undecided if len(found) >= MIN_RUNS]
     if not known:
         return None
     pooled = math.sqrt(fmean(variance(found) for found in known))

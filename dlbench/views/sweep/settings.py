@@ -299,7 +299,7 @@ def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
         parts.append(f"had not settled before the measured steps in {late} of {found.num_runs} runs")
     parts.append(f"chose {' or '.join(found.chosen)}")
     if found.cost is None:
-        return "; ".join([*parts, "what the search cost is not known"])
+        return "; ".join([*parts, "cost of the search unknown"])
     parts.append(f"the search cost {figure_text(found.cost)}")
     if found.break_even_steps is None:
         return "; ".join([*parts, "never paid back: a step is no faster than at the baseline"])

@@ -176,8 +176,12 @@ def advice(choice: Choice) -> str:
         return f"Keep {kept}: nothing that was swept is worth setting."
     if not compared:
         return "Repeat the settings that have no figures."
-    count = "at least 5 runs" if choice.needed_repeats is None else f"about {choice.needed_repeats} runs"
+    no_better = f"No setting is distinguishable from {choice.name} as the better one"
+    if choice.needed_repeats is None:
+        return (
+            f"{no_better}; too few runs to plan: repeat each setting at least {MIN_RUNS} times (--repeats {MIN_RUNS})."
+        )
     return (
-        f"No setting is distinguishable from {choice.name} as the better one; more repeats needed: {count} of each "
-        f"setting for a difference of {MARGIN_TEXT}."
+        f"{no_better}; more repeats needed: about {choice.needed_repeats} runs of each setting for a difference of "
+        f"{MARGIN_TEXT}."
     )

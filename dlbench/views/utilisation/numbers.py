@@ -121,15 +121,15 @@ def _peak_text(peak: Peak, group: Group) -> str:
     one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
     many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s per rank"
     how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
-    return f"{one}{many} ({peak.source}{how})"
+    return f"peak: {one}{many} ({peak.source}{how})"
 
 
 def _no_peak(group: Group) -> str:
     plan = group.sample.plan
     unit = "GPU" if plan.system.node.gpus else "core"
     return (
-        f"unknown; declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
-        f"node.peak_source in system {plan.system.name} to get the MFU"
+        f"for the MFU declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
+        f"node.peak_source in system {plan.system.name}"
     )
 
 
@@ -139,8 +139,8 @@ def _recipe_text(group: Group, amount: Recipe, unit: str) -> str:
         much = f"{amount.samples:,.0f} {unit} ({amount.key})"
     else:
         much = f"{amount.epochs:g} epochs ({amount.key}) of {amount.epoch_samples:,} {unit}"
-    caveats = ", training steps alone" + (" on synthetic data" if plan.workload.data.is_synthetic else "")
-    return f"{'Upper limit' if amount.is_limit else 'Time to train'}: {much} at this rate{caveats}."
+    caveats = "training steps alone" + (" on synthetic data" if plan.workload.data.is_synthetic else "")
+    return f"{'Upper limit' if amount.is_limit else 'Time to train'}: {much}, {caveats}."
 
 
 def _recipe_title(amount: Recipe) -> str:

@@ -33,10 +33,7 @@ class UtilisationView(GroupView):
 
     def remedy(self, group: Group) -> str:
         """Newer runs."""
-        return (
-            "not known: these runs do not record the FLOPs of a sample, and their recipe names no length of a "
-            "training; runs of this version of dlbench record the FLOPs."
-        )
+        return "these runs record no FLOPs per sample, and their recipe names no length of a training; newer runs do."
 
 
 def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
@@ -67,6 +64,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
             "training_time_s",
             found.recipe_title,
             lambda point: point.training_time,
+            lambda point: point.training_time and value_text(point.training_time),
             has_interval=True,
             is_brief=True,
         ),
@@ -101,4 +99,4 @@ def _notes(found: Utilisation) -> tuple[str, ...]:
     if not found.training_flops_per_sample:
         return (found.recipe,)
     flops = format_number(found.training_flops_per_sample / 1e9)
-    return (f"{flops} GFLOP per sample; peak: {found.peak}.", found.recipe)
+    return (f"{flops} GFLOP per sample; {found.peak}.", found.recipe)

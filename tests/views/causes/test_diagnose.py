@@ -159,8 +159,8 @@ def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
         "4 ranks: main cause: waiting for stragglers, 18.8 points [18.8, 18.8] of 24.8\n"
         "points lost, 100 % for rank 3 on n1, late by its input. Next: "
     ) in text
-    # 25 of 133 ms, and its row in the table: last in every step, 3/4 of 25 ms on average over the ranks.
-    assert "   3    n1    100 %          18.8 ms           100 %  input 25 ms\n" in text
+    # 25 of 133 ms, and its row in the table: last in every step.
+    assert "   3    n1    100 %           25 ms           100 %  input 25 ms\n" in text
     assert "--exclude=n1\n" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -196,7 +196,7 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     ]
     # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.
     assert "The same by host" in text
-    assert "  n1    100 %          12.5 ms           100 %  compute 25 ms\n" in text
+    assert "  n1    100 %           25 ms           100 %  compute 25 ms\n" in text
     (group,) = as_json(tmp_path)["groups"]
     assert [host["host"] for host in diagnosed(group)["points"][-1]["waiting_hosts"]] == ["n1"]
     assert max(map(len, text.splitlines())) <= 80
@@ -210,7 +210,7 @@ def test_one_host_has_no_table_of_hosts(tmp_path: Path) -> None:
 
         write_run(tmp_path, plan, times)
     text = diagnose(tmp_path)
-    assert "Who is waited for\n2 ranks: 100 % of all waiting is for rank 1" in text
+    assert "Stragglers\n100 % of all waiting is for rank 1" in text
     assert "by host" not in text
 
 
@@ -753,7 +753,6 @@ def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) 
     # Means of the input stall: no twin is among them.
     assert len(plain) == 2
     assert stalls == {(2, 9.0), (2, 5.0)}
-    assert len(found["groups"]) == 4
     assert [one["ranks"] for one in found["decomposition"]] == [1, 2]
 
 

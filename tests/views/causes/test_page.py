@@ -176,7 +176,6 @@ def test_a_planted_straggler_is_the_largest_loss_everywhere(group: model.Group) 
     assert words[0].startswith("8 ranks on 4 nodes: main cause: waiting for stragglers, ")
     assert "of it for rank 3 on n1" in words[0] or "% for rank 3 on n1, late by its computing" in words[0]
     assert "are waiting for stragglers" in group.verdict
-    assert "most to waiting for stragglers" in section(group, "causes").headline
 
 
 def test_one_table_holds_every_number_and_says_what_is_not_measured(group: model.Group) -> None:
@@ -250,10 +249,8 @@ def test_a_planted_fault_is_told_first(tmp_path: Path) -> None:
 
 
 def test_stragglers_are_ranked_with_what_makes_them_late(group: model.Group) -> None:
-    first, *_ = section(group, "stragglers").words
-    assert first.startswith("8 ranks on 4 nodes: ")
-    assert "of all waiting is for rank 3 on n1 (an even share is 12.5 %)" in first
-    assert first.endswith("late by compute.")
+    assert section(group, "stragglers").headline.endswith(" of all waiting is for rank 3 on n1, late by compute")
+    assert section(group, "stragglers").words[0].startswith("4 ranks on 2 nodes: ")
     found = sheets(group, "stragglers")
     assert rows(found["stragglers"])[0][:2] == ("3", "n1")
     assert rows(found["straggler-hosts"])[0][0] == "n1"
@@ -264,7 +261,7 @@ def test_stragglers_are_ranked_with_what_makes_them_late(group: model.Group) -> 
     ]
     assert math.fsum(float(row["waited_share_fraction"] or 0) for row in late) == pytest.approx(1.0)
     (chart,) = charts(group, "stragglers")
-    assert chart.alt.startswith("Waiting that single ranks owe the others, longest first. rank 3 on n1: ")
+    assert chart.alt.startswith("Waiting for single ranks, longest first. rank 3 on n1: ")
 
 
 def test_many_stragglers_are_cut_and_counted(group: model.Group) -> None:
@@ -307,7 +304,7 @@ def test_nobody_waiting_is_said(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1, 2), repeats=1)
     made = assemble(scan(tmp_path))
     (found,) = made.groups
-    assert section(found, "stragglers").words == ("2 ranks: no rank waited for another one.",)
+    assert section(found, "stragglers").headline == "No rank waited for another one"
     assert section(found, "stragglers").sheets == ()
     assert charts(found, "stragglers") == []
     assert SlowNodesView().sections(made) == ()

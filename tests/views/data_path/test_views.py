@@ -148,7 +148,7 @@ def test_staged_epochs_that_are_not_faster_never_pay(tmp_path: Path) -> None:
     (row,) = report.all_of(BreakEven)
     assert row.epochs is None
     assert break_even_text(row) == "never"
-    assert "staging never pays" in sections(document)["break"].words[0]
+    assert "never pays" in sections(document)["break"].headline
 
 
 def test_samples_found_of_an_earlier_run_are_not_the_time_of_copying(tmp_path: Path) -> None:
@@ -173,6 +173,13 @@ def test_cold_and_warm_epochs_and_tiers_are_told_apart(shown: tuple[Report, Docu
     own = group(shown[0], staging="shard", shuffle="local").of(Reading)
     assert own is not None
     assert (own.epochs[0].local_bytes, own.epochs[0].shared_bytes) == (50 * MB, 0)
+
+
+def test_every_folded_section_has_a_headline_of_one_line(shown: tuple[Report, Document]) -> None:
+    views = {view.id for view in (*SCALING.group, *SCALING.closing)} - {"scaling"}
+    found = {name: section.headline for name, section in sections(shown[1]).items() if name in views}
+    assert {"data-path", "staging", "reading", "shuffle-audit", "memory", "steps", "cost", "runs"} <= found.keys()
+    assert {name for name, headline in found.items() if not 0 < len(headline) <= 100} == set()
 
 
 def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_a_run_that_did_better_than_the_model_contradicts_it(tmp_path: Path) -> 
     assert point.why == (
         "model contradicted by measurement: 5 of 5 runs left less after the backward pass than its best"
     )
-    assert "model contradicted by measurement" in " ".join(terminal.to_text(report).split())
+    assert "model contradicted by measurement" in " ".join(terminal.to_text(report, full=True).split())
     assert "Least after backward" not in html.to_html(report)
 
 
@@ -292,7 +292,7 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
         report, group = report_of(tmp_path / name)
         assert points_of(group)[0].prediction is None
         assert "Least after backward" not in rows_of(exchange_tables.times(points_of(group)))[0]
-        assert reason in " ".join(terminal.to_text(report).split())
+        assert reason in " ".join(terminal.to_text(report, full=True).split())
         assert reason in html.to_html(report)
     _, group = report_of(tmp_path / "times")
     row = rows_of(exchange_tables.times(points_of(group)))[0]
@@ -331,13 +331,12 @@ def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
     texts = [wording.value_text(figure) for figure in figures if figure is not None]
     assert len(texts) == 4
     written = markdown.to_markdown(document_of(made))
-    plain = " ".join(terminal.to_text(document_of(made)).split())
+    plain = " ".join(terminal.to_text(document_of(made), full=True).split())
     for text in texts:
         assert text in page
         assert text in written
     assert texts[0] in plain
     assert texts[3] in plain
-    assert "grouped by dlbench (fusion none)" in plain
     content = json.loads(json_tables.to_json(document_of(made)))["groups"][0]["exchange"][0]
     assert content["exposed"]["value"] == point.exposed.value if point.exposed else False
     assert len(content["timeline"]) == len(GRADIENTS)
@@ -396,10 +395,10 @@ def test_a_setting_without_effect_comes_first_everywhere(tmp_path: Path) -> None
     assert (first.code, first.severity, len(first.runs)) == ("inert", "serious", 5)
     wanted = f"a requested setting had no effect: {inert}"
     assert first.text == wanted
-    assert wanted in " ".join(terminal.to_text(report).split())
+    assert wanted in " ".join(terminal.to_text(report, full=True).split())
     assert markdown.escape(wanted) in markdown.to_markdown(report)
     card = html.to_html(report).partition('<section id="summary"')[2].partition("</section>")[0]
-    assert wanted in card
+    assert "1 warning" in card
 
 
 def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None:

@@ -259,7 +259,8 @@ def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
     assert cell.best == ""
     assert cell.axes[0].verdict == "insufficient"
     assert "fewer than 5 repeats" in cell.verdict
-    assert "more repeats needed" in cell.advice
+    assert cell.needed_repeats is None
+    assert "too few runs to plan" in cell.advice
 
 
 def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:

@@ -175,10 +175,10 @@ class DdpEngine:
         assert self._hook is not None
         seen = len(self._watch.steps)
         if not seen:
-            return "DDP's hook; no step was watched: set measure.warmup_steps to 1 or more"
+            return "DDP's hook; no step was profiled: set measure.warmup_steps to 1 or more"
         parts = [
             f"DDP's communication hook noted each bucket's way in {alike} warm-up steps",
-            "a bucket's time runs from handing over to its return, waiting for slower ranks included",
+            "a bucket's time runs from handing over to its return, waiting for stragglers included",
         ]
         if alike < seen:
             parts.append(f"{seen - alike} more steps had other buckets")

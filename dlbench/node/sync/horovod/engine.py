@@ -177,7 +177,7 @@ class HorovodEngine:
         *,
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Broadcasts rank 0's parameters and wraps the optimiser."""
+        """Broadcasts rank 0's parameters and wraps the optimizer."""
         compression = self._hvd.Compression.none
         if self._wire == "fp16":
             compression = CheckedFp16(self._hvd.Compression.fp16, self._overflow)

@@ -19,7 +19,7 @@ _ROUNDING = 8 * 64
 
 _TYPES = {"float32": "fp32", "float16": "fp16"}
 
-NOT_WATCHED = "no step was watched: set measure.warmup_steps to 1 or more"
+NOT_WATCHED = "no step was profiled: set measure.warmup_steps to 1 or more"
 
 
 def exchange_of(methods: Iterable[str]) -> str:

@@ -101,7 +101,7 @@ class Bucket:
 
 
 def _view(vector: torch.Tensor, offset: int, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A part of the buffer in the parameter's own memory order, where optimisers are fastest."""
+    """A part of the buffer in the parameter's own memory order, where optimizers are fastest."""
     flat = vector[offset : offset + parameter.numel()]
     if parameter.is_contiguous() or not _is_dense(parameter):
         return flat.view(parameter.shape)

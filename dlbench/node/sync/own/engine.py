@@ -63,7 +63,7 @@ class OwnExchange:
         *,
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Makes groups, times messages where that is needed, makes parameters equal; model and optimiser stay plain."""
+        """Makes groups, times messages where that is needed, makes parameters equal; model and optimizer stay plain."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         buckets.require_fp32(named)
         clock = clock_for(self._device)

@@ -119,7 +119,7 @@ class RouteBuilder:
         if self._is_grouped:
             groups = make_groups(self._communicators, self._who, shared)
             world = groups.world
-            carrier = carrier if shared is None else f"{carrier}, {shared.carrier} inside"
+            carrier = carrier if shared is None else f"{carrier}, {shared.carrier} intra-group"
         else:
             world = shared or make_world(self._communicators, self._who)
             carrier = world.carrier

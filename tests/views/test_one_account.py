@@ -1,0 +1,384 @@
+"""One report, one value for one quantity: every sentence, table and chart of generated runs agrees with every other."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlbench.records.rows.steps import PHASES
+from dlbench.records.scan import scan
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Document, Section
+from dlbench.report.table import Sheet
+from dlbench.report.wording import value_text
+from dlbench.views.assemble import assemble
+from dlbench.views.causes.numbers import CausePoint, LostPercent
+from dlbench.views.causes.titles import CAUSE_TITLES, ROW_TITLES
+from dlbench.views.document import document_of
+from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.model import Group, Report
+from tests.support.run_factory import MS, Story, exchange_result, plans, write_run
+
+PHASE_MS = {
+    "input": 5.0,
+    "h2d": 1.0,
+    "forward": 30.0,
+    "backward": 50.0,
+    "exchange": 0.0,
+    "optimizer": 8.0,
+    "other": 3.0,
+}
+GRADIENTS = ((4_000_000, 0.02), (2_000_000, 0.03), (500_000, 0.05))
+
+ROUNDED = 0.051
+"""Points by which a printed number may be off."""
+
+NUMBER = r"(-?\d+(?:\.\d+)?)"
+TITLES = "|".join(map(re.escape, CAUSE_TITLES.values()))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a generated series is like; milliseconds."""
+
+    scaling: str
+    ranks: tuple[int, ...]
+    repeats: int
+    slower: Mapping[str, float]
+    """What phases take longer with more than one rank, below 0 where less."""
+    straggler: float
+    """How late the last rank is."""
+    noise: float
+    message_s: float
+    seed: int
+
+
+shapes = st.builds(
+    Shape,
+    scaling=st.sampled_from(["weak", "strong"]),
+    ranks=st.sampled_from([(1,), (1, 2), (1, 2), (1, 2, 4), (2, 4)]),
+    repeats=st.sampled_from([1, 3, 5]),
+    slower=st.fixed_dictionaries(
+        {
+            "input": st.sampled_from([0.0, -4.0, 20.0]),
+            "forward": st.sampled_from([0.0, -20.0, 10.0]),
+            "backward": st.sampled_from([0.0, -30.0, 15.0]),
+            "exchange": st.sampled_from([0.3, 5.0, 25.0]),
+            "other": st.sampled_from([0.0, 6.0]),
+        }
+    ),
+    straggler=st.sampled_from([0.0, 15.0]),
+    noise=st.sampled_from([0.0, 0.02, 0.2]),
+    message_s=st.sampled_from([1e-5, 1e-3, 2e-2]),
+    seed=st.integers(0, 10**6),
+)
+
+
+def write(out: Path, shape: Shape) -> None:
+    for plan in plans(
+        points=shape.ranks, repeats=shape.repeats, scaling=shape.scaling, overrides={"train.batch_per_rank": 8}
+    ):
+        rng = random.Random(f"{shape.seed} {plan.series.position}")
+        ranks = plan.layout.ranks
+        share = shape.ranks[0] / ranks if shape.scaling == "strong" else 1.0
+        own = {name: ms * share * rng.lognormvariate(0, shape.noise) for name, ms in PHASE_MS.items()}
+        if ranks > 1:
+            own = {name: max(0.0, ms + shape.slower.get(name, 0.0) * share) for name, ms in own.items()}
+        late = shape.straggler if ranks > 1 else 0.0
+
+        def times(rank: int, step: int, own: dict[str, float] = own, late: float = late, last: int = ranks - 1) -> Any:
+            row = dict(own)
+            row["backward"] += late * (rank == last)
+            row["exchange"] += late * (rank != last)
+            return [round(row[name] * MS) for name in PHASES], round(row["other"] * MS)
+
+        told = exchange_result(plan, gradients=GRADIENTS, alpha_s=shape.message_s, beta_s_per_byte=1e-9)
+        write_run(out, plan, times, Story(exchange=told if ranks > 1 else None))
+
+
+# What a document says
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text that people may read, of whatever part of a document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Sheet):
+        table = value.people()
+        yield from (value.title, value.caption, *table.header)
+        yield from (str(cell) for row in table.rows for cell in row.cells)
+    elif isinstance(value, Section):
+        for field in dataclasses.fields(value):
+            if field.name not in ("charts", "id", "where"):
+                yield from strings(getattr(value, field.name))
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from strings(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from strings(one)
+
+
+def sections_of(document: Document, group: Group) -> Iterator[Section]:
+    outer = next(section for section in document.sections if section.id == f"group-{group.id}")
+    yield outer
+    yield from outer.sections
+
+
+def drawn(section: Section) -> tuple[Chart, ...]:
+    return tuple(section.charts())
+
+
+# What is wrong with it
+
+
+def contradictions(report: Report, document: Document) -> list[str]:
+    """Statements that disagree with each other, each with its text."""
+    found = []
+    for group in report.groups:
+        account = group.of(LostPercent)
+        assert account is not None
+        points = {point.ranks: point for point in account.diagnosed.points}
+        found += [f"account of {ranks} ranks: {why}" for ranks, point in points.items() for why in _numbers(point)]
+        found += [why for point in group.all_of(ExchangePoint) for why in _bounds(point)]
+        for point in group.points:
+            if value_text(point.mean_step) != value_text(points[point.ranks].whole.seconds):
+                found.append(f"two mean steps at {point.ranks} ranks")
+        for section in sections_of(document, group):
+            for text in strings(dataclasses.replace(section, sections=())):
+                found += [f"{why}: {text}" for why in _sentence(text, points, group.largest.ranks)]
+            found += [why for sheet in section.sheets for why in _table(sheet, points)]
+            if section.id.startswith("causes"):
+                found += [why for chart in drawn(section) for why in _chart(chart, points[group.largest.ranks])]
+    cards = [card for section in document.sections for card in section.cards]
+    for group, card in zip(report.groups, cards, strict=True):
+        account = group.of(LostPercent)
+        assert account is not None
+        last = account.diagnosed.points[-1]
+        for text in strings(card):
+            found += [f"card, {why}: {text}" for why in _sentence(text, {last.ranks: last}, last.ranks)]
+        if len(group.points) > 1 and card.big != value_text(group.largest.efficiency):
+            found.append(f"card says {card.big}")
+    return found
+
+
+def _numbers(point: CausePoint) -> Iterator[str]:
+    """Of the account itself."""
+    whole = sum(share.lost.value for share in point.causes)
+    if abs(whole - (1 - point.efficiency.value)) > 1e-9:
+        yield f"parts lose {whole}, efficiency is {point.efficiency.value}"
+    if abs(sum(share.seconds.value for share in point.causes) / point.whole.seconds.value - 1) > 1e-9:
+        yield "seconds do not sum"
+    for share in point.causes:
+        if share.parts and abs(sum(part.lost.value for part in share.parts) - share.lost.value) > 1e-9:
+            yield f"{share.name} does not consist of its parts"
+    pair = sum(point.cause(name).lost.value for name in ("exchange", "straggler"))
+    if abs(pair - point.exchange_phase.lost.value) > 1e-9:
+        yield "the exchange phase is not its parts"
+
+
+def _bounds(point: ExchangePoint) -> Iterator[str]:
+    least = point.prediction
+    if least is None:
+        return
+    if point.exposed is not None and least.best_exposed.value > point.exposed.value * (1 + 1e-6):
+        yield f"a minimum of {least.best_exposed.value} s above the measured {point.exposed.value} s"
+    if not point.efficiency.value <= least.efficiency.value <= 1 + 1e-12:
+        yield f"an efficiency of {least.efficiency.value} that could be had, {point.efficiency.value} measured"
+
+
+def _sentence(text: str, points: Mapping[int, CausePoint], largest: int) -> Iterator[str]:
+    """What a text says of efficiencies, lost points, and parts of them; without a place it is of the largest."""
+    place = re.match(r"(\d+) ranks?(?: on \d+ nodes)?: ", text)
+    point = points.get(int(place[1]) if place else largest)
+    for match in re.finditer(rf"(?:^E|Scaling e)fficiency {NUMBER} %(?: \[[^\]]*\])? at (\d+) rank", text):
+        if match[1] != f"{100 * points[int(match[2])].efficiency.value:.1f}":
+            yield "another efficiency"
+    for match in re.finditer(r"(\d+(?:\.\d+)?) %[^.;]*attainable|attainable[^.;]*?(\d+(?:\.\d+)?) %", text):
+        if float(match[1] or match[2]) > 100:
+            yield "more than 100 % is called attainable"
+    for match in re.finditer(rf"{NUMBER}(?: points)?(?: \[[^\]]*\])? of (?:the )?{NUMBER}(?: points|\s*lost)", text):
+        if float(match[1]) > float(match[2]) + 1e-9:
+            yield "a part beyond the whole"
+    if point is None or point.is_baseline:
+        return
+    net = 100 * point.whole.lost.value
+    most = max(100 * share.lost.value for share in point.causes)
+    for match in re.finditer(rf"{NUMBER} points lost(?: to [^,;]*)?, {NUMBER} gained, net {NUMBER}", text):
+        lost, gained, left = map(float, match.groups())
+        if abs(lost - gained - left) > 1e-6 or abs(left - net) > ROUNDED or lost < most - ROUNDED:
+            yield "losses and gains that are not the account's"
+    for match in re.finditer(rf"{NUMBER} points lost, all to", text):
+        if abs(float(match[1]) - net) > ROUNDED:
+            yield "another sum of what was lost"
+    by_title = {CAUSE_TITLES[share.name]: 100 * share.lost.value for share in point.causes}
+    named = [
+        *((title, float(number)) for title, number in re.findall(rf"({TITLES})(?:,|:) {NUMBER} points", text)),
+        *((title, float(number)) for number, title in re.findall(rf"{NUMBER} (?:are )?({TITLES})\b", text)),
+    ]
+    for title, number in named:
+        if abs(by_title[title] - number) > ROUNDED:
+            yield f"another loss to {title}, {by_title[title]:.2f}"
+    for pattern in (
+        rf"largest part is ({TITLES})",
+        rf"most to ({TITLES})",
+        rf"lost(?: \([^)]*\))?, \S+ are ({TITLES})",
+    ):
+        for title in re.findall(pattern, text):
+            if by_title[title] < most - ROUNDED:
+                yield "not the largest part"
+
+
+def _table(sheet: Sheet[Any], points: Mapping[int, CausePoint]) -> Iterator[str]:
+    """Of the table of the account: what it shows is what the account holds, and sums."""
+    if sheet.name != "parts":
+        return
+    table = sheet.people()
+    for place, title in enumerate(table.header[1:], start=1):
+        point = points[int(re.findall(r"(\d+) rank", title)[0])]
+        is_lost = title.startswith("Lost")
+        rows = {row.cells[0].text: row for row in table.rows}
+        parts = {ROW_TITLES[part.name]: part for part in (*point.causes, point.exchange_phase)}
+        for name, row in rows.items():
+            part = point.whole if row.kind == "sum" else parts.get(name)
+            if part is None:
+                continue
+            wanted = value_text(part.lost.in_unit("points") if is_lost else part.seconds)
+            if row.cells[place].text != wanted:
+                yield f"{name} is {row.cells[place].text} in the table and {wanted} in the account"
+        shown = [row.cells[place].number or 0.0 for row in table.rows if row.kind == ""]
+        whole = next(row.cells[place].number or 0.0 for row in table.rows if row.kind == "sum")
+        if abs(sum(shown) - whole) > 1e-9:
+            yield f"{title}: lines sum to {sum(shown)}, not to {whole}"
+    for record in sheet.records():
+        point = points[int(str(record["ranks"]))]
+        if record["part"] == "step" and record["lost_fraction"] != point.whole.lost.value:
+            yield "programs get another loss than people"
+
+
+def _chart(chart: Chart, point: CausePoint) -> Iterator[str]:
+    if not chart.id.endswith("-waterfall"):
+        return
+    efficiency = 100 * point.efficiency.value
+    said = re.findall(rf"From 100 % to {NUMBER} %", chart.title)
+    if [f"{efficiency:.1f}"] != said:
+        yield f"the waterfall ends at {said}"
+    rows = [row for values in chart.spec.get("datasets", {}).values() for row in values]
+    rows += [row for layer in chart.spec.get("layer", []) for row in (layer.get("data") or {}).get("values", [])]
+    rows += (chart.spec.get("data") or {}).get("values", [])
+    bars = {row["name"]: row for row in rows if "name" in row}
+    if abs(bars["measured"]["to"] - efficiency) > ROUNDED:
+        yield "the last bar is not the efficiency"
+    for share in point.causes:
+        bar = bars.get(CAUSE_TITLES[share.name])
+        width = 0.0 if bar is None else bar["to"] - bar["from"]
+        if abs(width - abs(100 * share.lost.value)) > ROUNDED:
+            yield f"the bar of {share.name} is {width} wide"
+
+
+# The property
+
+
+@settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shape=shapes)
+def test_every_statement_of_a_report_agrees_with_every_other(
+    tmp_path_factory: pytest.TempPathFactory, shape: Shape
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    write(folder, shape)
+    report = assemble(scan(folder))
+    assert contradictions(report, document_of(report)) == []
+
+
+@pytest.mark.nightly
+@settings(max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shape=shapes)
+def test_many_reports_agree(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    write(folder, shape)
+    report = assemble(scan(folder))
+    assert contradictions(report, document_of(report)) == []
+
+
+# That it can fail
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("sound")
+    slower = {"input": -4.0, "exchange": 25.0, "backward": 0.0, "forward": 0.0, "other": 0.0}
+    write(folder, Shape("weak", (1, 2), 5, slower, 0.0, 0.02, 1e-5, 3))
+    report = assemble(scan(folder))
+    assert contradictions(report, document_of(report)) == []
+    return report
+
+
+def largest(group: Group, **changes: Any) -> Group:
+    """The group with another account of its largest point."""
+    found = group.of(LostPercent)
+    assert found is not None
+    *before, last = found.diagnosed.points
+    points = (*before, dataclasses.replace(last, **changes))
+    diagnosed = dataclasses.replace(found.diagnosed, points=points)
+    return dataclasses.replace(group, views={**group.views, "causes": dataclasses.replace(found, diagnosed=diagnosed)})
+
+
+def account_of(group: Group) -> CausePoint:
+    found = group.of(LostPercent)
+    assert found is not None
+    return found.diagnosed.points[-1]
+
+
+def with_larger_compute(group: Group) -> Group:
+    causes = tuple(
+        dataclasses.replace(one, lost=dataclasses.replace(one.lost, value=one.lost.value + 0.01))
+        if one.name == "compute"
+        else one
+        for one in account_of(group).causes
+    )
+    return largest(group, causes=causes)
+
+
+def with_least(group: Group) -> Group:
+    """A minimum above what was measured."""
+    (point,) = group.all_of(ExchangePoint)
+    assert point.prediction is not None
+    assert point.exposed is not None
+    more = dataclasses.replace(point.prediction, best_exposed=point.exposed.scaled(2, "s"))
+    return dataclasses.replace(group, views={**group.views, "exchange": (dataclasses.replace(point, prediction=more),)})
+
+
+def saying(text: str) -> Callable[[Group], Group]:
+    return lambda group: dataclasses.replace(group, verdict=text)
+
+
+def diagnosed(line: str) -> Callable[[Group], Group]:
+    return lambda group: largest(group, verdict=dataclasses.replace(account_of(group).verdict, line=line))
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        (saying("Scaling efficiency 71.3 % [70.0, 72.0] at 2 ranks."), "another efficiency"),
+        (saying("The largest part is compute, 1.0 points."), "another loss to compute"),
+        (saying("The largest part is compute."), "not the largest part"),
+        (saying("Waiting takes 21.3 of the 3.6 points lost."), "a part beyond the whole"),
+        (saying("The best merging makes 102.5 % attainable."), "more than 100 % is called attainable"),
+        (diagnosed("25.3 points lost, 21.7 gained, net 3.6"), "losses and gains that are not the account's"),
+        (diagnosed("main cause: input, 12.0 points of 30.0 points lost"), "another loss to input"),
+        (with_larger_compute, "parts lose"),
+        (with_least, "above the measured"),
+    ],
+)
+def test_a_planted_contradiction_is_found(sound: Report, planted: Callable[[Group], Group], found: str) -> None:
+    report = dataclasses.replace(sound, groups=tuple(map(planted, sound.groups)))
+    assert any(found in text for text in contradictions(report, document_of(report)))
