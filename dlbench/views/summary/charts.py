@@ -14,6 +14,8 @@ from dlbench.views.model import Group
 FEW_GROUPS = 6
 """Up to so many have a card each and a wide picture; more stand in a list beside a narrow one."""
 
+_LABEL = 230
+"""Longest name in a picture of many groups, pixels: the list beside it has them whole."""
 _LEAST_ROW = 9
 _PICTURE = 600
 """Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900."""
@@ -94,7 +96,12 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_GROUPS else 1.45)], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
-    y = alt.Y("group:N", title=None, sort=names, axis=alt.Axis(labelLimit=260, ticks=False, domain=False))
+    y = alt.Y(
+        "group:N",
+        title=None,
+        sort=names,
+        axis=alt.Axis(labelLimit=260 if len(names) <= FEW_GROUPS else _LABEL, ticks=False, domain=False),
+    )
     place = {"y": y, **({"yOffset": alt.YOffset("ranks:O", sort="ascending")} if offset else {})}
     tooltip = [
         alt.Tooltip("group:N", title="group"),

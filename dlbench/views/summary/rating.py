@@ -33,8 +33,8 @@ def rating(group: Group, report: Report) -> Rating:
     if trend is not None:
         return _usual(trend)
     if len(group.points) == 1:
-        return Rating(tone="unknown", text="no reference: run more rank counts")
-    return Rating(tone="unknown", text="no reference: keep a history (dlbench history)")
+        return Rating(tone="unknown", text="no reference (run more rank counts)")
+    return Rating(tone="unknown", text="no reference (make one: dlbench history)")
 
 
 def _references(group: Group, last: Point) -> list[tuple[str, float]]:
