@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -276,7 +277,7 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     lines = done.stderr.splitlines()
     # The folder is made after the choices are told.
-    assert [line for line in lines[:-1] if mistake != "out is a file" or not line.startswith("note: ")] == []
+    assert [line for line in lines[:-1] if mistake != "out is a file" or not line.startswith(("note: ", "  "))] == []
     assert lines[-1].startswith("dlbench: error: ")
     assert lines[-1].isprintable()
     assert [word for word in words if word not in lines[-1]] == [], lines[-1]
@@ -345,7 +346,8 @@ def test_a_dry_run_prints_what_would_start_and_what_was_chosen(cli: Cli, tmp_pat
     assert [words[1:-1] for words in commands] == [["-P", "-m", "dlbench.supervisor", "-m", "dlbench.node"]] * 2
     names = ("s-comm-allreduce-p00-n0002-k00", "s-comm-allreduce-p01-n0004-k00")
     assert [words[-1] for words in commands] == [str(tmp_path / "a b" / name / "plan.json") for name in names]
-    notes = done.stderr.splitlines()
+    # Further lines of a note are indented.
+    notes = re.sub(r"\n +", " ", done.stderr).splitlines()
     assert [note.split(":")[0] for note in notes] == ["note", "note"]
     assert "hierarchical, leader left out at 2 ranks" in notes[0]
     assert "hierarchical, leader left out at 4 ranks" in notes[1]
@@ -359,7 +361,7 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     stub.chmod(0o755)
     variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
     asked = (*SUBMIT, "--nodes", "2,3", "--ranks-per-node", "2", "--repeats", "2")
-    shown = cli(*asked, "--dry-run")
+    shown = cli(*asked, "--dry-run", "--all-scripts")
     assert shown.returncode == 0, shown.stderr
     assert not (tmp_path / "runs").exists()
     done = cli(*asked, **variables)
@@ -367,7 +369,9 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     jobs = done.stdout.split()
     runs = scan_comm(tmp_path / "runs").runs
     assert [run.plan.layout.nodes for run in runs] == [2, 3, 3, 2]
-    assert "".join(run.folder.script.read_text() for run in runs) == shown.stdout
+    scripts = [run.folder.script.read_text() for run in runs]
+    places = [shown.stdout.index(script) for script in scripts]
+    assert places == sorted(places)
     assert [json.loads(run.folder.submission.read_text())["job_id"] for run in runs] == jobs
     words = (tmp_path / "calls").read_text().split("\0")
     waits = [word for word in words if word.startswith("--dependency")]

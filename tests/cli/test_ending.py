@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.cli import WorkflowGroup
+from dlbench.cli import CommandGroups
 from dlbench.cli.ending import MACHINE_ERRORS, Ending, ending_of
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
 
@@ -107,7 +107,7 @@ def test_a_pipe_that_broke_is_no_verdict() -> None:
     def send() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    group = WorkflowGroup(callback=send, invoke_without_command=True)
+    group = CommandGroups(callback=send, invoke_without_command=True)
     with pytest.raises(EnvironmentLacksError, match="Broken pipe") as raised:
         group.main([], standalone_mode=False)
     assert ending_of(raised.value).code == 5

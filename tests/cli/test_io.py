@@ -188,7 +188,7 @@ def test_readers_that_die_or_talk_nonsense_are_one_line(
     ("words", "answer"),
     [
         (["resnet50"], "give --data PATH"),
-        (["resnet50", "--data", "/nope"], "--data /nope: no such file"),
+        (["resnet50", "--data", "/nope"], "data.source /nope: no such file"),
         (["resnet50", "--data", "/", "--rate", "0"], "--rate 0.0: must be a number above zero"),
         (["resnet50", "--data", "/", "--rate", "nan"], "--rate nan: must be a number above zero"),
         (["resnet50", "--data", "/", "--seconds", "1e9"], "--seconds 1e+09: must be at most"),

@@ -254,7 +254,7 @@ def test_a_unit_is_text_and_no_pattern(tmp_path: Path) -> None:
         content = plan.model_dump(mode="json")
         content["workload"]["sample_unit"] = "img {x} {0.__class__}"
         write_json(folder.plan, content)
-    done = call("compare", tmp_path / "a", tmp_path / "b")
+    done = call("compare", tmp_path / "a", tmp_path / "b", "--full")
     assert "KeyError" not in told(done)
     assert done.exception is None or isinstance(done.exception, SystemExit | DlbenchError), done.exception
     assert "img {x} {0.__class__} per rank" in " ".join(told(done).split())

@@ -349,7 +349,7 @@ def test_every_file_of_a_run_is_described() -> None:
     ("source", "pattern", "page"),
     [
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
-        ("dlbench/reading/core_load.py", r'^ +"([a-z-]+)",$', "measuring.md"),
+        ("dlbench/reading/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
         ("dlbench/node/training/sanity.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/views/quality/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
@@ -361,7 +361,7 @@ def test_every_file_of_a_run_is_described() -> None:
 )
 def test_what_the_code_names_is_explained(source: str, pattern: str, page: str) -> None:
     found = re.findall(pattern, (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)
-    names = {name for text in found for name in (re.findall(r'"(\w+)"', text) or [text])}
+    names = {name for text in found for name in (re.findall(r'"([\w-]+)"', text) or [text])}
     if source.endswith("density.py"):
         names = {f"{name}-density" for name in names}
     assert len(names) >= 2

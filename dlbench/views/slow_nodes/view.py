@@ -48,11 +48,11 @@ class SlowNodesView(ReportView):
 
 
 def _headline(found: SlowNodes) -> str:
-    accused = [clean(one.host, 30) for one in found.hosts if one.verdict in ACCUSED]
+    accused = [f"{clean(one.host, 30)} ({one.verdict})" for one in found.hosts if one.verdict in ACCUSED]
     if not accused:
         return f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
     more = f" and {len(accused) - 2} more" if len(accused) > 2 else ""
-    return f"slow: {', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
+    return f"{', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
 
 
 def _words(found: SlowNodes) -> Iterator[str]:
