@@ -36,7 +36,8 @@ def dry_run_lines(
         yield from _comments(["", f"job {number} of {len(jobs)}: {job[0].job_name}", _command(job, number, out, chain)])
         yield render_job(job, folders, python).removesuffix("\n")
     if len(jobs) > 1 and not all_scripts:
-        yield from _comments(["", f"{len(jobs) - 1} more scripts: --all-scripts prints them"])
+        more = "1 more script" if len(jobs) == 2 else f"{len(jobs) - 1} more scripts"
+        yield from _comments(["", f"{more}: --all-scripts prints all"])
 
 
 def _comments(lines: Sequence[str]) -> Iterator[str]:

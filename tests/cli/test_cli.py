@@ -386,7 +386,7 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
     assert len(rows) == len({row[1] for row in rows}) == 8
     assert "# Total: 8 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
     assert "sbatch gets --dependency=afterany:" in one.stdout
-    assert one.stdout.endswith("# 7 more scripts: --all-scripts prints them\n")
+    assert one.stdout.endswith("# 7 more scripts: --all-scripts prints all\n")
     script = scripts_in(one.stdout)[0]
     assert "#SBATCH --job-name=cosmoflow-1node-1rank-max1MiB-r1\n" in script
     assert everything_below(tmp_path) == {}

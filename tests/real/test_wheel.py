@@ -87,7 +87,9 @@ def plans_and_renders_without_torch(python: Path, cwd: Path) -> None:
     assert absent.returncode != 0
     assert "resnet50" in dlbench("ls").stdout
     assert dlbench("show", "bert", "--preset", "ci").returncode == 0
-    script = dlbench("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--dry-run")
+    script = dlbench(
+        "submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--dry-run", "--all-scripts"
+    )
     assert script.returncode == 0, script.stderr
     assert script.stdout.count("#!/bin/bash\n") == 2
     doctor = dlbench("doctor")
