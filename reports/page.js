@@ -166,7 +166,7 @@
     if (panel) show(panel);
     if (!wanted) return;
     for (let at = wanted; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-    const own = wanted.matches("section, .sheet") ? wanted.querySelector(":scope > details:not(.all-conditions)") : null;
+    const own = wanted.matches("section, .sheet") ? wanted.querySelector(":scope > details:not(.all-conditions, .untold)") : null;
     if (own) own.open = true;
     if (panel && wanted.id === panel.dataset.panel) scrollTo({ top: 0, behavior: "instant" });
     else wanted.scrollIntoView();

@@ -185,7 +185,7 @@ def test_a_used_up_quota_is_a_share_of_the_cores(tmp_path: Path) -> None:
     share, evidence = throttled(make_run(tmp_path, ["host.cpu.throttled_s"], rows, device="cpu", plan=plan))
     assert share == pytest.approx(0.75)
     assert evidence.startswith("mean of 1 node; most at n0, 75.0%")
-    assert "clocks of CPUs are not attributed" in evidence
+    assert "CPU frequency changes are not attributed" in evidence
 
 
 def test_a_run_on_cpus_without_a_quota_tells_nothing(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def _overlap(start: Times, stop: Times, window: Interval) -> Times:
 def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
     """What the ranks of a node lost to a used-up CPU quota, or why that is not known."""
     if _QUOTA not in samples.columns:
-        return f"no GPU and no CPU quota, clocks of CPUs are not attributed: {samples.why_not(_QUOTA)}"
+        return f"no GPU and no CPU quota, CPU frequency changes are not attributed: {samples.why_not(_QUOTA)}"
     held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA], samples.period_s).over(*window)
     if not held_back.known_ns:
         return f"no sample of {_QUOTA} in the measured window of {samples.host}"
@@ -246,6 +246,10 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
         share=min(1.0, share),
         time_share=min(1.0, share),
         coverage=held_back.coverage,
-        evidence=f"the CPU quota held processes of {samples.host} back for {seconds:.3g} s in all; clocks of CPUs are "
-        "not attributed",
+        evidence=(
+            f"the CPU quota throttled {samples.host} for {seconds:.3g} s in all"
+            if seconds
+            else "no CPU-quota throttling"
+        )
+        + "; CPU frequency changes are not attributed",
     )

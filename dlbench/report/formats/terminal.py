@@ -81,7 +81,7 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
             yield Block(("",))
             yield from found
     if not full and any(_has_more(section) for section in document.sections):
-        yield Block(("", *_wrapped(f"All evidence: {document.command} --full", width)))
+        yield Block(("", *_wrapped("All evidence: the same command with --full.", width)))
 
 
 def _has_more(group: Section) -> bool:
