@@ -160,21 +160,6 @@ def hybrid_threshold(flat: LineCost, grouped: LineCost) -> int | None:
     return 0 if startup <= 0 else math.ceil(startup / -per_byte)
 
 
-def attainable_efficiency(baseline_step_s: float, exposed_s: float) -> float:
-    """Weak-scaling efficiency if a step takes the baseline's time and the exposed communication, nothing else.
-
-    Args:
-        baseline_step_s: step of one rank alone with the same batch per rank.
-        exposed_s: exposed communication, e.g. of `best_exposed`: then no schedule in this order does better.
-
-    Raises:
-        ValueError: the baseline is not positive, or the exposed time is below 0.
-    """
-    if not baseline_step_s > 0 or not exposed_s >= 0:
-        raise ValueError(f"no efficiency of a step of {baseline_step_s} s with {exposed_s} s exposed")
-    return baseline_step_s / (baseline_step_s + exposed_s)
-
-
 def _check(sizes: Sequence[float], ready_s: Sequence[float], *, ascending: bool = False) -> None:
     if len(sizes) != len(ready_s):
         raise ValueError(f"{len(sizes)} sizes and {len(ready_s)} times")

@@ -59,9 +59,6 @@ PUBLISHED: dict[str, tuple[Demand, ...]] = {
 }
 """By model family, the fastest first."""
 
-PUBLISHED_PRESET = "full"
-"""The preset that the published figures are of; others train something smaller."""
-
 
 def measured(samples_per_s: float, name: str, source: str) -> Demand:
     """What an accelerator takes by a measurement, or by what somebody asks for.

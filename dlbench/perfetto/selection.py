@@ -21,10 +21,6 @@ class Selection:
     cores: bool = False
     """Whether every core has a counter of its own."""
 
-    def has_step(self, step: int) -> bool:
-        """Whether a step of that number is shown."""
-        return self.steps is None or self.steps[0] <= step <= self.steps[1]
-
 
 def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
     """Ranks from a text such as `0,1,8-15`; all of them without a text.

@@ -54,13 +54,6 @@ INPUT_PARTS = ("fetch", "prepare", "copy")
 WAIT_PARTS = ("wait", "copy")
 """The same where a run does not say what its readers did: the wait for batches, and the copy."""
 
-CHILDREN: Mapping[str, tuple[str, ...]] = {
-    "compute": COMPUTE_PARTS,
-    EXCHANGE_PHASE: ("exchange", "straggler"),
-    "input": ("wait", *INPUT_PARTS),
-}
-"""What parts consist of."""
-
 _OUT_OF_COMPUTE = ("throttling", "memory")
 """Parts whose seconds lie in the phases of computing."""
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.overlap import (
-    attainable_efficiency,
     best_exposed,
     best_merge,
     exchange_times,
@@ -125,14 +124,6 @@ def test_threshold_of_hybrid(flat: LineCost, grouped: LineCost, threshold: int |
     if threshold:
         assert flat.time(threshold) <= grouped.time(threshold)
         assert flat.time(threshold - 1) > grouped.time(threshold - 1)
-
-
-def test_attainable_efficiency() -> None:
-    assert attainable_efficiency(0.8, 0.2) == 0.8
-    assert attainable_efficiency(0.8, 0.0) == 1.0
-    for baseline, hidden in ((0.0, 0.1), (1.0, -0.1)):
-        with pytest.raises(ValueError, match="no efficiency"):
-            attainable_efficiency(baseline, hidden)
 
 
 def test_nothing_to_send() -> None:

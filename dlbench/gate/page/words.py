@@ -11,8 +11,6 @@ from dlbench.report.table import Cell
 from dlbench.report.wording import DASH, percent
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 
-ORDER = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
-
 
 def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> str:
     """The overall verdict, and the comparison that stands for it."""
