@@ -39,7 +39,7 @@ class Point:
     """Samples per step."""
     is_baseline: bool
     throughput: Estimate
-    """Samples per second, all ranks together."""
+    """Samples per second, all ranks together; geometric mean over runs, so that its ratios are speed-ups."""
     throughput_per_rank: Estimate
     """Samples per second and rank."""
     step: Estimate
@@ -134,7 +134,7 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
     speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
     plan = table.runs[str(rows["run_id"].iloc[0])].plan
     unit = f"{plan.workload.sample_unit}/s"
-    throughput = median_estimate(list(own.values()), unit)
+    throughput = geometric_mean_estimate(list(own.values()), unit)
     return Point(
         ranks=ranks,
         nodes=int(rows["nodes"].iloc[0]),

@@ -105,7 +105,7 @@ def _group(
         sample_unit=unit,
         conditions=(*_conditions(group.sample), *_cleaned(apart)),
         settings=settings,
-        caption=_caption(group, "medians, and ratios of geometric means,"),
+        caption=_caption(group, "geometric means, medians of step times,"),
         parts_caption=_caption(group, "means"),
         verdict=_verdict(source, unit),
         baseline_note=baseline_note(group, groups, table),

@@ -250,6 +250,19 @@ def _larger_batch(case: Case) -> str:
 _COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer"}
 
 
+def _could_be_spread(case: Case) -> bool:
+    """Whether the same ranks fit on more nodes: a scheduler gives them, or several were used."""
+    plan = case.run.plan
+    return plan.layout.ranks_per_node > 1 and (plan.layout.nodes > 1 or plan.system.scheduler != "none")
+
+
+def _computes_beside_exchange(case: Case) -> bool:
+    """Whether threads of the exchange run on the cores that compute: on CPUs, while the backward pass goes on."""
+    record = case.run.record
+    on_cpu = record is not None and record.clock == "monotonic"
+    return on_cpu and case.exchange is not None and bool(case.exchange.hidden_s)
+
+
 def _less_fixed_work(case: Case) -> str:
     """Under strong scaling a rank's batch shrinks, and what does not depend on it (the optimizer) stays."""
     at_smallest = round(2 * case.batch * case.point.ideal_speedup)
@@ -380,7 +393,14 @@ RULES: Mapping[str, Rule] = {
                 text=lambda case: (
                     "place fewer ranks per node, to see whether they share memory or caches (--ranks-per-node)"
                 ),
-                when=lambda case: _is_weak(case) and case.run.plan.layout.ranks_per_node > 1,
+                when=lambda case: _is_weak(case) and _could_be_spread(case),
+            ),
+            Experiment(
+                text=lambda case: (
+                    "measure what the exchange takes from the backward pass, since both share the ranks' cores "
+                    "(--decompose runs pairs without exchange)"
+                ),
+                when=_computes_beside_exchange,
             ),
             Experiment(text=lambda case: "look at clocks and memory of these nodes, and at other work on their cores"),
         ),

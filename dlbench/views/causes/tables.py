@@ -214,7 +214,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
         columns=columns,
         rows=rows,
         caption=(
-            "Nothing here is measured. Upper bound: throughput gained if all that this part loses were gone. Forecasts "
+            "Suggestions. Upper bound (computed): throughput gained if all that this part loses were gone. Forecasts "
             "need fitted costs of the network: dlbench diagnose RUNS --network FILE."
         ),
     )

@@ -104,8 +104,8 @@ def _efficiency(point: Point) -> Estimate | Cell:
 
 
 def _basis(point: Point) -> str:
-    """Of the throughput and, where it is another, of the efficiency."""
-    own, ratio = basis_text(point.throughput), basis_text(point.efficiency)
-    if point.is_baseline:
-        return f"{own}, baseline"
-    return own if own == ratio else f"{own}; ratios {ratio}"
+    """Of the throughput and, where they are others, of the efficiency and of the steps."""
+    own, ratio, steps = (basis_text(one) for one in (point.throughput, point.efficiency, point.step))
+    found = [own, *([] if ratio == own or point.is_baseline else [f"ratios {ratio}"])]
+    found += [] if steps == own else [f"steps {steps}"]
+    return "; ".join(found) + ", baseline" * point.is_baseline

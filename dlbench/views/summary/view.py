@@ -42,12 +42,23 @@ class SummaryView(ReportView):
             Section(
                 id=self.id,
                 title=self.title,
+                about=_shared(report.groups),
                 charts=lambda: efficiency_chart(report.groups, names),
                 charts_per_row=1,
                 cards=tuple(_card(group, name, report) for group, name in zip(report.groups, names, strict=True)),
                 brief=(),
             ),
         )
+
+
+def _shared(groups: Sequence[Group]) -> tuple[str, ...]:
+    """What holds for all groups, since their names do not say it."""
+    found = [
+        _value(name, value)
+        for name in ("preset", "engine", "precision", "scaling", "goal")
+        if (value := groups[0].condition(name)) and all(one.condition(name) == value for one in groups)
+    ]
+    return (f"{'All groups: ' * (len(groups) > 1)}{', '.join(found)}.",) if found else ()
 
 
 def short_names(groups: Sequence[Group]) -> list[str]:

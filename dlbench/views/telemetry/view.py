@@ -102,4 +102,4 @@ def _throttling(found: Telemetry, *, on_gpu: bool) -> str:
         return f"throttled {percent(worst.throttled)} of the time: {worst.host[:20]}, {worst.throttled_by}"
     if known:
         return "no throttling seen"
-    return "clock throttling unknown: no GPU was sampled" if on_gpu else "clock throttling unknown (no GPU)"
+    return "clock throttling unknown: no GPU was sampled" if on_gpu else "no GPU whose clocks could be read"

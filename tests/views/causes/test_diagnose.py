@@ -417,7 +417,12 @@ def test_fixed_work_under_strong_scaling_is_no_slower_computing(tmp_path: Path) 
     assert others
     assert not any("--ranks-per-node" in text for text in others)
     write_series(tmp_path / "weak", {"optimizer": 20.0})
-    assert "--ranks-per-node" in experiments(tmp_path / "weak")[0]
+    # One machine without a scheduler has no other node to place ranks on.
+    assert not any("--ranks-per-node" in text for text in experiments(tmp_path / "weak"))
+    for plan in plans(**over_nodes(repeats=5)):
+        slower = 20.0 * (plan.layout.nodes > 1)
+        write_run(tmp_path / "nodes", plan, constant([0.0, 0.0, 30.0, 50.0 + slower, 0.0, 20.0]))
+    assert "--ranks-per-node" in experiments(tmp_path / "nodes")[0]
 
 
 def test_half_the_bytes_are_worth_a_try_where_the_carrier_adds_them_fast(tmp_path: Path) -> None:
@@ -644,7 +649,7 @@ def test_forecast_stands_in_the_line_and_is_called_so(tmp_path: Path) -> None:
     assert found["line"].endswith(f"forecast +{100 * first['forecast_gain']:.0f} % throughput")
     text = " ".join(diagnose(tmp_path / "runs", "--network", file).split())
     assert "on the fitted network of box over torch-gloo, priced for the run's 3 messages" in text
-    assert "Upper bound: throughput gained if all that this part loses were gone" in text
+    assert "Upper bound (computed): throughput gained if all that this part loses were gone" in text
     # Without the file there is no forecast, only the limit.
     assert "orecast +" not in diagnose(tmp_path / "runs")
 
