@@ -27,8 +27,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Medians and intervals",
         "The run is the experimental unit, not the step. Throughput is the geometric mean over runs, whose ratios are "
         f"speed-up and efficiency; other figures are medians; where they must sum, means. {INTERVALS} With fewer "
-        "runs the range is printed, with the level that it attains, and the comparison is called insufficient; a single "
-        "run has no interval.",
+        "runs the range is printed, with the level that it attains, and the comparison is called insufficient; a "
+        "single run has no interval.",
     ),
     (
         "Speed-up and efficiency",
