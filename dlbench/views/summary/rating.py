@@ -40,7 +40,7 @@ def rating(group: Group, report: Report) -> Rating:
 def _references(group: Group, last: Point) -> list[tuple[str, float]]:
     """References for a point: what they are, and their efficiency (fraction)."""
     found = [
-        ("the exchange model alone predicts", one.prediction.efficiency.value)
+        ("the exchange alone leaves", one.prediction.efficiency.value)
         for one in group.all_of(ExchangePoint)
         if (one.ranks, one.nodes) == (last.ranks, last.nodes) and one.prediction is not None
     ]
