@@ -18,6 +18,10 @@ Level = Literal["answer", "evidence", "appendix"]
 """How deep a section stands: read at once, opened where its headline makes curious, looked up."""
 
 
+FEW_CARDS = 6
+"""Up to so many cards with facts stand below a wide picture; more are lines of a list beside a narrow one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mark:
     """A line that must be noticed."""

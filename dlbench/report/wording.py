@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import bytes_parts, format_number, seconds_parts
@@ -157,6 +158,11 @@ def slow_link_text(later: Estimate) -> str:
         f"its exchanges end {figure_text(later)} of a step later than the other hosts', which its own work does not "
         "explain (its own link, or that of the host it receives from)"
     )
+
+
+def counts_text(counts: Sequence[int]) -> str:
+    """Ascending counts as one or a range, e.g. ``3`` or ``1 to 4``."""
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def runs_text(count: int) -> str:

@@ -21,7 +21,7 @@ from dlbench.reading.samples.readings import damage_met
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
-from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
+from dlbench.report.wording import ENGINE_TITLES, clean, counts_text, ranks_text
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
@@ -158,13 +158,12 @@ def _short_conditions(group: scaling.Group) -> str:
 def _caption(group: scaling.Group, what: str) -> str:
     plan = group.sample.plan
     counts = sorted({len(point.run_ids) for point in group.points})
-    runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     nodes = {point.nodes for point in group.points}
     parts = (
         f"{plan.workload.name}, {_short_conditions(group)}",
         f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
         f"baseline {ranks_text(group.baseline.ranks)}",
-        f"{what} over {runs} run{'s' * (counts[-1] > 1)} per point",
+        f"{what} over {counts_text(counts)} run{'s' * (counts[-1] > 1)} per point",
         clean(plan.workload.notice),
     )
     return "; ".join(filter(None, parts))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from dlbench.report.document import Document, Level, Section, remark
 from dlbench.report.table import named_table
-from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
+from dlbench.report.wording import basis_text, counts_text, figure_text, place_text, runs_text
 from dlbench.views import registry
 from dlbench.views.causes.tables import account_sheet
 from dlbench.views.model import Group, Report
@@ -143,15 +142,10 @@ def _conditions_line(group: Group) -> str:
         batch or f"batch {group.condition('global_batch')} in all",
         group.condition("data_set"),
         group.condition("system"),
-        f"{range_text(nodes)} node{'s' * (nodes[-1] > 1)}",
-        f"{range_text(counts)} run{'s' * (counts[-1] > 1)} per point",
+        f"{counts_text(nodes)} node{'s' * (nodes[-1] > 1)}",
+        f"{counts_text(counts)} run{'s' * (counts[-1] > 1)} per point",
     )
     return ", ".join(part for part in parts if part)
-
-
-def range_text(counts: Sequence[int]) -> str:
-    """Ascending counts as one or a range, e.g. ``3`` or ``1 to 4``."""
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _methods(report: Report) -> tuple[Section, ...]:

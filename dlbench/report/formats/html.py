@@ -26,7 +26,7 @@ from dlbench import bundled
 from dlbench.report.charts import svg
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import CONFIG
-from dlbench.report.document import Card, Document, Section
+from dlbench.report.document import FEW_CARDS, Card, Document, Section
 from dlbench.report.formats.csv import all_tables
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
@@ -51,9 +51,6 @@ HEADLINE = 100
 
 PAIR_COLUMNS = 5
 """Columns of a table that has room beside a chart."""
-
-FEW_CARDS = 6
-"""More cards with facts are lines of a list that scrolls by itself."""
 
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
@@ -263,10 +260,7 @@ def _shown(
         has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or _hold(sheets, drawn),
         headline=headline,
         words=words,
-        is_pair=len(drawn) == 1
-        and not section.cards
-        and bool(sheets)
-        and all(len(one.table.header) <= PAIR_COLUMNS for one in sheets),
+        is_pair=_is_pair(section, drawn, sheets),
         glances=_glances([card for card in section.cards if card.facts]),
     )
 

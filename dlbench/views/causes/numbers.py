@@ -149,6 +149,11 @@ class LostPercent:
     nodes: SlowNodes
     """Of this group's hosts only, over all runs of the folder."""
 
+    def at(self, point: Point) -> CausePoint | None:
+        """The account of one rank and node count; None where it has none."""
+        place = point.ranks, point.nodes
+        return next((one for one in self.diagnosed.points if (one.ranks, one.nodes) == place), None)
+
 
 def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = None) -> LostPercent | None:
     """Where the lost percent goes.

@@ -38,12 +38,8 @@ def verdict(unit: str, all_points: tuple[Point, ...], *, is_crowded: bool, cause
     )
     if is_crowded:
         return f"{sentence} Ranks shared cores: this says nothing about the scaling of the machine."
-    more = _explanation(last, None if causes is None else _account_of(last, causes))
+    more = _explanation(last, None if causes is None else causes.at(last))
     return f"{sentence} {more}" if more else sentence
-
-
-def _account_of(point: Point, causes: LostPercent) -> CausePoint | None:
-    return next((one for one in causes.diagnosed.points if (one.ranks, one.nodes) == (point.ranks, point.nodes)), None)
 
 
 def _explanation(point: Point, account: CausePoint | None) -> str:
@@ -98,7 +94,7 @@ def loss_text(group: Group) -> str:
     if len(group.points) == 1:
         return ""
     found = group.of(LostPercent)
-    return _explanation(group.largest, None if found is None else _account_of(group.largest, found))
+    return _explanation(group.largest, None if found is None else found.at(group.largest))
 
 
 def next_step(group: Group) -> str:
@@ -110,7 +106,7 @@ def next_step(group: Group) -> str:
     if len(group.points) == 1:
         return f"Run the same workload at more rank counts, for example --ranks {more_ranks(group)}."
     found = group.of(LostPercent)
-    account = None if found is None else _account_of(group.largest, found)
+    account = None if found is None else found.at(group.largest)
     if account is not None and account.verdict.experiments:
         confirm = f"; confirm with --repeats {MIN_RUNS}" if account.verdict.finding == "likely" else ""
         return sentence(f"{account.verdict.experiments[0].text}{confirm}")

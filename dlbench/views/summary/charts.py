@@ -8,11 +8,9 @@ from typing import Any
 
 from dlbench.report.charts.chart import Chart, finish
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
+from dlbench.report.document import FEW_CARDS
 from dlbench.report.wording import basis_text, figure_text, place_text, value_text
 from dlbench.views.model import Group
-
-FEW_GROUPS = 6
-"""Up to so many have a card each and a wide picture; more stand in a list beside a narrow one."""
 
 _LABEL = 230
 """Longest name in a picture of many groups, pixels: the list beside it has them whole."""
@@ -46,7 +44,7 @@ def efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Char
     words = "; ".join(f"{row['group']}, {row['place']}: {row['shown']}" for row in rows if row["is_last"])
     header = ("Group", "At", "Scaling efficiency", "Interval")
     lines = [(row["group"], row["place"], row["shown"], row["basis"]) for row in rows]
-    is_wide = len(groups) <= FEW_GROUPS
+    is_wide = len(groups) <= FEW_CARDS
     most = max(len(group.points) - 1 for group in groups)
     height = min(_ROOM, len(groups) * max(44, 16 * most)) if is_wide else max(_PICTURE, _LEAST_ROW * len(groups))
     return [
@@ -93,14 +91,14 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
     # Room on the right for labels.
-    scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_GROUPS else 1.45)], nice=False)
+    scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_CARDS else 1.45)], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
     y = alt.Y(
         "group:N",
         title=None,
         sort=names,
-        axis=alt.Axis(labelLimit=260 if len(names) <= FEW_GROUPS else _LABEL, ticks=False, domain=False),
+        axis=alt.Axis(labelLimit=260 if len(names) <= FEW_CARDS else _LABEL, ticks=False, domain=False),
     )
     place = {"y": y, **({"yOffset": alt.YOffset("ranks:O", sort="ascending")} if offset else {})}
     tooltip = [
@@ -112,7 +110,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     base = alt.Chart(alt.InlineData(values=measured)).encode(**place)
     shade = alt.condition("datum.is_last", alt.value(1), alt.value(0.45))
     ideal = alt.Chart(alt.InlineData(values=[{"ideal": 1.0}]))
-    labelled = [row for row in rows if row["is_last"]] if len(names) > FEW_GROUPS else rows
+    labelled = [row for row in rows if row["is_last"]] if len(names) > FEW_CARDS else rows
     labels = alt.Chart(alt.InlineData(values=labelled)).encode(**place)
     return [
         ideal.mark_rule(color=IDEAL, strokeWidth=2, strokeDash=[5, 4]).encode(x=alt.X("ideal:Q")),

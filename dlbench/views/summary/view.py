@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlbench.report.document import Card, Section
 from dlbench.report.wording import ENGINE_TITLES, basis_text, interval_text, place_text, points, value_text
-from dlbench.views.causes.numbers import CausePoint, LostPercent
+from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
@@ -153,15 +153,9 @@ def _machine(group: Group, report: Report) -> str:
 
 def _cause(group: Group) -> str:
     """The cause that costs most at the largest point, and how much of what is lost; empty where none is known."""
-    point = _diagnosed(group)
+    found = group.of(LostPercent)
+    point = found.at(group.largest) if found else None
     if point is None or point.is_baseline or not point.verdict.cause:
         return ""
     doubt = ", within the noise" if point.verdict.finding == "within noise" else ""
     return f"{CAUSE_TITLES[point.largest.name]}: {points(point.largest.lost.value)}{doubt}"
-
-
-def _diagnosed(group: Group) -> CausePoint | None:
-    found = group.of(LostPercent)
-    place = (group.largest.ranks, group.largest.nodes)
-    points = found.diagnosed.points if found else ()
-    return next((point for point in points if (point.ranks, point.nodes) == place), None)
