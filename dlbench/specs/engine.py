@@ -47,6 +47,10 @@ class DdpSettings(Spec):
         25 * 1024 * 1024,
         description="Size of a gradient bucket, bytes; at the default the first one is 1 MiB, as in PyTorch.",
     )
+    gradient_as_bucket_view: Flag = Field(
+        False, description="Gradients are views of the buckets, which saves a copy and its memory."
+    )
+    static_graph: Flag = Field(False, description="Every step uses the same parameters, in the same order.")
 
 
 class EngineSpec(Spec):

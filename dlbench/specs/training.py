@@ -14,7 +14,12 @@ from dlbench.specs.memory.settings import MemorySpec, Recompute, Swap
 class OptimizerSpec(Spec):
     """The optimizer. Formulas are in `dlbench.node.models.optimizers`."""
 
-    name: Literal["sgd", "lars", "lamb"] = Field(description="Update rule.")
+    name: Literal["sgd", "adamw", "lars", "lamb"] = Field(description="Update rule.")
+    implementation: Literal["foreach", "fused"] = Field(
+        "foreach",
+        description="How the update runs: foreach (an operation over all tensors at a time), or fused (torch's fused "
+        "kernel of sgd and adamw; lars and lamb compiled by torch.compile).",
+    )
     learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none", description="Scale the learning rate with the global batch, or with its root."
@@ -103,7 +108,9 @@ class TrainSpec(Spec):
         1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."
     )
     precision: Precision = Field(
-        "fp32", description="fp32 (without TF32); bf16 or fp16: autocast with fp32 weights, fp16 with loss scaling."
+        "fp32",
+        description="fp32 (without TF32); tf32: fp32 whose matrix products and convolutions use TF32; bf16 or fp16: "
+        "autocast with fp32 weights, fp16 with loss scaling.",
     )
     allow_emulation: Flag = Field(
         False, description="Let a CPU without bf16 or fp16 arithmetic emulate it: right results, meaningless speed."
@@ -131,8 +138,16 @@ class TrainSpec(Spec):
         description="Where the optimizer's state lies and parameters are updated; host: by the CPU, block by block, "
         "beside the next forward pass.",
     )
-    compile: Literal["none", "default"] = Field(
-        "none", description="torch.compile of the network; block by block where something is recomputed or swapped."
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
+        "none",
+        description="torch.compile of the network, in a mode of its own; block by block where something is recomputed "
+        "or swapped.",
+    )
+    cuda_graphs: Literal["none", "network"] = Field(
+        "none", description="network: forward and backward pass are captured once and replayed as CUDA graphs."
+    )
+    cudnn_benchmark: Literal["auto", "on", "off"] = Field(
+        "auto", description="cuDNN tries its convolution algorithms in the first step; auto: on on GPUs."
     )
     activation_budget: Fraction | None = Field(
         None,
@@ -204,6 +219,12 @@ class MeasureSpec(Spec):
     )
     warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded apart.")
     measured_steps: Count = Field(description="Steps that count (until steps).")
+    warmup_s: NonNegative | None = Field(
+        None, description="The warm-up lasts so long at least, seconds; none: 20 s on GPUs, 0 on CPUs."
+    )
+    measured_s: NonNegative | None = Field(
+        None, description="The measured steps last so long at least, seconds; none: 60 s on GPUs, 0 on CPUs."
+    )
     phases: Literal["overlapped", "synchronised"] = Field(
         "overlapped",
         description="'overlapped' adds no synchronisation to training; 'synchronised' waits for the device after "

@@ -41,6 +41,11 @@ class BertModel(Spec):
     max_positions: Count = Field(512, description="Longest sequence, tokens.")
     type_vocab_size: Count = Field(2, description="Segment types.")
     dropout: Fraction = Field(0.1, description="Dropout probability.")
+    attention: Literal["auto", "masked", "unpadded"] = Field(
+        "auto",
+        description="auto: without a mask where a batch has no padding, so that flash attention may act; masked: with "
+        "a mask always; unpadded: padding is left out of all layers.",
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -76,6 +81,19 @@ ModelSpec = Annotated[ResNetModel | BertModel | CosmoFlowModel, Field(discrimina
 
 class _Data(Spec):
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
+    synthetic_on: Literal["host", "device"] = Field(
+        "host", description="Where synthetic samples lie: host (copied in each step) or device (no copy)."
+    )
+    reader: Literal["dlbench", "dali", "nvimagecodec"] = Field(
+        "dlbench", description="What reads and decodes samples: dlbench's reader, or NVIDIA's for JPEGs on GPUs."
+    )
+    decode: Literal["region", "full"] = Field(
+        "region",
+        description="JPEGs in training: only the region of the crop, at the smallest scale that is enough; or whole.",
+    )
+    device_prefetch: CountOrZero = Field(
+        1, description="Batches copied to the GPU ahead on a stream of its own; 0: copied in the step."
+    )
     validation: str | None = Field(
         None,
         min_length=1,
