@@ -26,7 +26,7 @@ QUIET := .ci/stage --log $(VENV)/pip.log
 SERIES = --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --out "$(DEMO_OUT)"
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo demo-stages test test-stages quick nightly bench setup lint format clean
+.PHONY: demo demo-stages test test-stages quick nightly bench gpu-check setup lint format clean
 .DELETE_ON_ERROR:
 
 demo:
@@ -65,6 +65,11 @@ format: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.bench $(AREA)
+
+# The first check on a machine with a GPU; FIGURES=1 also measures every axis there. Where there is no network, call
+# `python -m tests.gpu` with a Python that has what pyproject.toml asks for.
+gpu-check: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.gpu $(if $(FIGURES),--figures)
 
 setup:
 	@.ci/stage --all $(MAKE) --no-print-directory $(VENV)/.ready-dev
