@@ -26,8 +26,9 @@ def setup() -> None:
 def horovod(rebuild: bool, source: Path | None) -> None:
     """Build Horovod from PyPI's source for this Python and torch, and install it.
 
-    Gloo always; MPI where it is found; NCCL where torch is built for CUDA, and nvcc is found. The wheel is kept in DLBENCH_CACHE (default ~/.cache/dlbench), so
-    the next environment with the same toolchain gets it in seconds. Needs g++, make and cmake; no root.
+    Gloo always; MPI where it is found; NCCL where torch is built for CUDA and nvcc is found. The wheel is kept in
+    DLBENCH_CACHE (default ~/.cache/dlbench), so the next environment with the same toolchain gets it in seconds. Needs
+    g++, make and cmake; no root.
 
     \b
     Example:

@@ -31,13 +31,21 @@ from dlbench.setup.probes import Finding, examine
 
 CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
 FACTS = {
-    **{"torch": "2.13.0", "cuda": None, "python": "3.11", "compiler": "g++ 12.2.0", "mpi": None},
+    **dict.fromkeys(("cuda", "mpi")),
+    "torch": "2.13.0",
+    "python": "3.11",
+    "compiler": "g++ 12.2.0",
     **dict.fromkeys(CUDA_PARTS),
 }
 FOR_CUDA = {
     **FACTS,
-    **{"cuda": "13.0", "nccl": "2.29.7", "nccl_home": "/opt/nccl", "nccl_library": "/opt/nccl/lib/libnccl.so.2"},
-    **{"nvcc": "13.0.88", "cuda_home": "/opt/cuda", "architectures": "90"},
+    "cuda": "13.0",
+    "nccl": "2.29.7",
+    "nccl_home": "/opt/nccl",
+    "nccl_library": "/opt/nccl/lib/libnccl.so.2",
+    "nvcc": "13.0.88",
+    "cuda_home": "/opt/cuda",
+    "architectures": "90",
 }
 
 # Patches

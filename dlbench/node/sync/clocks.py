@@ -84,10 +84,13 @@ class HostClock:
         return moment
 
 
-class _Anchor(NamedTuple):
+class Anchor(NamedTuple):
+    """A moment of the device beside one of the host."""
+
     event: torch.cuda.Event
     host_ns: int
     error_ns: float
+    """By how much the two may be apart."""
 
 
 class CudaClock:
@@ -96,7 +99,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._anchors: list[_Anchor] = []
+        self._anchors: list[Anchor] = []
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)
@@ -130,7 +133,7 @@ class CudaClock:
             tries.append((after - before, (before + after) // 2, event))
         # An idle device is at the event at once: the middle of the shortest call is off by half of it at most.
         took_ns, host_ns, event = min(tries, key=lambda found: found[0])
-        self._anchors.append(_Anchor(event, host_ns, took_ns / 2))
+        self._anchors.append(Anchor(event, host_ns, took_ns / 2))
 
     @property
     def error_s(self) -> float:

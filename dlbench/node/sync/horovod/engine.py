@@ -2,9 +2,10 @@
 
 Traps handled here: controller and CPU operations must name the same library (mixing them aborts or
 crashes); fp16 sums overflow above 65,504; bfloat16 tensors do not exist for Horovod; at one rank it
-registers no hooks at all, so its 1-rank baseline holds no Horovod cost and needs no NCCL; its flags for hierarchical and torus
-all-reduce are silently ignored by builds without NCCL, and on a single node. What ran is taken from Horovod's own
-timeline in a short window (`horovod_window`), what the autotuner did from its log (`autotune`).
+registers no hooks at all, so its 1-rank baseline holds no Horovod cost and needs no NCCL; its flags for
+hierarchical and torus all-reduce are silently ignored by builds without NCCL, and on a single node; its
+timeline changes every step on GPUs unless dlbench's patch is in. What ran is taken from that timeline in a
+short window (`horovod.window`), what the autotuner did from its log (`autotune`).
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
     said = " ".join(str(error).split())
     if missing := re.search(r"(\S+\.so[.\d]*): cannot open shared object file", said):
         return EnvironmentLacksError(
-            f"engine horovod: Horovod was built with {missing[1]}, which the loader does not find here; load the module "
-            f"that brings it, or {REMEDY}; or use --engine ddp"
+            f"engine horovod: Horovod was built with {missing[1]}, which the loader does not find here; load the "
+            f"module that brings it, or {REMEDY}; or use --engine ddp"
         )
     return EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({said}); {REMEDY}, or use --engine ddp")
 
