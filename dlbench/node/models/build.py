@@ -102,7 +102,7 @@ def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
     the order of channels-last. The result is float32, or under autocast the type that the first layer would cast to.
     """
     kind, device = torch.float32, image.device
-    if torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         kind = torch.get_autocast_dtype(device.type)
     shift, scale = _pixel_constants(device)
     pixels = image.permute(0, 3, 1, 2)

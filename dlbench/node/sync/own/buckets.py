@@ -2,8 +2,9 @@
 
 A bucket is one flat fp32 buffer. A gradient is copied into it once, divided by the number of ranks, and from then on
 the parameter's `grad` is that part of the buffer: nothing is copied back. On a CPU that is done when autograd has just
-written the gradient; on a GPU for all of a bucket together, by two operations instead of one a gradient. (Making `grad` part of the
-buffer before the backward pass would cost more: the buffer had to be cleared first, and autograd had to add to it.)
+written the gradient; on a GPU for all of a bucket together, by two operations instead of one a gradient. (Making
+`grad` part of the buffer before the backward pass would cost more: the buffer had to be cleared first, and autograd had
+to add to it.)
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from dlbench.errors import UserError
+from dlbench.node.sync.overflow import OverflowCount
 from dlbench.node.sync.own.groups import Group
 from dlbench.node.sync.own.topk import TopkWire
-from dlbench.node.sync.overflow import OverflowCount
 from dlbench.specs.sync import Wire
 
 DenseSum = Callable[[torch.Tensor], None]
