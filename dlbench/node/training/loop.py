@@ -261,10 +261,9 @@ class TrainingLoop:
 
     def _update(self, step: int) -> None:
         trainee = self._trainee
-        scale = trainee.precision.scale if trainee.noise is not None else 1.0
         trainee.precision.unscale(trainee.optimizer)
         if trainee.noise is not None:
-            trainee.noise.end_step(scale)
+            trainee.noise.end_step(trainee.precision.scale_in_force)
         clip = trainee.train.optimizer.clip_norm
         if clip is not None:
             # After the exchange, so that the norm is that of the averaged gradient (BERT's rule).
