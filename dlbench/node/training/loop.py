@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from dlbench.node.data.packing import parts
 from dlbench.node.data.reading.rank_reading import EpochRest
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
 from dlbench.node.models.schedule import LearningRate
@@ -241,7 +242,7 @@ class TrainingLoop:
         trainee, timer = self._trainee, self._timer
         num_parts = trainee.train.gradient_accumulation
         total = torch.zeros((), device=trainee.device)
-        for number, part in enumerate(_parts(batch, num_parts)):
+        for number, part in enumerate(parts(batch, num_parts)):
             is_last = number == num_parts - 1
             with nullcontext() if is_last else trainee.engine.hold_exchange():
                 if trainee.host is not None:
@@ -287,13 +288,6 @@ class TrainingLoop:
             if not warmup:
                 result.measured_samples += samples
                 result.measured_ns += step_ns
-
-
-def _parts(batch: Batch, num: int) -> Iterator[Batch]:
-    """A batch in equal parts, as views."""
-    size = len(next(iter(batch.values()))) // num
-    for first in range(0, size * num, size):
-        yield {name: tensor[first : first + size] for name, tensor in batch.items()}
 
 
 def _step_seed(seed: int, rank: int, step: int) -> int:
