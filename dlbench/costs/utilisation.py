@@ -25,7 +25,7 @@ class Peak:
 
 _HOPPER_SXM = {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4}
 # How a name begins that NVML tells (without NVIDIA or Tesla), TFLOP/s without sparsity by precision, document. fp32 is
-# without TF32, tf32 the dense rate of its tensor cores. An H200 is matched as a whole: the slower H200 NVL begins alike.
+# without TF32; tf32 is that of the tensor cores. An H200 is matched as a whole: the slower H200 NVL begins alike.
 _DATASHEETS: tuple[tuple[str, dict[str, float], str], ...] = (
     ("V100-SXM2", {"fp32": 15.7, "fp16": 125.0}, "NVIDIA V100 data sheet"),
     ("V100-PCIE", {"fp32": 14.0, "fp16": 112.0}, "NVIDIA V100 data sheet"),

@@ -8,6 +8,7 @@ own compiler still reads the old one.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch.backends import cuda, cudnn
@@ -23,16 +24,22 @@ OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 def set_tf32(is_on: bool) -> None:
     """Lets this process's GPU compute fp32 products in TF32, or keeps them in fp32."""
     cuda.matmul.allow_tf32 = cudnn.allow_tf32 = is_on
-    if hasattr(cuda.matmul, "fp32_precision"):
-        for part in (cuda.matmul, cudnn.conv, cudnn.rnn):
-            part.fp32_precision = "tf32" if is_on else "ieee"
+    for part in _parts().values():
+        part.fp32_precision = "tf32" if is_on else "ieee"
 
 
 def tf32_products() -> dict[str, bool]:
     """Whether products of matrices (`matmul`) and convolutions (`cudnn`) may use TF32; raises nothing."""
-    if hasattr(cuda.matmul, "fp32_precision"):
-        return {"matmul": cuda.matmul.fp32_precision == "tf32", "cudnn": cudnn.conv.fp32_precision == "tf32"}
-    return {"matmul": bool(cuda.matmul.allow_tf32), "cudnn": bool(cudnn.allow_tf32)}
+    new = {name: part.fp32_precision == "tf32" for name, part in _parts().items() if name != "rnn"}
+    return new or {"matmul": bool(cuda.matmul.allow_tf32), "cudnn": bool(cudnn.allow_tf32)}
+
+
+def _parts() -> dict[str, Any]:
+    """What has a precision of its own in the new interface; nothing before torch 2.9."""
+    if not hasattr(cuda.matmul, "fp32_precision"):
+        return {}
+    convolutions: Any = cudnn
+    return {"matmul": cuda.matmul, "cudnn": convolutions.conv, "rnn": convolutions.rnn}
 
 
 def lacking_tf32(device: torch.device) -> str:

@@ -45,26 +45,16 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
     """
     if query.device.type == "cuda":
         # Bounds of the lengths are enough for the kernels; without them torch would ask the device.
-        nested = [
-            torch.nested.nested_tensor_from_jagged(
-                x, packing.starts, min_seqlen=1, max_seqlen=packing.longest
-            ).transpose(1, 2)
+        starts, most = packing.starts, packing.longest
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=most).transpose(1, 2)
             for x in (query, key, value)
-        ]
-        mixed = functional.scaled_dot_product_attention(*nested, dropout_p=dropout)
-        found: Tensor = mixed.transpose(1, 2).values()
-        return found
-    each = zip(*(x.split(packing.lengths) for x in (query, key, value)), strict=True)
-    return torch.cat(
-        [
-            functional.scaled_dot_product_attention(
-                *(x.transpose(0, 1).unsqueeze(0) for x in sample), dropout_p=dropout
-            )
-            .squeeze(0)
-            .transpose(0, 1)
-            for sample in each
-        ]
-    )
+        )
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
+    flat = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    each = zip(*(torch.split(x, list(packing.lengths), dim=2) for x in flat), strict=True)
+    mixed = [functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in each]
+    return torch.cat(mixed, dim=2).squeeze(0).transpose(0, 1)
 
 
 class Attention(nn.Module):
@@ -83,16 +73,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
         """`keep` as in `Keep`."""
-        split = [
-            each.view(*each.shape[:-1], self.num_heads, -1) for each in (self.query(x), self.key(x), self.value(x))
-        ]
+        q, k, v = (y.view(*y.shape[:-1], self.num_heads, -1) for y in (self.query(x), self.key(x), self.value(x)))
         dropout = self.dropout if self.training else 0.0
         if isinstance(keep, Packing):
-            mixed = packed_attention(*split, keep, dropout)
+            mixed = packed_attention(q, k, v, packing=keep, dropout=dropout)
         else:
-            heads_first = (each.transpose(1, 2) for each in split)
-            mixed = functional.scaled_dot_product_attention(*heads_first, attn_mask=keep, dropout_p=dropout)
-            mixed = mixed.transpose(1, 2)
+            q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout).transpose(1, 2)
         projected: Tensor = self.output(mixed.flatten(-2))
         return projected
 
@@ -187,8 +174,8 @@ class BertForPreTraining(nn.Module):
             input_ids: (N, S) int64, S at most max_positions, [CLS] first.
             token_type_ids: (N, S) int64 segment of each token.
             attention_mask: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
-            masked_positions: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given; unused
-                ones point at the first token of the sample.
+            masked_positions: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given;
+                unused ones point at the first token of the sample.
             packed: `tokens` and `starts` of `dlbench.node.data.packing`, to leave padding out of all layers; the mask
                 is not read.
 

@@ -107,7 +107,7 @@ def _lars(
     epsilon: float,
     adapt: bool,
 ) -> None:
-    update = torch._foreach_add(grads, params, alpha=decay) if decay else grads
+    update = list(torch._foreach_add(grads, params, alpha=decay)) if decay else grads
     torch._foreach_mul_(velocity, momentum)
     if adapt:
         w, g = _norms(params), _norms(grads)
@@ -184,7 +184,7 @@ def _lamb(
     divisor = torch._foreach_sqrt(second)
     torch._foreach_mul_(divisor, slope)
     torch._foreach_add_(divisor, offset)
-    update = torch._foreach_addcdiv(params, first, divisor) if decay else torch._foreach_div(first, divisor)
+    update = list(torch._foreach_addcdiv(params, first, divisor) if decay else torch._foreach_div(first, divisor))
     size = decay or 1.0
     if adapt:
         w, u = _norms(params), _norms(update)

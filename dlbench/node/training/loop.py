@@ -19,6 +19,7 @@ from torch import nn
 from dlbench.node.data.packing import parts
 from dlbench.node.data.reading.rank_reading import EpochRest
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
+from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
@@ -67,10 +68,12 @@ class Trainee:
     """How activations are treated; None where they are left to autograd."""
     compilation: Compilation | None = None
     """What is compiled; None where nothing is."""
+    kernels: Kernels | None = None
+    """Chooses among kernels; None where nobody asks."""
 
     def settings(self) -> list[Setting]:
-        """What was asked for of memory, compiler and update, and what is in force."""
-        parts = (self.memory, self.compilation, self.host)
+        """What was asked for of memory, compiler, update and kernels, and what is in force."""
+        parts = (self.memory, self.compilation, self.host, self.kernels)
         return [setting for part in parts if part is not None for setting in part.settings()]
 
 
@@ -278,9 +281,9 @@ class TrainingLoop:
 
     def _keep(self, done: list[StepTimes]) -> None:
         result = self._result
-        for start_ns, step_ns, parts, samples, loss in done:
+        for start_ns, step_ns, lengths, samples, loss in done:
             warmup = result.steps < self._course.warmup
-            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *parts, samples, loss))
+            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *lengths, samples, loss))
             result.steps += 1
             result.losses.append(loss)
             result.spent_ns += step_ns

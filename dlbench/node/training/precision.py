@@ -1,4 +1,6 @@
-"""What a step computes in: fp32, tf32 (fp32 whose products use TF32), or autocast to bf16 or fp16 with weights, gradients and optimizer in fp32.
+"""What a step computes in: fp32, tf32 (fp32 whose products use TF32), or autocast to bf16 or fp16.
+
+Under autocast weights, gradients and optimizer stay in fp32.
 
 fp16 has a narrow range: the loss is scaled up before the backward pass and gradients are scaled down after the
 exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is left
@@ -44,7 +46,9 @@ class Precision:
         lacking = _lacking(spec.precision, device)
         self._has_tf32 = spec.precision == "tf32"
         if lacking and (device.type == "cuda" or self._has_tf32 or not spec.allow_emulation):
-            raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {_remedy(spec.precision, device)}")
+            raise EnvironmentLacksError(
+                f"train.precision {spec.precision}: {lacking}; {_remedy(spec.precision, device)}"
+            )
         self.is_emulated = bool(lacking)
         """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
         self.warnings = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
