@@ -23,13 +23,13 @@ class Peak:
     """Where the number is from."""
 
 
-_HOPPER_SXM = {"fp32": 66.9, "fp16": 989.4, "bf16": 989.4}
+_HOPPER_SXM = {"fp32": 66.9, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4}
 # How a name begins that NVML tells (without NVIDIA or Tesla), TFLOP/s without sparsity by precision, document. fp32 is
-# without TF32, as dlbench runs it. An H200 is matched as a whole: the slower H200 NVL begins alike.
+# without TF32; tf32 is that of the tensor cores. An H200 is matched as a whole: the slower H200 NVL begins alike.
 _DATASHEETS: tuple[tuple[str, dict[str, float], str], ...] = (
     ("V100-SXM2", {"fp32": 15.7, "fp16": 125.0}, "NVIDIA V100 data sheet"),
     ("V100-PCIE", {"fp32": 14.0, "fp16": 112.0}, "NVIDIA V100 data sheet"),
-    ("A100", {"fp32": 19.5, "fp16": 312.0, "bf16": 312.0}, "NVIDIA A100 data sheet"),
+    ("A100", {"fp32": 19.5, "tf32": 156.0, "fp16": 312.0, "bf16": 312.0}, "NVIDIA A100 data sheet"),
     ("H100 80GB HBM3", _HOPPER_SXM, "NVIDIA H100 architecture paper, SXM5"),
     ("H200", _HOPPER_SXM, "NVIDIA H100 architecture paper, SXM5: the H200 has the same chip"),
 )
@@ -41,7 +41,7 @@ def datasheet_peak(device: str, precision: str) -> Peak | None:
 
     Args:
         device: name as NVML tells it, e.g. NVIDIA A100-SXM4-40GB.
-        precision: fp32, bf16 or fp16.
+        precision: fp32, tf32, bf16 or fp16.
     """
     name = device.removeprefix("NVIDIA ").removeprefix("Tesla ")
     for beginning, rates, source in _DATASHEETS:

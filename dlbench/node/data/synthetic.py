@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from dlbench.node.data.packing import arranged
 from dlbench.node.data.reader import ReadSpan
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.sharding import ShardedOrder
@@ -50,7 +51,8 @@ class SyntheticSource:
         pin_memory: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
-        pool = [synthetic_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES)]
+        made = (synthetic_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES))
+        pool = [arranged(batch, model_spec) for batch in made]
         if pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []

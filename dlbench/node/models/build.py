@@ -24,6 +24,7 @@ Batch = dict[str, Tensor]
 - resnet: image (N, H, W, 3) uint8; label (N,) int64.
 - bert: input_ids, token_type_ids, attention_mask (N, S) int64; masked_positions, masked_ids (N, P) int64;
   masked_weights (N, P) float32, 0 for an unused place; next_sentence (N,) int64, 0 if B follows A, 1 if it is random.
+  Without attention_mask where nothing is padding, or where `dlbench.node.data.packing` gives index arrays.
 - cosmoflow: volume (N, C, S, S, S) float32; target (N, T) float32.
 """
 
@@ -121,9 +122,11 @@ def _pixel_constants(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
-    mlm_logits, nsp_logits = model(
-        batch["input_ids"], batch["token_type_ids"], batch["attention_mask"], batch["masked_positions"]
-    )
+    ids, mask = (batch["input_ids"], batch["token_type_ids"]), batch.get("attention_mask")
+    if "tokens" in batch:
+        mlm_logits, nsp_logits = model(*ids, None, batch["places"], (batch["tokens"], batch["starts"]))
+    else:
+        mlm_logits, nsp_logits = model(*ids, mask, batch["masked_positions"])
     return mlm_logits, nsp_logits
 
 

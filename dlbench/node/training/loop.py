@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from dlbench.node.data.packing import parts
 from dlbench.node.data.reading.rank_reading import EpochRest
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
+from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
@@ -66,10 +68,12 @@ class Trainee:
     """How activations are treated; None where they are left to autograd."""
     compilation: Compilation | None = None
     """What is compiled; None where nothing is."""
+    kernels: Kernels | None = None
+    """Chooses among kernels; None where nobody asks."""
 
     def settings(self) -> list[Setting]:
-        """What was asked for of memory, compiler and update, and what is in force."""
-        parts = (self.memory, self.compilation, self.host)
+        """What was asked for of memory, compiler, update and kernels, and what is in force."""
+        parts = (self.memory, self.compilation, self.host, self.kernels)
         return [setting for part in parts if part is not None for setting in part.settings()]
 
 
@@ -241,7 +245,7 @@ class TrainingLoop:
         trainee, timer = self._trainee, self._timer
         num_parts = trainee.train.gradient_accumulation
         total = torch.zeros((), device=trainee.device)
-        for number, part in enumerate(_parts(batch, num_parts)):
+        for number, part in enumerate(parts(batch, num_parts)):
             is_last = number == num_parts - 1
             with nullcontext() if is_last else trainee.engine.hold_exchange():
                 if trainee.host is not None:
@@ -276,9 +280,9 @@ class TrainingLoop:
 
     def _keep(self, done: list[StepTimes]) -> None:
         result = self._result
-        for start_ns, step_ns, parts, samples, loss in done:
+        for start_ns, step_ns, lengths, samples, loss in done:
             warmup = result.steps < self._course.warmup
-            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *parts, samples, loss))
+            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *lengths, samples, loss))
             result.steps += 1
             result.losses.append(loss)
             result.spent_ns += step_ns
@@ -286,13 +290,6 @@ class TrainingLoop:
             if not warmup:
                 result.measured_samples += samples
                 result.measured_ns += step_ns
-
-
-def _parts(batch: Batch, num: int) -> Iterator[Batch]:
-    """A batch in equal parts, as views."""
-    size = len(next(iter(batch.values()))) // num
-    for first in range(0, size * num, size):
-        yield {name: tensor[first : first + size] for name, tensor in batch.items()}
 
 
 def _step_seed(seed: int, rank: int, step: int) -> int:

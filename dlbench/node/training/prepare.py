@@ -16,6 +16,7 @@ from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
+from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.ranks import RankPlace
@@ -138,6 +139,7 @@ class _Network:
     """As the engine has it."""
     optimizer: torch.optim.Optimizer
     precision: Precision
+    kernels: Kernels
     loss: Loss
     noise: NoiseProbe | None
     memory: ActivationMemory | None
@@ -161,8 +163,9 @@ def _network(
     workload = plan.workload
     train = workload.train
     precision = Precision(train, device)
+    kernels = Kernels(plan, device)
     torch.manual_seed(train.seed)
-    model = build_model(workload.model).to(device)
+    model = kernels.placed(build_model(workload.model))
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     compilation: Compilation | None = None
     memory: ActivationMemory | None = None
@@ -196,7 +199,8 @@ def _network(
         wrapped=wrapped,
         optimizer=optimizer,
         precision=precision,
-        loss=loss,
+        kernels=kernels,
+        loss=kernels.counted(loss),
         noise=noise,
         memory=memory,
         compilation=compilation,
@@ -280,6 +284,7 @@ def _ready(
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
+        kernels=network.kernels,
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
@@ -457,6 +462,7 @@ def _source(
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=device.type == "cuda",
         reading=reading,
+        num_parts=train.gradient_accumulation,
     )
     return source, first
 
