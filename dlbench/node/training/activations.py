@@ -49,7 +49,9 @@ def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch
     """Makes so many samples of the shapes that training will have, on the device."""
 
     def batch_of(samples: int) -> Batch:
-        made = synthetic_batch(plan.workload.model, plan.workload.data, samples, torch.Generator().manual_seed(_SEED))
+        generator = torch.Generator().manual_seed(_SEED)
+        workload = plan.workload
+        made = synthetic_batch(workload.model, workload.data, samples, generator, counts=device.type == "cuda")
         return {name: tensor.to(device) for name, tensor in made.items()}
 
     return batch_of

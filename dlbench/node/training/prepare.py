@@ -456,6 +456,7 @@ def _source(
         lister=lister_for(plan, place, "training"),
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=device.type == "cuda",
+        counts=device.type == "cuda",
         reading=reading,
     )
     return source, first
