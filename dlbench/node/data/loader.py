@@ -13,13 +13,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.loader_queue import LoaderContext, no_room
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.reading.epochs import EpochLedger, EpochReads
@@ -183,6 +184,23 @@ class _Passes:
         return self._begin()
 
 
+@dataclass(frozen=True)
+class Read:
+    """A batch that was waited for."""
+
+    item: Fetched | None
+    """None at the end of the pass, or with an error."""
+    waited_ns: int
+    error: Exception | None
+    """Raised where the batch is handed out."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether handing it out raises nothing."""
+        item = self.item
+        return item is not None and item.lacks is None and item.error is None and item.not_arrived is None
+
+
 class Ledger:
     """What went wrong while reading, what was read in another form than it was stored in, and when.
 
@@ -214,21 +232,37 @@ class Ledger:
             EnvironmentLacksError: a batch does not fit into shared memory.
             RunError: a loader process died.
         """
+        return self.hand_out(self.read(fetched))
+
+    def read(self, fetched: Iterator[Fetched]) -> Read:
+        """Waits for the next batch; nothing of it counts before it is handed out."""
         begun_ns = time.monotonic_ns()
+        error: Exception | None = None
+        item: Fetched | None = None
         try:
             item = next(fetched, None)
-        except (RuntimeError, OSError, EOFError) as error:
+        except (RuntimeError, OSError, EOFError) as failure:
             # torch begins what a loader process itself raised with "Caught"; all else is the process's death, seen as
             # a signal, a closed socket or a missing one.
-            if self._loader_workers == 0 or str(error).startswith("Caught "):
-                raise
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise RunError(f"a loader process of the rank ended: {reason}") from error
+            error = failure
+            if self._loader_workers and not str(failure).startswith("Caught "):
+                reason = " ".join(str(failure).split()) or type(failure).__name__
+                error = RunError(f"a loader process of the rank ended: {reason}")
+                error.__cause__ = failure
+        except DlbenchError as failure:
+            error = failure
+        return Read(item, time.monotonic_ns() - begun_ns, error)
+
+    def hand_out(self, read: Read) -> Fetched | None:
+        """What was read, which counts from now on; None at the end of the pass. Errors as of `next`."""
+        if read.error is not None:
+            raise read.error
+        item = read.item
         if item is None:
             return None
         self._recent.append((self._taken, item.worker, item.start_ns, item.end_ns))
         self._taken += 1
-        self.epochs.add(item, time.monotonic_ns() - begun_ns)
+        self.epochs.add(item, read.waited_ns)
         self.failures += item.failures
         self.num_converted += len(item.converted)
         for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
@@ -334,6 +368,8 @@ class LoadedSource:
             persistent=epoch_by_epoch,
         )
         self._fetched: Iterator[Fetched] | None = begun(self._loader)
+        self._looked: deque[Read] = deque()
+        """Read, and not handed out yet."""
 
     @property
     def failures(self) -> list[str]:
@@ -379,9 +415,21 @@ class LoadedSource:
         if self.exchange is not None:
             self.exchange.require_well()
         self.begin_epoch()
-        batch = self._ledger.take(self._fetched)
-        assert batch is not None  # the order has no end
-        return batch
+        item = self._ledger.hand_out(self._looked.popleft() if self._looked else self._ledger.read(self._fetched))
+        assert item is not None  # the order has no end
+        return item.batch
+
+    def ahead(self) -> Batch | None:
+        """The batch after those that were handed out or looked at, read but not handed out; blocks until it is there.
+
+        None: the next cannot be read, which `next` will say, or is of an epoch that is not to begin yet.
+        """
+        is_last = self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken + len(self._looked)
+        if self._fetched is None or is_last or (self._looked and not self._looked[-1].is_good):
+            return None
+        self._looked.append(self._ledger.read(self._fetched))
+        item = self._looked[-1].item
+        return item.batch if item is not None and self._looked[-1].is_good else None
 
     def _taken(self, fetched: Fetched) -> None:
         if self.exchange is not None:
@@ -412,6 +460,7 @@ class LoadedSource:
     def close(self) -> None:
         """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._fetched = self._fetched, None
+        self._looked.clear()
         end_workers(iterator)
         self._reader.close()
 

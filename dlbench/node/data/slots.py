@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.reader import Fetched, Forms
+from dlbench.units import format_bytes
 
 Batch = dict[str, torch.Tensor]
 
@@ -67,7 +68,8 @@ class MadeSlots:
 
 def _shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     like = torch.from_numpy(np.empty(0, dtype))
-    return torch.empty(shape, dtype=like.dtype).share_memory_()
+    made: torch.Tensor = torch.empty(shape, dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
+    return made
 
 
 @dataclass
@@ -149,18 +151,18 @@ class Slots:
         locked: list[int] = []
         for tensor in batch.values() if self._pins else ():
             # 1 is cudaHostRegisterPortable: page-locked for every context of this process, as torch's own.
-            error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 1)
-            if int(error):
+            error = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 1))  # type: ignore[no-untyped-call]
+            if error:
                 raise EnvironmentLacksError(
-                    f"{tensor.nbytes} bytes of shared memory cannot be page-locked for the GPU (CUDA error {int(error)}); "
-                    "see ulimit -l, or lower data.loader_workers or data.prefetch_batches"
+                    f"{format_bytes(tensor.nbytes)} of shared memory cannot be page-locked for the GPU (CUDA error "
+                    f"{error}): see `ulimit -l`, or lower data.loader_workers or data.prefetch_batches"
                 )
             locked.append(tensor.data_ptr())
         return locked
 
     def _forget(self, slot: _Slot) -> None:
         for address in slot.locked:
-            torch.cuda.cudart().cudaHostUnregister(address)
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
         slot.locked.clear()
 
     def close(self) -> None:

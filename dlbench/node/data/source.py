@@ -90,6 +90,13 @@ class BatchSource(Protocol):
             RunError: a loader process died, or the source is closed.
         """
 
+    def ahead(self) -> dict[str, torch.Tensor] | None:
+        """The batch after those that were handed out or looked at, without handing it out: to be copied ahead.
+
+        Nothing counts as read by it. None: there is none to look at, for a reason that asking for it tells, or because
+        it belongs to an epoch that is not to begin yet.
+        """
+
     def describe(self) -> dict[str, object]:
         """What was read and what went wrong, for the record; ready for JSON, also after `close`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -63,6 +64,7 @@ class SyntheticSource:
         self.audit: ReadAudit | None = None
         self.exchange: SampleExchange | None = None
         self._batch_size = batch_size
+        self._looked: deque[Batch] = deque()
         self._batches: Iterator[Batch] = itertools.cycle(
             pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
         )
@@ -97,7 +99,12 @@ class SyntheticSource:
 
     def __next__(self) -> Batch:
         """The next batch of the pool: the same tensors every `POOL_BATCHES` batches."""
-        return dict(next(self._batches))
+        return self._looked.popleft() if self._looked else dict(next(self._batches))
+
+    def ahead(self) -> Batch | None:
+        """The batch after those that were handed out or looked at."""
+        self._looked.append(dict(next(self._batches)))
+        return self._looked[-1]
 
     def describe(self) -> dict[str, object]:
         """The kind of source and the size of its pool, ready for JSON."""

@@ -1,4 +1,4 @@
-"""Particle counts become what CosmoFlow computes on: log(counts + 1), looked up, so that all devices agree to the bit."""
+"""Particle counts become what CosmoFlow computes on: log(counts + 1), looked up: all devices agree to the bit."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
@@ -223,6 +224,7 @@ def _data(
     staging: Staging | None,
     beat: Callable[[str], None],
 ) -> _Data:
+    require_device_for_data(plan, device)
     progress = resumed.progress if resumed else None
     reading = None if plan.workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
     source, first = _source(plan, place, engine, progress, staging, reading, device)
@@ -280,6 +282,7 @@ def _ready(
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
+        delivery=_delivery(plan, device, batches, source),
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
@@ -298,6 +301,26 @@ def _ready(
         ),
         reading=reading,
     )
+
+
+def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
+    """What brings batches to a GPU; on a CPU there is nothing to copy."""
+    if device.type != "cuda":
+        return None
+    return Delivery(batches, source.ahead, device, plan.workload.data.device_prefetch)
+
+
+def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
+    """Proves that the device can do what the plan asks of its input.
+
+    Raises:
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead.
+    """
+    ahead = plan.workload.data.device_prefetch
+    if device.type != "cuda" and ahead > 1:
+        raise EnvironmentLacksError(
+            f"data.device_prefetch is {ahead}, but this rank computes on its CPU, where nothing is copied"
+        )
 
 
 def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
