@@ -171,8 +171,9 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     if not isinstance(plan.workload.model, ResNetModel):
         values["dropout"] = plan.workload.model.dropout
     steps_per_epoch = _steps_per_epoch(plan, record)
-    values |= _optimiser(train.optimizer, plan.global_batch)
-    values |= _schedule(train.optimizer, train.schedule, plan.global_batch, steps_per_epoch)
+    recipe = train.at_batch(plan.global_batch)
+    values |= _optimiser(recipe.optimizer, plan.global_batch)
+    values |= _schedule(recipe.optimizer, recipe.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
         if value is not None:  # what is not known is left out
             yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}

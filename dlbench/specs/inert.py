@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
+from dlbench.specs.training import DECAYS_TO_AN_END
 
 
 def _by_mpi(plan: RunPlan) -> bool:
@@ -14,8 +15,14 @@ def _by_mpi(plan: RunPlan) -> bool:
 
 
 def _warms_up(plan: RunPlan) -> bool:
-    schedule = plan.workload.train.schedule
+    schedule = plan.workload.train.at_batch(plan.global_batch).schedule
     return bool(schedule.warmup_steps or schedule.warmup_epochs)
+
+
+def _is_left_by_row(plan: RunPlan, *keys: str) -> bool:
+    """Whether the row of learning_rate_table that is in force leaves these keys alone."""
+    place = plan.workload.train.optimizer.place(plan.global_batch)
+    return place is None or all(getattr(place.row, key) is None for key in keys)
 
 
 def _counts_epochs(plan: RunPlan) -> bool:
@@ -141,6 +148,27 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         lambda plan: plan.workload.train.optimizer.learning_rate_scaling != "none",
         "only learning_rate_scaling reads it",
     ),
+    (
+        "train.optimizer.learning_rate_table",
+        lambda plan: plan.workload.train.optimizer.learning_rate_scaling == "table",
+        "only learning_rate_scaling table reads it",
+    ),
+    *(
+        (
+            key,
+            lambda plan, own=own: _is_left_by_row(plan, *own),
+            "the row of train.optimizer.learning_rate_table for this global batch replaces it; set "
+            "train.optimizer.learning_rate_scaling to none, linear or sqrt",
+        )
+        for key, own in {
+            "train.optimizer.momentum": ("momentum",),
+            "train.optimizer.betas": ("betas",),
+            "train.optimizer.weight_decay": ("weight_decay",),
+            "train.schedule.warmup_steps": ("warmup_steps", "warmup_epochs"),
+            "train.schedule.warmup_epochs": ("warmup_steps", "warmup_epochs"),
+            "train.schedule.total_": ("total_steps", "total_epochs"),
+        }.items()
+    ),
     ("train.schedule.warmup_from", lambda plan: _warms_up(plan), "only a warm-up reads it"),
     ("train.schedule.epoch_samples", lambda plan: _counts_epochs(plan), "nothing in this plan counts in epochs"),
     ("watch.period_s", _samples, "watch.sampler is off, and nothing else has a period"),
@@ -194,8 +222,9 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         )
         for key, forms in {
             "train.schedule.power": ("polynomial",),
-            "train.schedule.end_learning_rate": ("polynomial", "linear"),
-            "train.schedule.total_": ("polynomial", "linear"),
+            "train.schedule.end_learning_rate": DECAYS_TO_AN_END,
+            "train.schedule.decay_from": DECAYS_TO_AN_END,
+            "train.schedule.total_": DECAYS_TO_AN_END,
             "train.schedule.step_": ("step",),
             "train.schedule.epoch_boundaries": ("step",),
         }.items()

@@ -186,7 +186,7 @@ def _network(
         compilation.set_budget(model, sample_loss(model, loss, precision), sample_batches(plan, device), beat)
     # Before the engine's own hooks, which hand the gradient on.
     noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
-    optimizer = build_optimizer(model, train.optimizer)
+    optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
     wrapped, optimizer = engine.prepare(
         model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
     )
@@ -334,7 +334,7 @@ def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> Host
     return HostUpdate(
         network.model,
         network.optimizer,
-        train.optimizer,
+        train.at_batch(plan.global_batch).optimizer,
         host_parameters((p for p in network.model.parameters() if p.requires_grad), device),
         overlaps=train.compile == "none",
         # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.

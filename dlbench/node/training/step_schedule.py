@@ -127,7 +127,7 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> 
     checkpoint_every: float | None = plan.checkpoint.every_steps
     if plan.checkpoint.every_epochs is not None:
         checkpoint_every = plan.checkpoint.every_epochs * (steps_per_epoch or math.inf)
-    quality = plan.workload.quality
+    quality = plan.goal
     if plan.measure.until == "steps" or quality is None:
         end = first + plan.measure.warmup_steps + plan.measure.measured_steps
         evaluate_every = None
