@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
@@ -227,6 +228,7 @@ def _data(
     staging: Staging | None,
     beat: Callable[[str], None],
 ) -> _Data:
+    require_device_for_data(plan, device)
     progress = resumed.progress if resumed else None
     reading = None if plan.workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
     source, first = _source(plan, place, engine, progress, staging, reading, device)
@@ -285,6 +287,7 @@ def _ready(
         memory=network.memory,
         compilation=network.compilation,
         kernels=network.kernels,
+        delivery=_delivery(plan, device, batches, source),
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
@@ -303,6 +306,26 @@ def _ready(
         ),
         reading=reading,
     )
+
+
+def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
+    """What brings batches to a GPU; on a CPU there is nothing to copy."""
+    if device.type != "cuda":
+        return None
+    return Delivery(batches, source.ahead, device, plan.workload.data.device_prefetch)
+
+
+def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
+    """Proves that the device can do what the plan asks of its input.
+
+    Raises:
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead.
+    """
+    ahead = plan.workload.data.device_prefetch
+    if device.type != "cuda" and ahead > 1:
+        raise EnvironmentLacksError(
+            f"data.device_prefetch is {ahead}, but this rank computes on its CPU, where nothing is copied"
+        )
 
 
 def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
@@ -461,6 +484,7 @@ def _source(
         lister=lister_for(plan, place, "training"),
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=device.type == "cuda",
+        counts=device.type == "cuda",
         reading=reading,
         num_parts=train.gradient_accumulation,
     )
