@@ -34,6 +34,7 @@ from dlbench.specs.training import TrainSpec
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 Batch = dict[str, torch.Tensor]
@@ -67,9 +68,12 @@ class Trainee:
     compilation: Compilation | None = None
     """What is compiled; None where nothing is."""
 
+    initial: InitialWeights | None = None
+    """What weights were read to begin with; None where none were, and on other ranks than the first."""
+
     def settings(self) -> list[Setting]:
-        """What was asked for of memory, compiler and update, and what is in force."""
-        parts = (self.memory, self.compilation, self.host)
+        """What was asked for of memory, compiler, update and first weights, and what is in force."""
+        parts = (self.memory, self.compilation, self.host, self.initial)
         return [setting for part in parts if part is not None for setting in part.settings()]
 
 

@@ -36,6 +36,7 @@ from dlbench.specs.sync import MGWFBP_STEPS
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 
@@ -142,6 +143,8 @@ class _Network:
     noise: NoiseProbe | None
     memory: ActivationMemory | None
     compilation: Compilation | None
+    initial: InitialWeights | None
+    """What weights were read; None on other ranks than the first."""
 
     def close(self) -> None:
         """Nothing of it holds a thread or a file any more."""
@@ -163,6 +166,11 @@ def _network(
     precision = Precision(train, device)
     torch.manual_seed(train.seed)
     model = build_model(workload.model).to(device)
+    initial: InitialWeights | None = None
+    if plan.checkpoint.initialize_from is not None and place.rank == 0:  # the engine gives them to the other ranks
+        from dlbench.node.training.beginning.initial_weights import load_initial
+
+        initial = load_initial(plan.checkpoint.initialize_from, model)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     compilation: Compilation | None = None
     memory: ActivationMemory | None = None
@@ -200,6 +208,7 @@ def _network(
         noise=noise,
         memory=memory,
         compilation=compilation,
+        initial=initial,
     )
 
 
@@ -280,6 +289,7 @@ def _ready(
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
+        initial=network.initial,
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
