@@ -6,8 +6,10 @@ every AVX-512 CPU. The kernel's flags say whether instructions exist that multip
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 INSTRUCTIONS = {
@@ -53,8 +55,15 @@ def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
     return "" if native is None or precision in native else no_arithmetic(precision)
 
 
-def has_gpu(root: Path = Path("/")) -> bool:
-    """Whether a driver of NVIDIA or AMD GPUs has made its device files here."""
+def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks started here would find a GPU: a driver made its device files, and CUDA_VISIBLE_DEVICES names one.
+
+    CUDA reads that list up to the first entry that is neither a number nor a UUID, so that ``""``, ``-1`` and Slurm's
+    ``NoDevFiles`` hide every GPU (CUDA Programming Guide, environment variables).
+    """
+    first = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    if not first.isdigit() and first.upper()[:4] not in ("GPU-", "MIG-"):
+        return False
     return any((root / device).exists() for device in _GPU_DEVICES)
 
 

@@ -74,7 +74,17 @@ def steps(folder: Path, *, figures: bool) -> Iterator[Step]:
     yield Step(name="report", words=(*dlbench, "report", str(folder / "gpu"), "-o", str(RESULT.with_suffix(".html"))))
     yield Step(
         name="tests",
-        words=("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junit-xml={_junit(folder)}"),
+        words=(
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "gpu",
+            "tests/gpu",
+            "-p",
+            "no:cacheprovider",
+            f"--junit-xml={_junit(folder)}",
+        ),
     )
     if figures:
         yield Step(name="figures", words=("-m", "tests.bench", "gpu"), limit_s=6 * 3600.0)
