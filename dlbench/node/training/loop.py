@@ -37,6 +37,7 @@ from dlbench.specs.training import TrainSpec
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 Batch = dict[str, torch.Tensor]
@@ -73,10 +74,12 @@ class Trainee:
     """Chooses among kernels; None where nobody asks."""
     delivery: Delivery | None = None
     """Brings the batches to the device; None on CPUs, where they stay."""
+    initial: InitialWeights | None = None
+    """What weights were read to begin with; None where none were, and on other ranks than the first."""
 
     def settings(self) -> list[Setting]:
-        """What was asked for of memory, compiler, update, kernels and copies, and what is in force."""
-        parts = (self.memory, self.compilation, self.host, self.kernels, self.delivery)
+        """What was asked for of memory, compiler, update, kernels, copies and first weights, and what is in force."""
+        parts = (self.memory, self.compilation, self.host, self.kernels, self.delivery, self.initial)
         return [setting for part in parts if part is not None for setting in part.settings()]
 
 

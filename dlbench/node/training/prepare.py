@@ -38,6 +38,7 @@ from dlbench.specs.sync import MGWFBP_STEPS
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 
@@ -145,6 +146,8 @@ class _Network:
     noise: NoiseProbe | None
     memory: ActivationMemory | None
     compilation: Compilation | None
+    initial: InitialWeights | None
+    """What weights were read; None on other ranks than the first."""
 
     def close(self) -> None:
         """Nothing of it holds a thread or a file any more."""
@@ -167,6 +170,11 @@ def _network(
     kernels = Kernels(plan, device)
     torch.manual_seed(train.seed)
     model = kernels.placed(build_model(workload.model))
+    initial: InitialWeights | None = None
+    if plan.checkpoint.initialize_from is not None and place.rank == 0:  # the engine gives them to the other ranks
+        from dlbench.node.training.beginning.initial_weights import load_initial
+
+        initial = load_initial(plan.checkpoint.initialize_from, model)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     compilation: Compilation | None = None
     memory: ActivationMemory | None = None
@@ -205,6 +213,7 @@ def _network(
         noise=noise,
         memory=memory,
         compilation=compilation,
+        initial=initial,
     )
 
 
@@ -288,6 +297,7 @@ def _ready(
         compilation=network.compilation,
         kernels=network.kernels,
         delivery=_delivery(plan, device, batches, source),
+        initial=network.initial,
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
