@@ -7,6 +7,7 @@ between streams, and moments are events too, read when the run is over.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -23,8 +24,14 @@ class Clock(Protocol):
     def enter_thread(self) -> None:
         """Called once on the communication thread."""
 
+    marks_are_free: bool
+    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
+
     def mark(self) -> Any:
         """This moment, on the stream in force."""
+
+    def give_back(self, moments: Iterable[Any]) -> None:
+        """These long past moments will never be read again."""
 
     def exchanging(self, ready: Any) -> AbstractContextManager[object]:
         """Within it, work is ordered on the stream of exchanges, after the moment `ready`."""
@@ -55,11 +62,16 @@ class Clock(Protocol):
 class HostClock:
     """CPU: a call returns when its work is done."""
 
+    marks_are_free = True
+
     def enter_thread(self) -> None:
         pass
 
     def mark(self) -> int:
         return time.monotonic_ns()
+
+    def give_back(self, moments: Iterable[int]) -> None:
+        pass
 
     def exchanging(self, ready: int) -> AbstractContextManager[object]:
         return nullcontext()
@@ -94,20 +106,29 @@ class Anchor(NamedTuple):
 
 
 class CudaClock:
-    """GPU: a stream of its own for exchanges."""
+    """GPU: a stream of its own for exchanges. Events that were given back are recorded again."""
+
+    marks_are_free = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._anchors: list[Anchor] = []
+        self._spare: list[torch.cuda.Event] = []
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        try:  # taken by one call: two threads mark
+            event = self._spare.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def give_back(self, moments: Iterable[torch.cuda.Event]) -> None:
+        self._spare.extend(moments)
 
     def exchanging(self, ready: torch.cuda.Event) -> AbstractContextManager[object]:
         self._stream.wait_event(ready)

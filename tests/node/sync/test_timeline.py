@@ -390,8 +390,9 @@ def test_gradients_are_timed_in_the_window_only() -> None:
 )
 def test_only_overflows_of_the_wire_count(result: list[float], own: list[float], counted: int) -> None:
     count = OverflowCount()
-    count.look(torch.tensor(result), [torch.tensor(own[:1]), torch.tensor(own[1:])])
-    count.look(torch.ones(3), [torch.ones(3)])
+    for values, parts in ((result, [own[:1], own[1:]]), ([1.0] * 3, [[1.0] * 3])):
+        slot = count.begin(torch.tensor([value for part in parts for value in part]))
+        count.end(slot, torch.tensor(values), lambda parts=parts: [torch.tensor(part) for part in parts])
     assert count.total == counted
 
 

@@ -43,7 +43,7 @@ from dlbench.node.sync.horovod.settings_report import (
     settings_in_force,
 )
 from dlbench.node.sync.horovod.window import TimelineSummary, TimelineWindow
-from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
+from dlbench.node.sync.overflow import CheckedFp16, OverflowCount, magnitudes
 from dlbench.node.sync.run_store import open_meeting
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
@@ -98,6 +98,8 @@ class HorovodEngine:
         self._window: TimelineWindow | None = None
         self._summary: TimelineSummary | None = None
         self._overflow = OverflowCount()
+        self._checked: list[nn.Parameter] = []
+        """Whose sums are searched for overflows once a step; on CPUs the compressor looks at each."""
         self._tuning: TuningWatch | None = None
         self._tuning_folder: tempfile.TemporaryDirectory[str] | None = None
         self._steps = 0
@@ -194,7 +196,11 @@ class HorovodEngine:
         """Broadcasts rank 0's parameters and wraps the optimizer."""
         compression = self._hvd.Compression.none
         if self._wire == "fp16":
-            compression = CheckedFp16(self._hvd.Compression.fp16, self._overflow)
+            compression = self._hvd.Compression.fp16
+            if self._device.type == "cpu":
+                compression = CheckedFp16(compression, self._overflow)
+            elif self._place.size > 1:
+                self._checked = [p for p in model.parameters() if p.requires_grad]
         self._watch.attach(model)
         if self._place.size > 1:  # alone, a build without NCCL would be asked for what it has not
             self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -261,7 +267,12 @@ class HorovodEngine:
     def finish_exchange(self) -> None:
         """Waits for every gradient's all-reduce."""
         self._watch.backward_ended()
+        # What Horovod has cast lies elsewhere: gradients are this rank's own until it has waited.
+        checked = [p.grad for p in self._checked if p.grad is not None]
+        own = magnitudes(checked) if checked else None
         self._optimizer.synchronize()
+        if own is not None:
+            self._overflow.count_all(own, magnitudes(checked))
         self._watch.exchange_ended()
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
