@@ -59,12 +59,13 @@ def require_nccl(is_built: bool, ranks: int) -> None:
     if is_built or ranks == 1:
         return
     raise EnvironmentLacksError(
-        f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {_way_to_nccl()}, or "
+        f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
         "use --engine ddp"
     )
 
 
-def _way_to_nccl() -> str:
+def way_to_nccl() -> str:
+    """What leads to a Horovod with NCCL here, in a clause: what such a build lacks, or how to make one."""
     cuda = torch.version.cuda
     if cuda is None:
         return "this torch is not built for CUDA, the only GPUs that `dlbench setup horovod` builds for"
