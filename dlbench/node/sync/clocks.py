@@ -8,11 +8,44 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 _ANCHOR_TRIES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """An event of the stream in force, and when it passed."""
+
+    event: torch.cuda.Event
+    host_ns: int
+    """CLOCK_MONOTONIC."""
+    delay_ns: int
+    """From the call to the host's knowing that the event has passed, on a device that had nothing else to do."""
+
+    @property
+    def error_ns(self) -> int:
+        """How far `host_ns` may be off: it is the middle of `delay_ns`."""
+        return (self.delay_ns + 1) // 2
+
+
+def anchored() -> Anchor:
+    """Ties an event of the stream in force to the host's clock; waits for the stream, so not within a step."""
+    found: Anchor | None = None
+    for _ in range(_ANCHOR_TRIES):
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        before = time.monotonic_ns()
+        event.record()
+        event.synchronize()
+        after = time.monotonic_ns()
+        # An idle device is at the event at once, so the shortest try is the closest; the first waits for former work.
+        if found is None or after - before < found.delay_ns:
+            found = Anchor(event=event, host_ns=(before + after) // 2, delay_ns=after - before)
+    assert found is not None
+    return found
 
 
 class Clock(Protocol):
@@ -77,7 +110,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._anchor: tuple[torch.cuda.Event, int] | None = None
+        self._anchor: Anchor | None = None
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)
@@ -102,21 +135,11 @@ class CudaClock:
 
     def anchor(self) -> None:
         self.settle()
-        tries = []
-        for _ in range(_ANCHOR_TRIES):
-            before = time.monotonic_ns()
-            event = self.mark()
-            event.synchronize()
-            after = time.monotonic_ns()
-            tries.append((after - before, (before + after) // 2, event))
-        # An idle device is at the event at once: the middle of the shortest call is off by half of it at most.
-        _, host_ns, event = min(tries, key=lambda found: found[0])
-        self._anchor = event, host_ns
+        self._anchor = anchored()
 
     def monotonic_ns(self, moment: torch.cuda.Event) -> int:
         assert self._anchor is not None
-        event, host_ns = self._anchor
-        return host_ns + round(self.between(event, moment) * 1e9)
+        return self._anchor.host_ns + round(self.between(self._anchor.event, moment) * 1e9)
 
 
 def clock_for(device: torch.device) -> Clock:

@@ -277,9 +277,11 @@ class TrainingLoop:
 
     def _keep(self, done: list[StepTimes]) -> None:
         result = self._result
-        for start_ns, step_ns, parts, samples, loss in done:
+        for step in done:
+            samples, loss, step_ns = step.samples, step.loss, step.step_ns
             warmup = result.steps < self._course.warmup
-            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *parts, samples, loss))
+            times = (step.start_ns, step_ns, *step.phases)
+            self._writer.append((result.steps, int(warmup), *times, samples, loss, *step.launch))
             result.steps += 1
             result.losses.append(loss)
             result.spent_ns += step_ns

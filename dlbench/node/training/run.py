@@ -143,7 +143,7 @@ class RankRun:
             "run_stop", status="success" if reached else "aborted", epoch=ready.course.epoch(done), step=done
         )
         final = sanity.parameters_digest(ready.model)
-        own = self._result(seen, ready, validation, startup_s, final)
+        own = self._result(seen, ready, validation, startup_s, final, timer)
         return self._gather(own, ready, pauses, seen, timer.clock)
 
     def _start_run(self, model: nn.Module) -> None:
@@ -197,7 +197,8 @@ class RankRun:
     def _train(self, ready: Prepared, timer: phases.PhaseTimer, pauses: Pauses) -> LoopResult:
         place = self._place
         header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": self._plan.run_id}
-        with StepWriter(self._folder.steps(place.rank), header) as writer:
+        launches = timer.clock == "cuda-events"
+        with StepWriter(self._folder.steps(place.rank), header, launches=launches) as writer:
             loop = TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch)
             seen = loop.run()
             writer.sync()
@@ -210,6 +211,7 @@ class RankRun:
         validation: EvaluationSource | None,
         startup_s: float,
         final: str,
+        timer: phases.PhaseTimer,
     ) -> dict[str, Any]:
         finite = all(math.isfinite(loss) for loss in seen.losses)
         failures = [*ready.source.failures, *(validation.failures if validation else [])]
@@ -237,6 +239,7 @@ class RankRun:
             bad_sample_count=len(failures),
             garbage_collections=seen.garbage.collections,
             garbage_s=seen.garbage.seconds,
+            clock_error_s=timer.clock_error_ns / 1e9,
             planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
         if seen.garbage.in_steps:
