@@ -1,12 +1,13 @@
 # Two commands do everything on a fresh machine:
 #   make demo   sets up, trains all three workloads on this machine with 1 and 2 ranks, writes a report
 #   make test   sets up, runs every check and test that this machine can run
+# Both hide GPUs from what runs on CPUs; `make test` then runs the tests marked gpu, where there is one.
 # Others: make quick (fast tests), make nightly (test, over all engines, launchers and sizes), make bench [AREA=spine],
 # make setup, make clean.
 
 PYTHON ?= python3
 VENV ?= .venv
-# One exact version, because Horovod is compiled against it. With a GPU: make demo TORCH=torch
+# One exact version, because Horovod is compiled against it. PyPI's is for CUDA on x86: demo and tests need none of it.
 TORCH ?= torch==2.13.0
 AREA ?=
 # Not `?=`: that would ask for the time anew at every use.
@@ -25,8 +26,12 @@ STAGE := .ci/stage
 QUIET := .ci/stage --log $(VENV)/pip.log
 SERIES = --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --out "$(DEMO_OUT)"
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Device files of the drivers of NVIDIA and AMD: empty without a GPU.
+GPU := $(wildcard /dev/nvidiactl /dev/kfd)
+CPU_ONLY := env CUDA_VISIBLE_DEVICES=
+DEMO_HIDES := demo: it shows the presets for CPUs, so the GPU here is hidden; with it: dlbench run resnet50 --preset gpu
 
-.PHONY: demo demo-stages test test-stages quick nightly bench setup lint format clean
+.PHONY: demo demo-stages test test-stages quick nightly bench gpu-check setup lint format clean
 .DELETE_ON_ERROR:
 
 demo:
@@ -35,10 +40,11 @@ demo:
 	@echo "Next: . $(VENV)/bin/activate; dlbench diagnose $(DEMO_OUT); docs/tour.md has the rest"
 
 demo-stages: $(VENV)/.ready-demo
+	@$(if $(GPU),echo "$(DEMO_HIDES)")
 	@$(STAGE) "demo: data" $(BIN)/dlbench data demo data/demo
-	@$(STAGE) "demo: ResNet-50" $(BIN)/dlbench run resnet50 $(SERIES) --data data/demo/images
-	@$(STAGE) "demo: BERT" $(BIN)/dlbench run bert $(SERIES) --data data/demo/text
-	@$(STAGE) "demo: CosmoFlow" $(BIN)/dlbench run cosmoflow $(SERIES) --data data/demo/density
+	@$(STAGE) "demo: ResNet-50" $(CPU_ONLY) $(BIN)/dlbench run resnet50 $(SERIES) --data data/demo/images
+	@$(STAGE) "demo: BERT" $(CPU_ONLY) $(BIN)/dlbench run bert $(SERIES) --data data/demo/text
+	@$(STAGE) "demo: CosmoFlow" $(CPU_ONLY) $(BIN)/dlbench run cosmoflow $(SERIES) --data data/demo/density
 	@$(STAGE) "demo: tables" $(BIN)/dlbench report "$(DEMO_OUT)"
 	@$(STAGE) "demo: report" $(BIN)/dlbench report "$(DEMO_OUT)" -o "$(DEMO_OUT)/report.html"
 
@@ -47,6 +53,7 @@ test:
 
 test-stages: lint
 	@$(STAGE) "test: pytest" $(PYTEST)
+	@$(if $(GPU),$(STAGE) "test: pytest with the GPU" $(BIN)/python -m pytest -m gpu tests/gpu)
 
 quick: $(VENV)/.ready-dev
 	@$(STAGE) "test: pytest" $(PYTEST) --ignore tests/real -m "not slow and not slurm and not browser and not horovod"
@@ -65,6 +72,11 @@ format: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.bench $(AREA)
+
+# The first check on a machine with a GPU; FIGURES=1 also measures every axis there. Where there is no network, call
+# `python -m tests.gpu` with a Python that has what pyproject.toml asks for.
+gpu-check: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.gpu $(if $(FIGURES),--figures)
 
 setup:
 	@.ci/stage --all $(MAKE) --no-print-directory $(VENV)/.ready-dev

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.browser import browser
 from tests.support.forks import call_dlbench
+from tests.support.gpus import hide_gpus, is_for_gpus, why_without_gpu
 from tests.support.slurm import slurm_box, slurm_can_run, slurm_folder
 
 __all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder"]
@@ -36,9 +37,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run the tests marked nightly, too")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """GPUs are for the tests of `-m gpu` alone: all others test what runs everywhere, and share no CUDA context."""
+    if not is_for_gpus(config):
+        hide_gpus()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is for the night, and says which tests belong to one process of `-n`."""
+    """Leaves out what is for the night or for another machine, and says which tests one process of `-n` takes."""
+    for item in items:
+        if item.get_closest_marker("gpu") and (reason := why_without_gpu(config)):
+            item.add_marker(pytest.mark.skip(reason=reason))
     if not config.getoption("--nightly"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]

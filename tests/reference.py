@@ -322,11 +322,15 @@ def recipes() -> str:
     rows = []
     for chosen in _every_preset():
         rule, goal = chosen.train.optimizer, chosen.quality
-        assert goal is not None
         rate = f"{rule.learning_rate:g}"
         if rule.learning_rate_scaling != "none":
             rate += f" at {rule.reference_batch:,} ({rule.learning_rate_scaling})"
+        if goal is None:
+            rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, "none", "", ""))
+            continue
         wanted = f"{goal.target:g}" + (" at most" if chosen.model.family == "cosmoflow" else " at least")
+        if goal.starts_from == "checkpoint":
+            wanted += ", from a checkpoint"
         every = _so_much(goal.evaluate_every_epochs, goal.evaluate_every_samples)
         most = _so_much(goal.max_epochs, goal.max_samples)
         rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, wanted, every, most))

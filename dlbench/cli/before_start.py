@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
+    from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.plan import RunPlan
     from dlbench.specs.requests import Request
 
@@ -21,7 +22,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
         cores: that ranks may use here.
 
     Raises:
-        UserError: no preset was chosen, and the default is for GPUs that are not here.
+        UserError: no preset was chosen, and the default is for GPUs that are not here, or a preset for GPUs was.
         EnvironmentLacksError: a plan's precision is not this CPU's.
     """
     from dlbench.jobs.this_machine import require_precision
@@ -29,6 +30,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
     here = [plan for plan in plans if plan.system.scheduler == "none"]
     if here:
         _require_chosen_preset(request, here, cores)
+        _require_meant_for_here(request, here)
     for plan in here:
         require_precision(plan)
 
@@ -41,14 +43,46 @@ def _require_chosen_preset(request: Request, plans: Sequence[RunPlan], cores: in
     if request.preset is not None or has_gpu():
         return
     file = WorkloadFile(find("workloads", request.workload))
-    others = [name for name in file.presets if name != file.default_preset]
-    if not others:
+    other = _for_cpus(file)
+    if other is None:
         return
     raise UserError(
         f"{request.workload}: no --preset is given, and this machine has no GPU: preset {file.default_preset}, the "
-        f"default, {_duration(plans, cores)}did you mean --preset {others[-1]}? --preset {file.default_preset} runs it "
+        f"default, {_duration(plans, cores)}did you mean --preset {other}? --preset {file.default_preset} runs it "
         "all the same"
     )
+
+
+def _for_cpus(file: WorkloadFile) -> str | None:
+    """The preset that a person without a GPU means: the last that is neither the default nor made for GPUs."""
+    others = [name for name in file.presets if name != file.default_preset and not file.is_meant_for_gpus(name)]
+    return others[-1] if others else None
+
+
+def _require_meant_for_here(request: Request, plans: Sequence[RunPlan]) -> None:
+    from dlbench.jobs.this_machine import has_gpu
+    from dlbench.specs.choices import WorkloadFile
+    from dlbench.specs.resolve import find
+
+    workload = next((plan.workload for plan in plans if plan.workload.meant_for == "gpu"), None)
+    if workload is None or has_gpu():
+        return
+    other = _for_cpus(WorkloadFile(find("workloads", request.workload)))
+    raise UserError(
+        f"{request.workload}: preset {workload.preset} is made for GPUs, and this machine has none: "
+        f"{f'did you mean --preset {other}? ' if other else ''}--set meant_for=any runs it all the same"
+    )
+
+
+def recipe_notes(plans: Sequence[RunPlan]) -> list[str]:
+    """What a person should know of global batches that published recipes do not have, in sentences, each once."""
+    from dlbench.specs.recipes.reach import recipe_note
+
+    found = (
+        recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
+        for plan in plans
+    )
+    return list(dict.fromkeys(f"note: {note}" for note in found if note))
 
 
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:

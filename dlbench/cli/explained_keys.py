@@ -97,13 +97,19 @@ def _setting(key: Key, value: Any, layers: Layers) -> Setting:
     )
 
 
+def _row(row: dict[str, Any]) -> str:
+    """A row of a table by what it says, e.g. ``(batch 4096, learning_rate 10)``."""
+    parts = (f"{name} {part:g}" if isinstance(part, float) else f"{name} {part}" for name, part in row.items() if part)
+    return f"({', '.join(parts)})"
+
+
 def _value(key: Key, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ", ".join(str(part) for part in value) or "none"
+        return ", ".join(_row(part) if isinstance(part, dict) else str(part) for part in value) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {part}" for name, part in value.items()) or "none"
     if isinstance(value, int) and key.is_size:

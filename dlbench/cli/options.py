@@ -248,13 +248,15 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
         UserError: anything wrong with the request, in one line.
         EnvironmentLacksError: this machine, where the runs are to be, lacks something.
     """
-    from dlbench.cli.before_start import require_this_machine
+    from dlbench.cli.before_start import recipe_notes, require_this_machine
     from dlbench.specs.expand import expand
 
     cores = len(os.sched_getaffinity(0))
     plans = expand(request, machine_cores=cores)
     if trains:
         require_this_machine(request, plans, cores)
+        for note in recipe_notes(plans):
+            click.echo(note, err=True)
     return plans
 
 
@@ -272,6 +274,10 @@ def require_data(plans: list[RunPlan]) -> None:
         data = plan.workload.data
         if plan.checkpoint.resume_from is not None:
             _require_path(plan.checkpoint.resume_from, "--resume", "; give a checkpoint or a run's folder")
+        if plan.checkpoint.initialize_from is not None:
+            _require_path(
+                plan.checkpoint.initialize_from, "checkpoint.initialize_from", "; give a file or a run's folder"
+            )
         if plan.measure.until != "quality":
             continue
         if data.validation is not None:

@@ -171,8 +171,9 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     if not isinstance(plan.workload.model, ResNetModel):
         values["dropout"] = plan.workload.model.dropout
     steps_per_epoch = _steps_per_epoch(plan, record)
-    values |= _optimiser(train.optimizer, plan.global_batch)
-    values |= _schedule(train.optimizer, train.schedule, plan.global_batch, steps_per_epoch)
+    recipe = train.at_batch(plan.global_batch)
+    values |= _optimiser(recipe.optimizer, plan.global_batch)
+    values |= _schedule(recipe.optimizer, recipe.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
         if value is not None:  # what is not known is left out
             yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}
@@ -196,7 +197,11 @@ def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
         "opt_weight_decay": spec.weight_decay,
         "opt_gradient_clip_norm": spec.clip_norm,
     }
-    if spec.name == "lamb":
+    if spec.name == "adamw":
+        first, second = spec.betas
+        values |= {"opt_adamw_beta_1": first, "opt_adamw_beta_2": second, "opt_adamw_epsilon": spec.epsilon}
+        values |= {"opt_adamw_weight_decay": spec.weight_decay}
+    elif spec.name == "lamb":
         first, second = spec.betas
         values |= {"opt_lamb_beta_1": first, "opt_lamb_beta_2": second, "opt_lamb_epsilon": spec.epsilon}
         values |= {"opt_lamb_weight_decay_rate": spec.weight_decay}

@@ -6,8 +6,10 @@ every AVX-512 CPU. The kernel's flags say whether instructions exist that multip
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 INSTRUCTIONS = {
@@ -19,6 +21,8 @@ INSTRUCTIONS = {
 x86: Linux, arch/x86/include/asm/cpufeatures.h. Conversion alone (f16c, avx_ne_convert) is not arithmetic. ARM: Linux,
 Documentation/arch/arm64/elf_hwcaps.rst (`asimdhp`: FEAT_FP16 for vectors).
 """
+
+TF32_NEEDS = "TF32 is arithmetic of NVIDIA GPUs since Ampere"
 
 _GPU_DEVICES = ("dev/nvidiactl", "dev/kfd")
 """Device files that the drivers of NVIDIA and AMD GPUs make."""
@@ -47,14 +51,23 @@ def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
 
     Empty as well where that is not known: the flags do not say, or the machine has a GPU, which ranks would use.
     """
+    if precision == "tf32" and not has_gpu(root):
+        return TF32_NEEDS
     if precision not in INSTRUCTIONS or has_gpu(root):
         return ""
     native = native_precisions(root)
     return "" if native is None or precision in native else no_arithmetic(precision)
 
 
-def has_gpu(root: Path = Path("/")) -> bool:
-    """Whether a driver of NVIDIA or AMD GPUs has made its device files here."""
+def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks started here would find a GPU: a driver made its device files, and CUDA_VISIBLE_DEVICES names one.
+
+    CUDA reads that list up to the first entry that is neither a number nor a UUID, so that ``""``, ``-1`` and Slurm's
+    ``NoDevFiles`` hide every GPU (CUDA Programming Guide, environment variables).
+    """
+    first = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    if not first.isdigit() and first.upper()[:4] not in ("GPU-", "MIG-"):
+        return False
     return any((root / device).exists() for device in _GPU_DEVICES)
 
 

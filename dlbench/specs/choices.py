@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ _PATHS = (
     ("data", "validation"),
     ("data", "vocabulary"),
     ("checkpoint", "resume_from"),
+    ("checkpoint", "initialize_from"),
     ("sync", "network"),
 )
 _SAMPLE_UNITS = {"resnet": "images", "bert": "sequences", "cosmoflow": "volumes"}
@@ -54,6 +55,7 @@ class Choices(Spec):
     title: str
     sample_unit: str
     notice: str
+    meant_for: Literal["any", "gpu"] = "any"
     preset: Name
     about: str
     model: ModelSpec
@@ -94,6 +96,10 @@ class WorkloadFile:
             self.presets[str(name)] = preset
         self.base = {key: value for key, value in content.items() if key not in FILE_KEYS}
         self.default_preset = str(content.get("default_preset", next(iter(self.presets))))
+
+    def is_meant_for_gpus(self, preset: str) -> bool:
+        """Whether a preset says that it is made for GPUs."""
+        return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> Layers:
         """Base and preset, merged.

@@ -122,7 +122,9 @@ def _plan(
         system, count, cores_per_rank=choices.layout.cores_per_rank, machine_cores=machine_cores
     )
     workload = choices.workload()
-    if request.scaling == "strong":
+    if workload.train.global_batch is not None:
+        workload = _accumulated(workload, request, layout.ranks)
+    elif request.scaling == "strong":
         workload = _share_out(workload, request, system, layout.ranks)
     engine = choices.engine
     name = f"{place.id}-{workload.name}-{workload.preset}-p{index:02d}-n{layout.ranks:04d}-k{place.repeat:02d}"
@@ -182,6 +184,27 @@ def _split_overrides(
             merged[key] = (value, option)
     system = {k.removeprefix("system."): v for k, v in merged.items() if k.startswith("system.")}
     return {k: v for k, v in merged.items() if not k.startswith("system.")}, system
+
+
+def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
+    """The global batch that the recipe asks for, over these ranks, in parts of the preset's batch."""
+    train = workload.train
+    total, part = train.global_batch or 0, train.batch_per_rank
+    if request.scaling == "weak" and len(request.points) > 1:
+        raise UserError(
+            f"--scaling weak: train.global_batch is {total:,} at every rank count; use --scaling strong, or set "
+            "train.global_batch=null"
+        )
+    if train.gradient_accumulation != 1:
+        raise UserError("train.global_batch decides train.gradient_accumulation: leave one of them out")
+    if total % (ranks * part):
+        raise UserError(
+            f"train.global_batch {total:,} over {ranks} rank{'s' * (ranks > 1)} is no number of parts of "
+            f"{part} (train.batch_per_rank); choose them so that it is"
+        )
+    share = total // ranks
+    update = {"batch_per_rank": share, "gradient_accumulation": share // part}
+    return workload.model_copy(update={"train": train.model_copy(update=update)})
 
 
 def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: int) -> Workload:

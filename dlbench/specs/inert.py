@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
+from dlbench.specs.training import DECAYS_TO_AN_END
+from dlbench.specs.workload import BertModel
 
 
 def _by_mpi(plan: RunPlan) -> bool:
@@ -14,8 +16,14 @@ def _by_mpi(plan: RunPlan) -> bool:
 
 
 def _warms_up(plan: RunPlan) -> bool:
-    schedule = plan.workload.train.schedule
+    schedule = plan.workload.train.at_batch(plan.global_batch).schedule
     return bool(schedule.warmup_steps or schedule.warmup_epochs)
+
+
+def _is_left_by_row(plan: RunPlan, *keys: str) -> bool:
+    """Whether the row of learning_rate_table that is in force leaves these keys alone."""
+    place = plan.workload.train.optimizer.place(plan.global_batch)
+    return place is None or all(getattr(place.row, key) is None for key in keys)
 
 
 def _counts_epochs(plan: RunPlan) -> bool:
@@ -34,6 +42,11 @@ def _hands_over(plan: RunPlan) -> bool:
 
 def _has_window(plan: RunPlan) -> bool:
     return plan.watch is not None and plan.watch.window_steps > 0
+
+
+def _leaves_padding_out(plan: RunPlan) -> bool:
+    model = plan.workload.model
+    return isinstance(model, BertModel) and model.attention == "unpadded"
 
 
 def _samples(plan: RunPlan) -> bool:
@@ -131,8 +144,18 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
     (
         "train.allow_emulation",
-        lambda plan: plan.workload.train.precision != "fp32",
+        lambda plan: plan.workload.train.precision in ("bf16", "fp16"),
         "only precisions bf16 and fp16 read it",
+    ),
+    (
+        "train.cudnn_benchmark",
+        lambda plan: plan.workload.model.family != "bert",
+        "the network has no convolutions",
+    ),
+    (
+        "model.attention",
+        lambda plan: not (plan.workload.data.is_synthetic and _leaves_padding_out(plan)),
+        "synthetic text has no padding",
     ),
     ("train.initial_loss_scale", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
     ("train.loss_scale_growth", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
@@ -140,6 +163,27 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "train.optimizer.reference_batch",
         lambda plan: plan.workload.train.optimizer.learning_rate_scaling != "none",
         "only learning_rate_scaling reads it",
+    ),
+    (
+        "train.optimizer.learning_rate_table",
+        lambda plan: plan.workload.train.optimizer.learning_rate_scaling == "table",
+        "only learning_rate_scaling table reads it",
+    ),
+    *(
+        (
+            key,
+            lambda plan, own=own: _is_left_by_row(plan, *own),
+            "the row of train.optimizer.learning_rate_table for this global batch replaces it; set "
+            "train.optimizer.learning_rate_scaling to none, linear or sqrt",
+        )
+        for key, own in {
+            "train.optimizer.momentum": ("momentum",),
+            "train.optimizer.betas": ("betas",),
+            "train.optimizer.weight_decay": ("weight_decay",),
+            "train.schedule.warmup_steps": ("warmup_steps", "warmup_epochs"),
+            "train.schedule.warmup_epochs": ("warmup_steps", "warmup_epochs"),
+            "train.schedule.total_": ("total_steps", "total_epochs"),
+        }.items()
     ),
     ("train.schedule.warmup_from", lambda plan: _warms_up(plan), "only a warm-up reads it"),
     ("train.schedule.epoch_samples", lambda plan: _counts_epochs(plan), "nothing in this plan counts in epochs"),
@@ -181,8 +225,8 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         )
         for key, names in {
             "train.optimizer.momentum": ("sgd", "lars"),
-            "train.optimizer.betas": ("lamb",),
-            "train.optimizer.epsilon": ("lars", "lamb"),
+            "train.optimizer.betas": ("adamw", "lamb"),
+            "train.optimizer.epsilon": ("adamw", "lars", "lamb"),
             "train.optimizer.trust_coefficient": ("lars",),
         }.items()
     ),
@@ -194,8 +238,9 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         )
         for key, forms in {
             "train.schedule.power": ("polynomial",),
-            "train.schedule.end_learning_rate": ("polynomial", "linear"),
-            "train.schedule.total_": ("polynomial", "linear"),
+            "train.schedule.end_learning_rate": DECAYS_TO_AN_END,
+            "train.schedule.decay_from": DECAYS_TO_AN_END,
+            "train.schedule.total_": DECAYS_TO_AN_END,
             "train.schedule.step_": ("step",),
             "train.schedule.epoch_boundaries": ("step",),
         }.items()

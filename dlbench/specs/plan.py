@@ -13,9 +13,10 @@ from pydantic import Field, model_validator
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
+from dlbench.specs.recipes.reach import goal_problem
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
-from dlbench.specs.training import MeasureSpec
+from dlbench.specs.training import MeasureSpec, QualitySpec
 from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import Workload
 from dlbench.units import exact_bytes
@@ -112,6 +113,10 @@ class LayoutSpec(Spec):
         return self
 
 
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Names of files in which PyTorch pickles weights."""
+
+
 class CheckpointSpec(Spec):
     """When the state of training is kept, and where it begins."""
 
@@ -120,6 +125,12 @@ class CheckpointSpec(Spec):
     keep: Count = Field(2, description="Newest checkpoints kept in the run's folder.")
     resume_from: str | None = Field(
         None, min_length=1, description="A checkpoint, or a run's folder with some, from which to go on."
+    )
+    initialize_from: str | None = Field(
+        None,
+        min_length=1,
+        description="Weights to begin with, optimizer and schedule anew: a safetensors file with BERT's public names, "
+        "or a checkpoint of dlbench or a run's folder with some.",
     )
 
     @property
@@ -131,6 +142,23 @@ class CheckpointSpec(Spec):
     def _one_unit(self) -> Self:
         if self.every_steps is not None and self.every_epochs is not None:
             raise ValueError("every_steps and every_epochs exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _no_pickle(self) -> Self:
+        path = self.initialize_from or ""
+        if path.endswith(PICKLES):
+            raise ValueError(
+                f"initialize_from {path}: only safetensors are read, for a pickle runs what its author wrote; convert "
+                "what you trust: safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
+                "weights_only=True).items()}, OUT)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> Self:
+        if self.resume_from is not None and self.initialize_from is not None:
+            raise ValueError("resume_from and initialize_from exclude each other: a resumed run has its weights")
         return self
 
 
@@ -259,6 +287,16 @@ class RunPlan(LaunchPlan):
         """Samples of one step over all ranks."""
         return self.workload.train.batch_per_rank * self.layout.ranks
 
+    @property
+    def goal(self) -> QualitySpec | None:
+        """The quality section in force: where the recipe is longer at this global batch, its limits are as well."""
+        quality, ratio = self.workload.quality, self.workload.train.lengthened(self.global_batch)
+        if quality is None or ratio == 1.0:
+            return quality
+        if quality.max_epochs is not None:
+            return quality.model_copy(update={"max_epochs": quality.max_epochs * ratio})
+        return quality.model_copy(update={"max_samples": round((quality.max_samples or 0) * ratio)})
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.engine.name == "single" and self.layout.ranks != 1:
@@ -294,9 +332,16 @@ class RunPlan(LaunchPlan):
         workload = self.workload
         if self.measure.until == "quality":
             if workload.quality is None:
-                raise ValueError("measure.until quality: this workload has no `quality` section")
+                raise ValueError(
+                    f"measure.until quality: preset {workload.preset} of {workload.name} has no `quality` section: it "
+                    "names no target that its recipe reaches"
+                )
             if workload.data.is_synthetic:
                 raise ValueError("measure.until quality: synthetic data holds nothing to learn; give --data")
+            begins = self.checkpoint.resume_from or self.checkpoint.initialize_from
+            problem = goal_problem(workload.train, workload.quality, global_batch=self.global_batch, starts_from=begins)
+            if problem is not None:
+                raise ValueError(f"measure.until quality: {problem}")
         if workload.data.is_synthetic and self.checkpoint.every_epochs and not workload.train.schedule.epoch_samples:
             raise ValueError("checkpoint.every_epochs: synthetic data has no epochs; use checkpoint.every_steps")
         if self.measure.noise_scale and self.layout.ranks * workload.train.gradient_accumulation == 1:

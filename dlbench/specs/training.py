@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
 from dlbench.specs.memory.settings import MemorySpec, Recompute, Swap
+from dlbench.specs.recipes.rate_table import Place, RatePoint, place_in, table_problem
 
 
 class OptimizerSpec(Spec):
@@ -21,34 +22,59 @@ class OptimizerSpec(Spec):
         "kernel of sgd and adamw; lars and lamb compiled by torch.compile).",
     )
     learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
-    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="Scale the learning rate with the global batch, or with its root."
+    learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
+        "none",
+        description="Scale the learning rate with the global batch, or with its root, or take it from "
+        "learning_rate_table.",
     )
     reference_batch: Count | None = Field(
         None, description="Global batch that learning_rate belongs to, samples; for learning_rate_scaling."
     )
+    learning_rate_table: tuple[RatePoint, ...] = Field(
+        (),
+        description="Rows of published recipes, by global batch: batch, learning_rate, and what else differs. Between "
+        "rows the rate is interpolated; beyond the last it stays, and --to-accuracy is refused.",
+    )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (lamb).")
-    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (lars, lamb).")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (adamw, lamb).")
+    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (adamw, lars, lamb).")
     trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
     clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
 
     def peak(self, global_batch: int) -> float:
         """The learning rate after warm-up: scaled with the global batch (samples), where that is asked for.
 
-        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB.
+        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; all of
+        its rates are multiplied with what learning_rate is over that of the row of reference_batch.
         """
         if self.learning_rate_scaling == "none" or self.reference_batch is None:
             return self.learning_rate
+        place = self.place(global_batch)
+        if place is not None:
+            own = next(row for row in self.learning_rate_table if row.batch == self.reference_batch)
+            return place.learning_rate * (self.learning_rate / own.learning_rate)
         ratio = global_batch / self.reference_batch
         return self.learning_rate * (ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
+
+    def place(self, global_batch: int) -> Place | None:
+        """Where a global batch lies in the table; None where no table acts."""
+        if self.learning_rate_scaling != "table":
+            return None
+        return place_in(self.learning_rate_table, global_batch, below="sqrt" if self.name == "lamb" else "linear")
 
     @model_validator(mode="after")
     def _scaling_has_reference(self) -> Self:
         if self.learning_rate_scaling != "none" and self.reference_batch is None:
             raise ValueError(f"learning_rate_scaling {self.learning_rate_scaling} needs reference_batch")
+        problem = table_problem(self.learning_rate_table, self.reference_batch)
+        if self.learning_rate_scaling == "table" and problem is not None:
+            raise ValueError(problem)
         return self
+
+
+DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")
+"""Forms of decay that end at a step of their own, with a rate of their own."""
 
 
 class ScheduleSpec(Spec):
@@ -59,7 +85,14 @@ class ScheduleSpec(Spec):
     warmup_from: Literal["zero", "unscaled"] = Field(
         "zero", description="Where warm-up begins: at zero, or at the learning rate before scaling."
     )
-    decay: Literal["constant", "polynomial", "linear", "step"] = Field("constant", description="Form of the decay.")
+    decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field(
+        "constant", description="Form of the decay."
+    )
+    decay_from: Literal["warmup", "start"] = Field(
+        "warmup",
+        description="Where polynomial, linear and cosine begin to count: at the warm-up's end, or at step 0 beneath "
+        "it.",
+    )
     power: Positive = Field(2.0, description="Power of the polynomial.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate when the decay ends; not scaled.")
     total_steps: Count | None = Field(None, description="Steps until the decay ends; not the measured steps.")
@@ -91,7 +124,7 @@ class ScheduleSpec(Spec):
         for steps, epochs, both in pairs:
             if both:
                 raise ValueError(f"{steps} and {epochs} exclude each other")
-        if self.decay in ("polynomial", "linear") and self.total_steps is None and self.total_epochs is None:
+        if self.decay in DECAYS_TO_AN_END and self.total_steps is None and self.total_epochs is None:
             raise ValueError(f"decay {self.decay} needs total_steps or total_epochs")
         if len(self.boundaries) != len(self.step_factors):
             raise ValueError("the boundaries (in steps or in epochs) and step_factors must have the same length")
@@ -104,6 +137,11 @@ class TrainSpec(Spec):
     """How it is trained."""
 
     batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
+    global_batch: Count | None = Field(
+        None,
+        description="Samples of one step over all ranks: each rank computes its share in parts of batch_per_rank; "
+        "none: batch_per_rank times the ranks.",
+    )
     gradient_accumulation: Count = Field(
         1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."
     )
@@ -157,6 +195,46 @@ class TrainSpec(Spec):
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
 
+    def at_batch(self, global_batch: int) -> TrainSpec:
+        """The recipe in force at a global batch: what a row of learning_rate_table replaces is replaced.
+
+        The learning rate is left to `OptimizerSpec.peak`. Steps of a row at another batch are scaled, so that they are
+        of as many samples.
+        """
+        place = self.optimizer.place(global_batch)
+        if place is None:
+            return self
+        row, ratio = place.row, place.row.batch / global_batch
+        rule = {key: value for key in ("momentum", "betas", "weight_decay") if (value := getattr(row, key)) is not None}
+        schedule: dict[str, object] = {}
+        for part in ("warmup", "total"):
+            steps, epochs = getattr(row, f"{part}_steps"), getattr(row, f"{part}_epochs")
+            if epochs is not None:
+                schedule |= {f"{part}_epochs": epochs, f"{part}_steps": 0 if part == "warmup" else None}
+            elif steps is not None:
+                schedule |= {f"{part}_steps": round(steps * ratio), f"{part}_epochs": None}
+        return self.model_copy(
+            update={
+                "optimizer": self.optimizer.model_copy(update=rule),
+                "schedule": self.schedule.model_copy(update=schedule),
+            }
+        )
+
+    def lengthened(self, global_batch: int) -> float:
+        """How many times as many samples the recipe in force trains on as the preset's own, by its decay's end."""
+        own, now = self.schedule, self.at_batch(global_batch).schedule
+        if own.total_epochs and now.total_epochs:
+            return now.total_epochs / own.total_epochs
+        own_samples = self._total_samples(own, self.optimizer.reference_batch or global_batch)
+        samples = self._total_samples(now, global_batch)
+        return samples / own_samples if own_samples and samples else 1.0
+
+    @staticmethod
+    def _total_samples(schedule: ScheduleSpec, batch: int) -> float | None:
+        if schedule.total_epochs is not None:
+            return schedule.total_epochs * schedule.epoch_samples if schedule.epoch_samples else None
+        return None if schedule.total_steps is None else float(schedule.total_steps * batch)
+
     @property
     def is_in_core(self) -> bool:
         """Whether activations are left to autograd alone."""
@@ -200,6 +278,11 @@ class QualitySpec(Spec):
     evaluate_samples: Count | None = Field(None, description="Validation samples used; none: all of them.")
     max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
     max_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
+    starts_from: Literal["random", "checkpoint"] = Field(
+        "random",
+        description="Weights from which the recipe reaches the target; checkpoint: --to-accuracy needs "
+        "checkpoint.initialize_from.",
+    )
     stop_at_target: Flag = Field(True, description="End at the first evaluation that meets the target.")
 
     @model_validator(mode="after")

@@ -198,6 +198,9 @@ class Workload(Spec):
     preset: Name = Field(description="Name of the preset.")
     about: str = Field(description="What the preset changes against the published configuration.")
     notice: str = Field(description="How results may be called.")
+    meant_for: Literal["any", "gpu"] = Field(
+        "any", description="Machines that the preset is made for; gpu: refused where there is none."
+    )
     model: ModelSpec = Field(description="The network.")
     data: DataSpec = Field(description="What it is trained on.")
     train: TrainSpec = Field(description="How it is trained.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from tests.bench import (
     communication,
     faults,
     gate,
+    gpu,
     history,
     memory,
     memory_plan,
@@ -33,6 +35,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading": reading.figures,
     "reader_rate": reader_rate.figures,
     "gate": gate.figures,
+    "gpu": gpu.figures,
     "history": history.figures,
     "faults": faults.figures,
     "shuffling": shuffling.figures,
@@ -54,6 +57,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "memory.fitting": memory.fitting,
     "memory.host": memory.host,
     "memory.compiled": memory.compiled,
+    **{f"gpu.{workload}": partial(gpu.axes, workload) for workload in gpu.AXES},
     **faults.PARTS,
     **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
 }

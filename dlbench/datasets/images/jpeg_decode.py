@@ -3,6 +3,10 @@
 A JPEG is stored as blocks of 8 x 8 frequencies. Taking only the lowest 4 x 4, 2 x 2 or 1 x 1 of each block decodes a
 smaller image directly (Independent JPEG Group, `libjpeg.txt`, "scale_num, scale_denom"), which saves work where a crop
 would be shrunk anyway. Other ratios exist, but libjpeg-turbo has fast code for the powers of two only.
+
+Rows below a wanted region need not be decoded: a baseline JPEG is stored row of blocks by row of blocks, and its header
+says how many there are (ITU-T T.81, B.2.2). With a smaller number in the header the decoder stops there. What lies
+above or beside the region can be left out in the later stages only, by calls that no Python library passes on.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlbench.errors import EnvironmentLacksError
 
@@ -18,10 +22,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Decoding = Literal["region", "full"]
 FACTORS = (8, 4, 2, 1)
 """How many times smaller an image can be decoded, from the smallest result to the whole."""
 _MOST_PIXELS = 178_956_970
 """Pillow's own bound against decompression bombs; a damaged header may claim 65,535 x 65,535."""
+_SEQUENTIAL = (0xC0, 0xC1)
+"""Markers of frames whose rows are stored once, from the top: baseline and extended, Huffman-coded."""
+_END = b"\xff\xd9"
+"""Of an image; within coded data 0xff is followed by 0 or the number of a restart."""
+_TAIL = 1024
+"""Bytes in which the end of an image is looked for; some cameras write a few after it."""
 _HARMLESS = "extraneous bytes before marker"
 """libjpeg's warning about bytes between two parts of a file; some old cameras write them, and nothing is missing."""
 
@@ -49,6 +60,11 @@ def decoder() -> str:
     return "Pillow" if _simplejpeg() is None else "simplejpeg"
 
 
+def decodes_regions() -> bool:
+    """Whether rows that are not needed are left out here: Pillow always decodes all."""
+    return _simplejpeg() is not None
+
+
 @dataclass(frozen=True)
 class Encoded:
     """An encoded image whose header has been read."""
@@ -65,7 +81,7 @@ class Encoded:
     scalable: bool = True
     """Whether it can be decoded smaller: a JPEG."""
 
-    def pixels(self, factor: int = 1) -> tuple[NDArray[np.uint8], str | None]:
+    def pixels(self, factor: int = 1, rows: int | None = None) -> tuple[NDArray[np.uint8], str | None]:
         """(ceil(height / factor), ceil(width / factor), 3) RGB, and a remark if it was not read as it was stored.
 
         Grey images get three equal channels; CMYK and other forms that Pillow knows are converted by Pillow. A pixel is
@@ -73,11 +89,25 @@ class Encoded:
 
         Args:
             factor: one of `FACTORS`, no larger than width and height; 1 if the image is not scalable.
+            rows: of the whole image, from its top, that are needed: these are as without it, bit for bit, and there may
+                be fewer below them. Damage in what is left out is not seen, and that a code is wrong may not be; None:
+                all are.
 
         Raises:
             ValueError: it is truncated or damaged.
         """
-        return self._by_simplejpeg(factor) if self.fast else self._by_pillow(factor)
+        if not self.fast:
+            return self._by_pillow(factor)
+        shorter = _cut(self.data, rows, factor) if rows is not None and rows < self.height else None
+        if shorter is None:
+            return self._by_simplejpeg(factor)
+        # What follows the last row is passed over with a warning, which strict would take for damage.
+        library = _simplejpeg()
+        assert library is not None  # `fast` says so
+        return library.decode_jpeg(shorter, "RGB", strict=False, **self._asked(factor)), self._remark
+
+    def _asked(self, factor: int) -> dict[str, int]:
+        return {} if factor == 1 else {"min_factor": factor, "min_width": -(-self.width // factor)}
 
     @property
     def _remark(self) -> str | None:
@@ -86,7 +116,7 @@ class Encoded:
     def _by_simplejpeg(self, factor: int) -> tuple[NDArray[np.uint8], str | None]:
         library = _simplejpeg()
         assert library is not None  # `fast` says so
-        asked = {} if factor == 1 else {"min_factor": factor, "min_width": -(-self.width // factor)}
+        asked = self._asked(factor)
         try:
             return library.decode_jpeg(self.data, "RGB", **asked), self._remark
         except ValueError as error:
@@ -107,6 +137,35 @@ class Encoded:
                 return np.array(opened.convert("RGB")), self._remark
         except _pillow_errors() as error:
             raise ValueError(_one_line(error)) from None
+
+
+def _cut(data: bytes, rows: int, factor: int) -> bytes | None:
+    """The same JPEG with a header that says fewer rows, `rows` and those that their colours need at least.
+
+    None: it is not one whose rows follow each other, nothing can be left out, or its end is not where it should be.
+    """
+    place = 2
+    while place + 10 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker in _SEQUENTIAL:
+            break
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # other frames; these three are tables
+            return None
+        place += 2 + int.from_bytes(data[place + 2 : place + 4])
+    else:
+        return None
+    height, components = int.from_bytes(data[place + 5 : place + 7]), data[place + 9]
+    samplings = [
+        data[place + 11 + 3 * number] & 15 for number in range(components) if place + 11 + 3 * number < len(data)
+    ]
+    if not samplings or not all(samplings):
+        return None
+    # Colour that was stored at half the height is interpolated between rows: one more of them is needed.
+    block = 8 * max(samplings)
+    fewer = -(-(rows + max(samplings) * factor) // block) * block
+    if fewer >= height or data.find(_END, max(place, len(data) - _TAIL)) < 0:
+        return None
+    return b"".join((data[: place + 5], fewer.to_bytes(2), data[place + 7 :]))
 
 
 def _pillow_errors() -> tuple[type[Exception], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.images.jpeg_decode import Decoding
 from dlbench.datasets.images.jpeg_tree import JpegTree
 from dlbench.datasets.images.packing import class_labels
 from dlbench.datasets.images.shard_scan import ShardIndex
@@ -24,6 +25,7 @@ def open_images(
     training: bool,
     classes: tuple[str, ...] | None = None,
     lister: Lister = ALONE,
+    decoding: Decoding = "region",
 ) -> SampleReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
@@ -34,6 +36,7 @@ def open_images(
         training: random-resized crops and flips, or else the centre crop.
         classes: names by label, for a set whose own classes may be fewer (validation); None: the set's own.
         lister: through which the ranks of a node list the set once.
+        decoding: what of an image is decoded in training.
 
     Returns:
         Samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
@@ -49,7 +52,7 @@ def open_images(
             f"data.source {str(source)!r} has {len(known)} classes, model.num_classes is {model.num_classes}"
         )
     labels = None if classes is None else class_labels(images, classes)
-    return JpegReader(images, model.image_size, seed, training=training, labels=labels)
+    return JpegReader(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 
 def _listed(source: Path, lister: Lister) -> ImageSet:

@@ -6,7 +6,8 @@ is the field's single centre crop: the shorter edge becomes 256/224 of the crop'
 anti-aliasing (as Pillow's, to one level). Pixels stay 8-bit, channels last; the device normalises them.
 
 A training crop that would be shrunk by two or more is decoded at a half, a quarter or an eighth of its size (see
-jpeg_decode). At 224 pixels that needs crops of 448 pixels or more, so it acts on large photographs only.
+jpeg_decode). At 224 pixels that needs crops of 448 pixels or more, so it acts on large photographs only. Rows below the
+crop are not decoded, which changes no pixel of it. `full` leaves both out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from dlbench.datasets.images.image_set import ImageSet
-from dlbench.datasets.images.jpeg_decode import FACTORS, decode, decoder, inspect
+from dlbench.datasets.images.jpeg_decode import FACTORS, Decoding, decode, decoder, decodes_regions, inspect
 from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, path_text
 from dlbench.node.data.sharding import Key
 
@@ -75,28 +76,52 @@ def scaled_box(box: Box, factor: int) -> Box:
 
 def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
     """(H, W, 3) -> (height, width, 3), bilinear with anti-aliasing."""
-    # torch's 8-bit code for channels-last images is four to five times as fast as Pillow's (measured on AVX2).
-    image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(image, (height, width), mode="bilinear", antialias=True)
-    out: NDArray[np.uint8] = resized[0].permute(1, 2, 0).contiguous().numpy()
+    out: NDArray[np.uint8] = _resized(pixels, height, width).numpy()
     return out
 
 
-def training_image(data: bytes, size: int, generator: np.random.Generator) -> tuple[NDArray[np.uint8], str | None]:
+def _resized(pixels: NDArray[np.uint8], height: int, width: int) -> torch.Tensor:
+    # torch's 8-bit code for channels-last images is four to five times as fast as Pillow's (measured on AVX2).
+    image = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(image, (height, width), mode="bilinear", antialias=True)
+    return resized[0].permute(1, 2, 0).contiguous()
+
+
+def training_image(
+    data: bytes,
+    size: int,
+    generator: np.random.Generator,
+    decoding: Decoding = "region",
+    out: NDArray[np.uint8] | None = None,
+) -> tuple[NDArray[np.uint8], str | None]:
     """A random part of an encoded image, perhaps mirrored, as (size, size, 3), and a remark as from `decode`.
+
+    Args:
+        data: the encoded image.
+        size: pixels of each edge of the result.
+        generator: of crop and flip; what is drawn does not depend on the rest.
+        decoding: see `dlbench.specs.workload`.
+        out: (size, size, 3), to be filled and returned; None: a new array.
 
     Raises:
         ValueError: the image is empty, truncated, or none.
     """
     encoded = inspect(data)
     box = crop_box(encoded.width, encoded.height, generator)
-    factor = decode_factor(box[2] - box[0], box[3] - box[1], size, size) if encoded.scalable else 1
-    pixels, remark = encoded.pixels(factor)
+    is_mirrored = generator.random() < 0.5
+    if decoding == "full":
+        factor, (pixels, remark) = 1, encoded.pixels()
+    else:
+        factor = decode_factor(box[2] - box[0], box[3] - box[1], size, size) if encoded.scalable else 1
+        pixels, remark = encoded.pixels(factor, box[3])
     left, top, right, bottom = scaled_box(box, factor)
-    image = resize(pixels[top:bottom, left:right], size, size)
-    if generator.random() < 0.5:
-        image = torch.from_numpy(image).flip(1).numpy()  # six times as fast as numpy's copy of a mirrored view
-    return image, remark
+    image = _resized(pixels[top:bottom, left:right], size, size)
+    if is_mirrored:
+        image = image.flip(1)  # six times as fast as numpy's copy of a mirrored view
+    if out is None:
+        return image.numpy(), remark
+    torch.from_numpy(out).copy_(image)
+    return out, remark
 
 
 def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | None]:
@@ -126,6 +151,7 @@ class JpegReader(InHalves):
         seed: of crops and flips.
         training: random crops, or else the centre.
         labels: of each class of the set, its label; None: as the set counts.
+        decoding: what of an image is decoded in training.
     """
 
     def __init__(
@@ -136,7 +162,9 @@ class JpegReader(InHalves):
         *,
         training: bool = True,
         labels: tuple[int, ...] | None = None,
+        decoding: Decoding = "region",
     ) -> None:
+        self._decoding = decoding
         self._images, self._size, self._seed = images, image_size, seed
         self._training, self._labels = training, labels
 
@@ -168,7 +196,8 @@ class JpegReader(InHalves):
         try:
             if self._training:
                 generator = np.random.default_rng([self._seed, epoch, index])
-                image, remark = training_image(data, self._size, generator)
+                place = None if out is None else out["image"]
+                image, remark = training_image(data, self._size, generator, self._decoding, place)
             else:
                 image, remark = evaluation_image(data, self._size)
         except ValueError as error:
@@ -198,7 +227,8 @@ class JpegReader(InHalves):
         return self._images.files()
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, classes, digest of the index, remarks on how the set was understood, and the decoder."""
+        """Kind, path, classes, digest of the index, remarks on how the set was understood, decoder and decoding."""
+        is_region = self._training and self._decoding == "region" and decodes_regions()
         return {
             "kind": self._images.kind,
             "path": path_text(self._images.root),
@@ -206,6 +236,7 @@ class JpegReader(InHalves):
             "index_sha256": self._images.sha256,
             "remarks": [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in self._images.remarks],
             "decoder": decoder(),
+            "decode": "region" if is_region else "full",
         }
 
     def close(self) -> None:

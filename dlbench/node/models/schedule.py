@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from dlbench.specs.training import TrainSpec
 
 
 class LearningRate:
     """The learning rate of each optimizer step.
 
-    The peak is `optimizer.learning_rate`, scaled with the global batch where the plan says so (`OptimizerSpec.peak`).
+    The peak is `optimizer.learning_rate`, scaled with the global batch where the plan says so (`OptimizerSpec.peak`);
+    the rest is what the recipe has at that batch (`TrainSpec.at_batch`).
 
     Warm-up is linear over W steps: step 0 takes 1 / W of the way from its start (zero, or the unscaled rate) to the
     peak, step W - 1 all of it (Goyal et al. 2017, section 2.2, begun at one step's share so that no step is lost at 0).
-    Afterwards, with p the share of the steps from W to T that has passed:
+    Afterwards, with p the share of the steps from W (`decay_from: start`: from 0) to T that has passed:
 
     - constant: the peak;
     - linear, polynomial: end + (peak - end) (1 - p) ** power, power 1 for linear; `end_learning_rate` from T on (You et
       al. 2017 for power 2);
+    - cosine: end + (peak - end) (1 + cos(pi p)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts);
     - step: the peak times the factor of the last boundary reached, boundaries counted from step 0.
 
     What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
@@ -31,7 +35,7 @@ class LearningRate:
     """
 
     def __init__(self, spec: TrainSpec, *, global_batch: int, steps_per_epoch: float | None) -> None:
-        schedule, base = spec.schedule, spec.optimizer.learning_rate
+        schedule, base = spec.at_batch(global_batch).schedule, spec.optimizer.learning_rate
         if schedule.counts_epochs and steps_per_epoch is None:
             raise ValueError("a schedule in epochs needs steps_per_epoch")
         epoch = steps_per_epoch or 1.0
@@ -73,6 +77,9 @@ class LearningRate:
         end = schedule.end_learning_rate
         if step >= self._total:
             return end
+        began = self._warmup if schedule.decay_from == "warmup" else 0.0
+        rest = (self._total - step) / (self._total - began)
+        if schedule.decay == "cosine":
+            return end + (peak - end) * (1 - math.cos(math.pi * rest)) / 2
         power = schedule.power if schedule.decay == "polynomial" else 1.0
-        rest = (self._total - step) / (self._total - self._warmup)
         return float(end + (peak - end) * rest**power)

@@ -5,9 +5,9 @@ later, when the events have passed. The input wait measured so is the part the G
 
 **Where a step lies on the host's clock.** Wherever the device stands still between steps, an event is tied to
 CLOCK_MONOTONIC (`dlbench.node.sync.clocks.anchored`); from there starts are summed up step by step, so that steps
-neither overlap nor leave gaps. They are not taken from the anchor in one go: CUDA gives the time between two events as a
-float32 of milliseconds, which after ten minutes resolves 62 microseconds, and within a step of 100 ms 8 nanoseconds. How
-far both clocks have come apart is seen at the next standstill; `clock_error_ns` bounds it.
+neither overlap nor leave gaps. They are not taken from the anchor in one go: CUDA gives the time between two events as
+a float32 of milliseconds, which after ten minutes resolves 62 microseconds, and within a step of 100 ms 8 nanoseconds.
+How far both clocks have come apart is seen at the next standstill; `clock_error_ns` bounds it.
 
 **How long the device waited for the host.** The host's clock is read at each mark too. Kernels of a stream run in
 order, so once the host has queued the last of a phase, the device is busy until the phase ends. With h the host's and d

@@ -15,6 +15,10 @@ WATCHED_STEPS = 3
 """Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
 
 
+HELD_STEPS = 3
+"""Steps of the warm-up in which a GPU is held back, which shows what its kernels take: an odd number has a median."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Course:
     """What happens after which step."""
@@ -63,6 +67,15 @@ class Course:
             return apart or nothing
         first = max(min(1, self.warmup - 1), self.warmup - self.window_steps)
         return range(max(0, first), self.warmup)
+
+    @property
+    def held(self) -> range:
+        """Steps of this run, from 0, in which a GPU is held back until the host has queued their work.
+
+        They lie before all others that are watched; the first two set things up.
+        """
+        end = min(self.window.start, self.watch_from)
+        return range(min(end, max(2, self.deciding_steps, end - HELD_STEPS)), end)
 
     @property
     def shares_window(self) -> bool:
@@ -127,7 +140,7 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> 
     checkpoint_every: float | None = plan.checkpoint.every_steps
     if plan.checkpoint.every_epochs is not None:
         checkpoint_every = plan.checkpoint.every_epochs * (steps_per_epoch or math.inf)
-    quality = plan.workload.quality
+    quality = plan.goal
     if plan.measure.until == "steps" or quality is None:
         end = first + plan.measure.warmup_steps + plan.measure.measured_steps
         evaluate_every = None

@@ -36,9 +36,8 @@ def remarks(found: Diagnosed) -> Iterator[str]:
             yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
         notes = [note for point in found.points for note in point.causes[index].notes]
         # That nothing recomputes, or that the host was ahead, stands among the parts without time.
-        if notes and (
-            cause.name not in ("launch", "memory") or any(point.causes[index].seconds.value for point in found.points)
-        ):
+        is_told = cause.name not in ("launch", "memory")
+        if notes and (is_told or any(point.causes[index].seconds.value for point in found.points)):
             yield f"{title}: {_first(notes)}."
     for point in found.points:
         if point.planted:

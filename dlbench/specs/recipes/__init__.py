@@ -1,0 +1,1 @@
+"""Published recipes: rates by global batch, and which targets they reach."""

@@ -1,0 +1,1 @@
+"""What only a machine with a GPU can show; `python -m tests.gpu` is the whole first check on one."""
