@@ -231,6 +231,8 @@ class CudaTimer:
             done.append(self._times(step))
             # The end is the next step's start, and this start may still be the one before's end.
             self._spare.extend(mark.event for mark in step.marks)
+        if wait and self._start is None and self._last_anchor is not None:
+            self._compare(anchored())
         return done
 
     def _times(self, step: _Queued) -> StepTimes:
@@ -252,18 +254,21 @@ class CudaTimer:
         return StepTimes(start_ns, step_ns, tuple(phases), step.samples, float(step.loss), waited)
 
     def _anchored_start(self, anchor: Anchor, start: torch.cuda.Event) -> int:
-        """When a step begins that follows an anchor; what the clocks went apart since the one before is noted."""
-        error = anchor.error_ns
-        before = self._last_anchor
-        if before is not None:
-            # The same interval by the host's clock and by the device's.
-            error += before.error_ns
-            error += abs(anchor.host_ns - before.host_ns - _nanoseconds(before.event, anchor.event))
-        self._last_anchor = anchor
-        self.clock_error_ns = max(self.clock_error_ns, error)
+        """When a step begins that follows an anchor."""
+        self._compare(anchor)
         self._delay_ns = anchor.delay_ns
         begins = anchor.host_ns + _nanoseconds(anchor.event, start)
         return begins if self._end_ns is None else max(begins, self._end_ns)
+
+    def _compare(self, anchor: Anchor) -> None:
+        """Notes how far the clocks may have come apart since the anchor before."""
+        error, before = anchor.error_ns, self._last_anchor
+        if before is not None:
+            # The same interval by the host's clock and by the device's.
+            apart = anchor.host_ns - before.host_ns - _nanoseconds(before.event, anchor.event)
+            error += before.error_ns + abs(apart)
+        self._last_anchor = anchor
+        self.clock_error_ns = max(self.clock_error_ns, error)
 
     def _record(self) -> torch.cuda.Event:
         if self._synchronise:
