@@ -8,6 +8,7 @@ where training pauses, and to collect garbage every `COLLECT_EVERY` steps.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from dlbench.node.training import phases
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
+from dlbench.node.training.pacing import Pacing
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
@@ -110,9 +112,11 @@ class TrainingLoop:
         on_step: Callable[[int], None],
         pause: Pause | None = None,
         watch: RankWatch | None = None,
+        pacing: Pacing | None = None,
     ) -> None:
         """`on_step` is told each step's number in this run before it begins (progress, watchdog).
 
+        `pacing` settles how many steps there are; None where the course says it.
         `watch` is told of every place where its window begins or ends; measured steps carry nothing of it.
         """
         self._trainee = trainee
@@ -122,6 +126,7 @@ class TrainingLoop:
         self._on_step = on_step
         self._pause = pause
         self._watch = watch
+        self._pacing = pacing
         self._is_measuring = False
         self._result = LoopResult()
         self._garbage = self._result.garbage
@@ -140,7 +145,9 @@ class TrainingLoop:
 
     def _all_steps(self) -> None:
         timer, course = self._timer, self._course
-        for step in range(course.steps):
+        for step in itertools.count():
+            if step == course.steps:  # the warm-up may lengthen it
+                break
             # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
             self._on_step(step)
             if step <= course.warmup:
@@ -160,6 +167,10 @@ class TrainingLoop:
     def _before_warmup(self, step: int) -> None:
         """Before a step of the warm-up, and before the first measured one: windows open and close outside of steps."""
         course, watch = self._course, self._watch
+        while self._pacing is not None and self._pacing.is_due(step):
+            self._drain()
+            self._pacing.agree(self._result.step_s)
+            self._trainee.engine.barrier()
         if step == course.warmup:
             self._enter_measurement()
             return
