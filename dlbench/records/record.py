@@ -74,6 +74,11 @@ class RankResult(Spec):
         "Null where not known.",
     )
     garbage_s: NonNegative | None = Field(None, description="What that took, seconds; part of no step.")
+    clock_error_s: NonNegative = Field(
+        0.0,
+        description="How far starts of steps may be off the clock of the machine, seconds: a GPU's events are tied to "
+        "it between steps.",
+    )
     bad_samples: tuple[str, ...] = Field((), description="Unreadable samples, named.")
     bad_sample_count: CountOrZero = Field(0, description="How many samples were unreadable.")
 

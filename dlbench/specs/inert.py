@@ -140,7 +140,10 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
     ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
     ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
-    ("measure.measured_steps", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target"),
+    *(
+        (f"measure.{key}", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target")
+        for key in ("measured_steps", "measured_s", "warmup_s")
+    ),
     ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
     (
         "train.allow_emulation",

@@ -245,7 +245,10 @@ def _data(
         if resumed is not None:
             resumed.require(data_identity(source))
         course = plan_course(
-            plan, first=first, batches_per_epoch=source.order.batches_per_epoch if source.order else None
+            plan,
+            first=first,
+            batches_per_epoch=source.order.batches_per_epoch if source.order else None,
+            on_gpu=device.type == "cuda",
         )
     except BaseException:
         _close(source)
