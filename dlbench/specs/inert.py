@@ -220,6 +220,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         for key in ("swap_folder", "verify")
     ),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
+    (
+        "system.slurm.gpu_bind",
+        lambda plan: plan.system.slurm.gpu_request != "none" and plan.system.launch.launcher != "mpirun",
+        "only srun with a slurm.gpu_request reads it",
+    ),
     *(
         (
             key,

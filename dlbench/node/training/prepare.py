@@ -32,7 +32,7 @@ from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
-from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
@@ -40,34 +40,6 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
-
-
-def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
-    """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
-
-    Raises:
-        EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
-    """
-    asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
-    if not torch.cuda.is_available():
-        if asked != "none":
-            raise EnvironmentLacksError(
-                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: check the driver and torch's "
-                "build, or set gpu_request to none to train on CPUs"
-            )
-        return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if asked == "gpus-per-task" and visible == 1 and plan.system.launch.launcher != "mpirun":
-        index = 0  # srun shows each rank its own GPU only; mpirun shows all ranks the same
-    elif place.local_size <= visible:
-        index = place.local_rank
-    else:
-        raise EnvironmentLacksError(
-            f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
-            "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
-        )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
 
 
 @dataclass(frozen=True, kw_only=True)
