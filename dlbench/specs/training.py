@@ -144,8 +144,8 @@ class TrainSpec(Spec):
     batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
     global_batch: Count | None = Field(
         None,
-        description="Samples of one step over all ranks: each rank computes its share in parts of batch_per_rank; none: "
-        "batch_per_rank times the ranks.",
+        description="Samples of one step over all ranks: each rank computes its share in parts of batch_per_rank; "
+        "none: batch_per_rank times the ranks.",
     )
     gradient_accumulation: Count = Field(
         1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."

@@ -50,9 +50,10 @@ def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch
     """Makes so many samples of the shapes that training will have, on the device."""
 
     def batch_of(samples: int) -> Batch:
-        made = synthetic_batch(plan.workload.model, plan.workload.data, samples, torch.Generator().manual_seed(_SEED))
-        if plan.workload.data.is_synthetic:
-            made = arranged(made, plan.workload.model)
+        generator, workload = torch.Generator().manual_seed(_SEED), plan.workload
+        made = synthetic_batch(workload.model, workload.data, samples, generator, counts=device.type == "cuda")
+        if workload.data.is_synthetic:
+            made = arranged(made, workload.model)
         return {name: tensor.to(device) for name, tensor in made.items()}
 
     return batch_of

@@ -52,7 +52,7 @@ class Precision:
         self.is_emulated = bool(lacking)
         """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
         self.warnings = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
-        self.overflow_steps = 0
+        self._overflows: torch.Tensor | None = None
         self._scaler: torch.amp.GradScaler | None = None
         if spec.precision == "fp16":
             self._scaler = torch.amp.GradScaler(
@@ -93,15 +93,25 @@ class Precision:
         if self._scaler is None:
             optimizer.step()
             return
-        before = self._scaler.get_scale()
         self._scaler.step(optimizer)
+        # 1 or 0. Counted where it lies: to read it here would make the host wait for the device in every step.
+        found = next(iter(self._scaler._found_inf_per_device(optimizer).values()))
+        self._overflows = found.clone() if self._overflows is None else self._overflows.add_(found)
         self._scaler.update()
-        # An overflow is the only reason for a smaller scale.
-        self.overflow_steps += self._scaler.get_scale() < before
+
+    @property
+    def overflow_steps(self) -> int:
+        """Steps left out so far; waits for the device."""
+        return 0 if self._overflows is None else int(self._overflows.item())
+
+    @property
+    def scale_in_force(self) -> torch.Tensor | None:
+        """The scale of this step's losses, a scalar on the device; None where losses are not scaled."""
+        return None if self._scaler is None else self._scaler._get_scale_async()
 
     @property
     def scale(self) -> float:
-        """The loss scale of the next step; 1 where losses are not scaled."""
+        """The loss scale of the next step; 1 where losses are not scaled. Waits for the device."""
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def state(self) -> dict[str, float]:

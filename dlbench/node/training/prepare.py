@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
@@ -37,6 +38,7 @@ from dlbench.specs.sync import MGWFBP_STEPS
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 
@@ -144,6 +146,8 @@ class _Network:
     noise: NoiseProbe | None
     memory: ActivationMemory | None
     compilation: Compilation | None
+    initial: InitialWeights | None
+    """What weights were read; None on other ranks than the first."""
 
     def close(self) -> None:
         """Nothing of it holds a thread or a file any more."""
@@ -170,6 +174,11 @@ def _network(
         require_compiler(device, "train.optimizer.implementation fused", "set it to foreach")
     torch.manual_seed(train.seed)
     model = kernels.placed(build_model(workload.model))
+    initial: InitialWeights | None = None
+    if plan.checkpoint.initialize_from is not None and place.rank == 0:  # the engine gives them to the other ranks
+        from dlbench.node.training.beginning.initial_weights import load_initial
+
+        initial = load_initial(plan.checkpoint.initialize_from, model)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     compilation: Compilation | None = None
     memory: ActivationMemory | None = None
@@ -208,6 +217,7 @@ def _network(
         noise=noise,
         memory=memory,
         compilation=compilation,
+        initial=initial,
     )
 
 
@@ -231,6 +241,7 @@ def _data(
     staging: Staging | None,
     beat: Callable[[str], None],
 ) -> _Data:
+    require_device_for_data(plan, device)
     progress = resumed.progress if resumed else None
     reading = None if plan.workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
     source, first = _source(plan, place, engine, progress, staging, reading, device)
@@ -289,6 +300,8 @@ def _ready(
         memory=network.memory,
         compilation=network.compilation,
         kernels=network.kernels,
+        delivery=_delivery(plan, device, batches, source),
+        initial=network.initial,
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
@@ -307,6 +320,26 @@ def _ready(
         ),
         reading=reading,
     )
+
+
+def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
+    """What brings batches to a GPU; on a CPU there is nothing to copy."""
+    if device.type != "cuda":
+        return None
+    return Delivery(batches, source.ahead, device, plan.workload.data.device_prefetch)
+
+
+def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
+    """Proves that the device can do what the plan asks of its input.
+
+    Raises:
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead.
+    """
+    ahead = plan.workload.data.device_prefetch
+    if device.type != "cuda" and ahead > 1:
+        raise EnvironmentLacksError(
+            f"data.device_prefetch is {ahead}, but this rank computes on its CPU, where nothing is copied"
+        )
 
 
 def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
@@ -465,6 +498,7 @@ def _source(
         lister=lister_for(plan, place, "training"),
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=device.type == "cuda",
+        counts=device.type == "cuda",
         reading=reading,
         num_parts=train.gradient_accumulation,
     )
