@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.sync",
         "node.devices",
         "node.failures",
+        "node.tf32",
         "node.torch_facts",
         "node.garbage",
         "node.watching",
@@ -76,7 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
-    "node.torch_facts": set(),
+    "node.tf32": NODE_FLOOR,
+    "node.torch_facts": {"node.tf32"},
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.failures": NODE_FLOOR,
