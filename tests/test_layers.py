@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.data",
         "node.memory",
         "node.sync",
+        "node.tf32",
         "node.torch_facts",
         "node.garbage",
         "node.watching",
@@ -73,7 +74,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
-    "node.torch_facts": set(),
+    "node.tf32": NODE_FLOOR,
+    "node.torch_facts": {"node.tf32"},
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.failures": NODE_FLOOR,

@@ -225,6 +225,20 @@ class Workload(Spec):
         return self
 
     @model_validator(mode="after")
+    def _lengths_may_differ(self) -> Self:
+        train = self.train
+        if not isinstance(self.model, BertModel) or self.model.attention != "unpadded":
+            return self
+        for key in ("compile", "cuda_graphs", "recompute", "swap"):
+            value = getattr(train, key)
+            if value != "none":
+                raise ValueError(
+                    f"model.attention unpadded and train.{key} {value} exclude each other: without padding every step "
+                    "has another shape"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _epochs_are_known(self) -> Self:
         schedule = self.train.schedule
         if self.data.is_synthetic and schedule.counts_epochs and schedule.epoch_samples is None:

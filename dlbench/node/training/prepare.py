@@ -168,6 +168,10 @@ def _network(
     train = workload.train
     precision = Precision(train, device)
     kernels = Kernels(plan, device)
+    if train.optimizer.is_compiled:
+        from dlbench.node.training.compilation import require_compiler
+
+        require_compiler(device, "train.optimizer.implementation fused", "set it to foreach")
     torch.manual_seed(train.seed)
     model = kernels.placed(build_model(workload.model))
     initial: InitialWeights | None = None
@@ -391,7 +395,7 @@ SHARED_BY = "data.ranks"
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
     """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
     workload = plan.workload
-    model = workload.model.model_dump(mode="json", exclude={"memory_format"})
+    model = workload.model.model_dump(mode="json", exclude={"memory_format", "attention"})
     return {
         **{f"model.{key}": value for key, value in model.items()},
         "train.optimizer.name": workload.train.optimizer.name,
