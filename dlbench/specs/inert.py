@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
+from dlbench.specs.workload import ImageData
 from dlbench.specs.training import DECAYS_TO_AN_END
 
 
@@ -107,6 +108,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     *(
         (f"data.{key}", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader")
         for key in ("prefetch_batches", "staging", "keep_staged", "shuffle", "partition", "cache")
+    ),
+    (
+        "data.decode",
+        lambda plan: isinstance(plan.workload.data, ImageData) and not plan.workload.data.is_synthetic,
+        "only images that are read are decoded",
     ),
     (
         "data.prefetch_batches",
