@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
-from dlbench.specs.workload import ImageData
 from dlbench.specs.training import DECAYS_TO_AN_END
+from dlbench.specs.workload import ImageData
 
 
 def _by_mpi(plan: RunPlan) -> bool:

@@ -86,8 +86,8 @@ class _Data(Spec):
     )
     reader: Literal["dlbench", "nvimagecodec"] = Field(
         "dlbench",
-        description="What decodes samples of training: dlbench's reader, on CPUs; or, for images, NVIDIA's nvImageCodec, "
-        "on the GPU, with the same order, crops and flips.",
+        description="What decodes samples of training: dlbench's reader, on CPUs; or, for images, NVIDIA's "
+        "nvImageCodec, on the GPU, with the same order, crops and flips.",
     )
     decode: Literal["region", "full"] = Field(
         "region",
