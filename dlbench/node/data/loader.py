@@ -371,6 +371,7 @@ class LoadedSource:
         exchange: brings samples of other ranks, and is told how far training is; its owner closes it.
         epoch_by_epoch: read nothing ahead across the border of epochs; what comes before the next epoch is read can be
             done where `is_between_epochs` says so.
+        arrange: what is done last with each batch, where it is read.
     """
 
     def __init__(
@@ -387,13 +388,14 @@ class LoadedSource:
         audit: ReadAudit | None = None,
         exchange: SampleExchange | None = None,
         epoch_by_epoch: bool = False,
+        arrange: Callable[[Batch], Batch] = dict,
     ) -> None:
         self.order, self.audit, self.exchange = order, audit, exchange
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers, self._taken)
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
         self._loader = fetch_batches(
-            BatchReader(reader, on_bad_sample, within_batch=is_held),
+            BatchReader(reader, on_bad_sample, within_batch=is_held, arrange=arrange),
             self._epochs or order.batches,
             loader_workers=loader_workers,
             prefetch_batches=prefetch_batches,

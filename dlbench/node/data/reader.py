@@ -229,6 +229,7 @@ class BatchReader:
         on_bad_sample: what to do where a sample is unreadable.
         replace: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
             batch is smaller and may be empty (an evaluation must not count a sample twice).
+        arrange: what is done last with a batch, where it is read; see `dlbench.node.data.packing`.
         within_batch: take the next of the same batch instead of the next of the data set, which this rank may not hold.
     """
 
@@ -239,8 +240,10 @@ class BatchReader:
         *,
         replace: bool = True,
         within_batch: bool = False,
+        arrange: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
     ) -> None:
         self.reader = reader
+        self._arrange = arrange
         self._on_bad_sample = on_bad_sample
         self._attempts = _SKIP_AT_MOST if replace else 1
         self._replace, self._within_batch = replace, within_batch
@@ -264,7 +267,7 @@ class BatchReader:
                 return fetched
             if sample is not None:
                 stack.add(sample.arrays)
-        fetched.batch, self._forms = stack.batch(), stack.forms
+        fetched.batch, self._forms = self._arrange(stack.batch()), stack.forms
         fetched.end_ns = time.monotonic_ns()
         after = storage_reads()
         if before is not None and after is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
+from dlbench.node.data.packing import arranged
 from dlbench.node.data.reader import ReadSpan, SampleReader
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.reading.rank_reading import RankReading, planned_readers
@@ -121,6 +122,7 @@ def build_source(
     meeting: Meeting | None = None,
     lister: Lister = ALONE,
     reading: RankReading | None = None,
+    num_parts: int = 1,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -143,6 +145,7 @@ def build_source(
         meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
             at the same time.
         lister: through which the ranks of a node list the data set once; all of them must open the same.
+        num_parts: in which each batch is computed.
         reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
             give the readers in numbers.
 
@@ -187,7 +190,8 @@ def build_source(
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
-    return _loaded(reader, order, data_spec, readers, reading, audit, exchange, pin_memory=pin_memory)
+    arrange = partial(arranged, model=model_spec, num_parts=num_parts)
+    return _loaded(reader, order, data_spec, readers, reading, audit, exchange, arrange, pin_memory=pin_memory)
 
 
 def _loaded(
@@ -198,6 +202,7 @@ def _loaded(
     reading: RankReading | None,
     audit: ReadAudit,
     exchange: SampleExchange | None,
+    arrange: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
     *,
     pin_memory: bool,
 ) -> LoadedSource:
@@ -215,6 +220,7 @@ def _loaded(
             audit=audit,
             exchange=exchange,
             epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
+            arrange=arrange,
         )
     except BaseException:
         if exchange is not None:

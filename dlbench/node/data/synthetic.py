@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from dlbench.node.data.packing import arranged
 from dlbench.node.data.reader import ReadSpan
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.sharding import ShardedOrder
@@ -54,9 +55,10 @@ class SyntheticSource:
         counts: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
-        pool = [
+        made = (
             synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts) for _ in range(POOL_BATCHES)
-        ]
+        )
+        pool = [arranged(batch, model_spec) for batch in made]
         if pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []

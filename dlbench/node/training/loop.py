@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.packing import parts
 from dlbench.node.data.reading.rank_reading import EpochRest
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
+from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
@@ -35,6 +37,7 @@ from dlbench.specs.training import TrainSpec
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 Batch = dict[str, torch.Tensor]
@@ -67,12 +70,16 @@ class Trainee:
     """How activations are treated; None where they are left to autograd."""
     compilation: Compilation | None = None
     """What is compiled; None where nothing is."""
+    kernels: Kernels | None = None
+    """Chooses among kernels; None where nobody asks."""
     delivery: Delivery | None = None
     """Brings the batches to the device; None on CPUs, where they stay."""
+    initial: InitialWeights | None = None
+    """What weights were read to begin with; None where none were, and on other ranks than the first."""
 
     def settings(self) -> list[Setting]:
-        """What was asked for of memory, compiler, update and copies, and what is in force."""
-        parts = (self.memory, self.compilation, self.host, self.delivery)
+        """What was asked for of memory, compiler, update, kernels, copies and first weights, and what is in force."""
+        parts = (self.memory, self.compilation, self.host, self.kernels, self.delivery, self.initial)
         return [setting for part in parts if part is not None for setting in part.settings()]
 
 
@@ -257,7 +264,7 @@ class TrainingLoop:
         trainee, timer = self._trainee, self._timer
         num_parts = trainee.train.gradient_accumulation
         total = torch.zeros((), device=trainee.device)
-        for number, part in enumerate(_parts(batch, num_parts)):
+        for number, part in enumerate(parts(batch, num_parts)):
             is_last = number == num_parts - 1
             with nullcontext() if is_last else trainee.engine.hold_exchange():
                 if trainee.host is not None:
@@ -277,10 +284,9 @@ class TrainingLoop:
 
     def _update(self, step: int) -> None:
         trainee = self._trainee
-        scale = trainee.precision.scale if trainee.noise is not None else 1.0
         trainee.precision.unscale(trainee.optimizer)
         if trainee.noise is not None:
-            trainee.noise.end_step(scale)
+            trainee.noise.end_step(trainee.precision.scale_in_force)
         clip = trainee.train.optimizer.clip_norm
         if clip is not None:
             # After the exchange, so that the norm is that of the averaged gradient (BERT's rule).
@@ -293,9 +299,9 @@ class TrainingLoop:
 
     def _keep(self, done: list[StepTimes]) -> None:
         result = self._result
-        for start_ns, step_ns, parts, samples, loss in done:
+        for start_ns, step_ns, lengths, samples, loss in done:
             warmup = result.steps < self._course.warmup
-            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *parts, samples, loss))
+            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *lengths, samples, loss))
             result.steps += 1
             result.losses.append(loss)
             result.spent_ns += step_ns
@@ -303,13 +309,6 @@ class TrainingLoop:
             if not warmup:
                 result.measured_samples += samples
                 result.measured_ns += step_ns
-
-
-def _parts(batch: Batch, num: int) -> Iterator[Batch]:
-    """A batch in equal parts, as views."""
-    size = len(next(iter(batch.values()))) // num
-    for first in range(0, size * num, size):
-        yield {name: tensor[first : first + size] for name, tensor in batch.items()}
 
 
 def _step_seed(seed: int, rank: int, step: int) -> int:

@@ -17,6 +17,7 @@ from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
+from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.ranks import RankPlace
@@ -38,6 +39,7 @@ from dlbench.specs.workload import ResNetModel
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 
@@ -140,10 +142,13 @@ class _Network:
     """As the engine has it."""
     optimizer: torch.optim.Optimizer
     precision: Precision
+    kernels: Kernels
     loss: Loss
     noise: NoiseProbe | None
     memory: ActivationMemory | None
     compilation: Compilation | None
+    initial: InitialWeights | None
+    """What weights were read; None on other ranks than the first."""
 
     def close(self) -> None:
         """Nothing of it holds a thread or a file any more."""
@@ -163,8 +168,14 @@ def _network(
     workload = plan.workload
     train = workload.train
     precision = Precision(train, device)
+    kernels = Kernels(plan, device)
     torch.manual_seed(train.seed)
-    model = build_model(workload.model).to(device)
+    model = kernels.placed(build_model(workload.model))
+    initial: InitialWeights | None = None
+    if plan.checkpoint.initialize_from is not None and place.rank == 0:  # the engine gives them to the other ranks
+        from dlbench.node.training.beginning.initial_weights import load_initial
+
+        initial = load_initial(plan.checkpoint.initialize_from, model)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     compilation: Compilation | None = None
     memory: ActivationMemory | None = None
@@ -198,10 +209,12 @@ def _network(
         wrapped=wrapped,
         optimizer=optimizer,
         precision=precision,
-        loss=loss,
+        kernels=kernels,
+        loss=kernels.counted(loss),
         noise=noise,
         memory=memory,
         compilation=compilation,
+        initial=initial,
     )
 
 
@@ -283,7 +296,9 @@ def _ready(
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
+        kernels=network.kernels,
         delivery=_delivery(plan, device, batches, source),
+        initial=network.initial,
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
@@ -496,6 +511,7 @@ def _source(
         pin_memory=device.type == "cuda",
         counts=device.type == "cuda",
         reading=reading,
+        num_parts=train.gradient_accumulation,
     )
     return source, first
 
