@@ -8,7 +8,7 @@ from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
 from dlbench.specs.training import DECAYS_TO_AN_END
-from dlbench.specs.workload import BertModel
+from dlbench.specs.workload import BertModel, ImageData
 
 
 def _by_mpi(plan: RunPlan) -> bool:
@@ -113,6 +113,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     *(
         (f"data.{key}", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader")
         for key in ("prefetch_batches", "staging", "keep_staged", "shuffle", "partition", "cache")
+    ),
+    (
+        "data.decode",
+        lambda plan: isinstance(plan.workload.data, ImageData) and not plan.workload.data.is_synthetic,
+        "only images that are read are decoded",
     ),
     (
         "data.prefetch_batches",

@@ -34,6 +34,7 @@ from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.workload import ResNetModel
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
@@ -301,16 +302,30 @@ def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], sou
     """What brings batches to a GPU; on a CPU there is nothing to copy."""
     if device.type != "cuda":
         return None
-    return Delivery(batches, source.ahead, device, plan.workload.data.device_prefetch)
+    data, model, decode = plan.workload.data, plan.workload.model, None
+    if data.reader == "nvimagecodec":
+        from dlbench.node.data.gpu_images import RegionDecoder
+
+        assert isinstance(model, ResNetModel)  # the workload's validators hold this
+        decode = RegionDecoder(device, model.image_size, is_whole=data.decode == "full", name=source.sample_name)
+    return Delivery(batches, source.ahead, device, data.device_prefetch, decode)
 
 
 def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
     """Proves that the device can do what the plan asks of its input.
 
     Raises:
-        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead.
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
     """
     ahead = plan.workload.data.device_prefetch
+    if plan.workload.data.reader == "nvimagecodec":
+        from dlbench.node.data.gpu_images import nvimagecodec
+
+        if device.type != "cuda":
+            raise EnvironmentLacksError(
+                "data.reader is nvimagecodec, but this rank computes on its CPU: set data.reader to dlbench"
+            )
+        nvimagecodec()
     if device.type != "cuda" and ahead > 1:
         raise EnvironmentLacksError(
             f"data.device_prefetch is {ahead}, but this rank computes on its CPU, where nothing is copied"
