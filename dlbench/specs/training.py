@@ -37,8 +37,8 @@ class OptimizerSpec(Spec):
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (lamb).")
-    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (lars, lamb).")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (adamw, lamb).")
+    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (adamw, lars, lamb).")
     trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
     clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 
 import torch
 
+from dlbench.node.data.packing import arranged
 from dlbench.node.data.reader import ReadSpan
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.exchange import SampleExchange
+from dlbench.node.models.density_input import network_volume
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
 
 Batch = dict[str, torch.Tensor]
@@ -36,6 +39,7 @@ class SyntheticSource:
         seed: of all values.
         start_batch: batches to pass over.
         pin_memory: keep the pool in page-locked memory (needs a GPU).
+        counts: volumes stay counts, of which the device takes the logarithm.
     """
 
     def __init__(
@@ -48,9 +52,13 @@ class SyntheticSource:
         seed: int,
         start_batch: int = 0,
         pin_memory: bool = False,
+        counts: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
-        pool = [synthetic_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES)]
+        made = (
+            synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts) for _ in range(POOL_BATCHES)
+        )
+        pool = [arranged(batch, model_spec) for batch in made]
         if pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []
@@ -58,6 +66,7 @@ class SyntheticSource:
         self.audit: ReadAudit | None = None
         self.exchange: SampleExchange | None = None
         self._batch_size = batch_size
+        self._looked: deque[Batch] = deque()
         self._batches: Iterator[Batch] = itertools.cycle(
             pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
         )
@@ -92,7 +101,12 @@ class SyntheticSource:
 
     def __next__(self) -> Batch:
         """The next batch of the pool: the same tensors every `POOL_BATCHES` batches."""
-        return dict(next(self._batches))
+        return self._looked.popleft() if self._looked else dict(next(self._batches))
+
+    def ahead(self) -> Batch | None:
+        """The batch after those that were handed out or looked at."""
+        self._looked.append(dict(next(self._batches)))
+        return self._looked[-1]
 
     def describe(self) -> dict[str, object]:
         """The kind of source and the size of its pool, ready for JSON."""
@@ -102,8 +116,10 @@ class SyntheticSource:
         """Nothing is open."""
 
 
-def synthetic_batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator) -> Batch:
-    """`num` made samples of the shapes that a model takes, on the CPU."""
+def synthetic_batch(
+    model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator, *, counts: bool = False
+) -> Batch:
+    """`num` made samples of the shapes that a model takes, on the CPU; `counts`: volumes are counts."""
     if isinstance(model_spec, ResNetModel):
         size = model_spec.image_size
         return {
@@ -114,9 +130,10 @@ def synthetic_batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, genera
         assert isinstance(data_spec, TextData)  # the workload's validator holds this
         return _text_batch(model_spec.vocab_size, data_spec, num, generator)
     size, channels = model_spec.input_size, model_spec.input_channels
+    # A few particles per cell; of a normal number's exponential, as far as torch draws them, int16 holds all.
+    volume = torch.randn(num, size, size, size, channels, generator=generator).exp_().round_().to(torch.int16)
     return {
-        # The logarithm of counts of a few particles per cell.
-        "volume": torch.randn(num, channels, size, size, size, generator=generator).exp_().log1p_(),
+        "volume": volume if counts else network_volume(volume, channels_last=False),
         "target": torch.rand(num, model_spec.num_targets, generator=generator) * 2 - 1,
     }
 

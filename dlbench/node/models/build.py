@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional
 
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.cosmoflow import CosmoFlow
+from dlbench.node.models.density_input import network_volume
 from dlbench.node.models.resnet import ResNet
 from dlbench.specs.workload import BertModel, ModelSpec, ResNetModel
 
@@ -23,7 +25,9 @@ Batch = dict[str, Tensor]
 - resnet: image (N, H, W, 3) uint8; label (N,) int64.
 - bert: input_ids, token_type_ids, attention_mask (N, S) int64; masked_positions, masked_ids (N, P) int64;
   masked_weights (N, P) float32, 0 for an unused place; next_sentence (N,) int64, 0 if B follows A, 1 if it is random.
-- cosmoflow: volume (N, C, S, S, S) float32; target (N, T) float32.
+  Without attention_mask where nothing is padding, or where `dlbench.node.data.packing` gives index arrays.
+- cosmoflow: volume (N, C, S, S, S) float32, or on its way to a GPU counts (N, S, S, S, C) int16, whose logarithm is
+  taken there; target (N, T) float32.
 """
 
 Outputs = tuple[Tensor, ...]
@@ -64,9 +68,8 @@ def outputs_for(spec: ModelSpec) -> Callable[[nn.Module, Batch], Outputs]:
         return lambda model, batch: (model(normalised(batch["image"], channels_last=channels_last)),)
     if isinstance(spec, BertModel):
         return _pre_training_logits
-    if spec.memory_format == "channels-last":
-        return lambda model, batch: (model(batch["volume"].contiguous(memory_format=torch.channels_last_3d)),)
-    return lambda model, batch: (model(batch["volume"]),)
+    channels_last = spec.memory_format == "channels-last"
+    return lambda model, batch: (model(network_volume(batch["volume"], channels_last=channels_last)),)
 
 
 def criterion_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Criterion:
@@ -95,22 +98,36 @@ def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
 
 
 def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
-    """(N, H, W, 3) uint8 pixels -> (N, 3, H, W) float32 with ImageNet's mean and deviation taken out.
+    """(N, H, W, 3) uint8 pixels -> (N, 3, H, W) with ImageNet's mean and deviation taken out, in one pass.
 
     It is done where the network computes: 8-bit pixels are a quarter of the bytes to copy, and they are already in
-    the order of channels-last.
+    the order of channels-last. The result is float32, or under autocast the type that the first layer would cast to.
     """
-    mean = torch.tensor(MEAN, device=image.device).mul_(255)
-    scale = torch.tensor(STD, device=image.device).mul_(255).reciprocal_()
-    # sub keeps the strides of its input, the channels last.
-    pixels = image.permute(0, 3, 1, 2).sub(mean.view(3, 1, 1)).mul_(scale.view(3, 1, 1))
-    return pixels if channels_last else pixels.contiguous()
+    kind, device = torch.float32, image.device
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        kind = torch.get_autocast_dtype(device.type)
+    shift, scale = _pixel_constants(device)
+    pixels = image.permute(0, 3, 1, 2)
+    order = torch.channels_last if channels_last else torch.contiguous_format
+    found = torch.empty(pixels.shape, dtype=kind, device=device, memory_format=order)
+    return torch.addcmul(shift, pixels, scale, out=found)
+
+
+@lru_cache(maxsize=8)
+def _pixel_constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """-mean / deviation and 1 / (255 deviation), each (3, 1, 1); made once, as a copy would make the host wait."""
+    shift = [-mean / deviation for mean, deviation in zip(MEAN, STD, strict=True)]
+    scale = [1 / (255 * deviation) for deviation in STD]
+    one, other = (torch.tensor(values, device=device).view(3, 1, 1) for values in (shift, scale))
+    return one, other
 
 
 def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
-    mlm_logits, nsp_logits = model(
-        batch["input_ids"], batch["token_type_ids"], batch["attention_mask"], batch["masked_positions"]
-    )
+    ids, mask = (batch["input_ids"], batch["token_type_ids"]), batch.get("attention_mask")
+    if "tokens" in batch:
+        mlm_logits, nsp_logits = model(*ids, None, batch["places"], (batch["tokens"], batch["starts"]))
+    else:
+        mlm_logits, nsp_logits = model(*ids, mask, batch["masked_positions"])
     return mlm_logits, nsp_logits
 
 

@@ -98,15 +98,17 @@ class _Accuracy(Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts: dict[int, int] = {}
+        self._counts: Tensor | None = None
 
-    def _tally(self, targets: Tensor) -> None:
-        values, counts = torch.unique(targets, return_counts=True)
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            self._counts[value] = self._counts.get(value, 0) + count
+    def _tally(self, targets: Tensor, used: Tensor, num_classes: int) -> None:
+        """Counts each target that is used (0 or 1 each) on the device."""
+        if self._counts is None:
+            self._counts = torch.zeros(num_classes, dtype=torch.int64, device=targets.device)
+        self._counts.index_add_(0, targets.flatten(), used.flatten().long())
 
     def _targets(self) -> list[Any]:
-        return sorted(self._counts.items())
+        counts = [] if self._counts is None else self._counts.tolist()
+        return [(value, count) for value, count in enumerate(counts) if count]
 
     @classmethod
     def _predicted(cls, targets: list[list[Any]]) -> float:
@@ -124,7 +126,7 @@ class Top1(_Accuracy):
 
     def _count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         label = batch["label"]
-        self._tally(label)
+        self._tally(label, torch.ones_like(label), outputs[0].shape[1])
         right = outputs[0].argmax(1) == label
         return right.sum(), torch.tensor(label.numel())
 
@@ -137,7 +139,7 @@ class MaskedLmAccuracy(_Accuracy):
 
     def _count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         used = batch["masked_weights"] > 0
-        self._tally(batch["masked_ids"][used])
+        self._tally(batch["masked_ids"], used, outputs[0].shape[2])
         right = (outputs[0].argmax(2) == batch["masked_ids"]) & used
         return right.sum(), used.sum()
 

@@ -230,6 +230,11 @@ class Checkpoint:
             if step is not None:
                 group["step"] = step
         optimizer.load_state_dict(content)
+        for parameter, mine in optimizer.state.items():
+            for key, value in mine.items():
+                # A file holds no strides: state lies as its parameter does, or fused updates would mix places up.
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    mine[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -44,10 +44,15 @@ class NoiseProbe:
     def _see(self, gradient: torch.Tensor) -> None:
         self._local.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square())
 
-    def end_step(self, loss_scale: float) -> None:
-        """After the exchange, with gradients brought back to their true size and before clipping."""
+    def end_step(self, loss_scale: torch.Tensor | None) -> None:
+        """After the exchange, with gradients brought back to their true size and before clipping.
+
+        `loss_scale`: a scalar on the device, which is not waited for; None where losses are not scaled.
+        """
         # The mean over passes of |k g|^2 / k^2 summed k times: one factor k is left.
-        local = torch.stack(self._local).sum() * (self._accumulation / loss_scale**2)
+        local = torch.stack(self._local).sum() * self._accumulation
+        if loss_scale is not None:
+            local = local / loss_scale / loss_scale  # the square of a scale may leave fp32
         self._local.clear()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.small.append(local)

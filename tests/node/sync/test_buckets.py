@@ -187,7 +187,7 @@ class Recorded:
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
         self.calls.append(f"broadcast from {root}")
 
-    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         raise NotImplementedError
 
 
@@ -274,11 +274,11 @@ def step(ready: list[int], spans: list[tuple[int, int]], backward: int) -> StepM
 
 def test_exposed_is_what_comes_after_the_backward_pass() -> None:
     moments = Moments(clock=HostClock())
-    moments.steps.append(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
+    moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
     sums = moments.sums()
     assert (sums.communication_s, sums.exposed_s, sums.hidden_s, sums.backward_s) == (11, 4, 7, 10)
-    moments.steps.append(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
-    moments.steps.append(step([3, 5, 9], [(9, 20), (20, 30), (30, 40)], backward=10))
+    moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
+    moments.add(step([3, 5, 9], [(9, 20), (20, 30), (30, 40)], backward=10))
     assert moments.sums() == sums  # medians
     assert moments.gradients() == [1, 4, 9]
     assert [(m.ready_s, m.start_s, m.exchange_s) for m in moments.messages()] == [(1, 2, 3), (4, 6, 6), (9, 13, 2)]

@@ -667,7 +667,7 @@ def test_the_probe_sees_each_part_before_the_exchange() -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad /= scale
-    probe.end_step(scale)
+    probe.end_step(torch.tensor(scale))
     whole = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
     ((small, large),) = probe.told()
     assert small == pytest.approx(np.mean(norms), rel=1e-5)

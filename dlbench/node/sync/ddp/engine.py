@@ -191,6 +191,8 @@ class DdpEngine:
     def finish_exchange(self) -> None:
         """Done inside `backward()`."""
         self._watch.exchange_ended()
+        if self._hook is not None:
+            self._hook.settle_step()
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """The update."""

@@ -77,8 +77,9 @@ class WatchedHook:
 
     def __call__(self, bucket: GradBucket) -> Future:
         """Averages a bucket over ranks."""
-        # In fp16 the bucket is overwritten by its own sum; the gradients themselves stay this rank's until later.
-        parameters = bucket.parameters() if self._wire == "fp16" else []
+        is_checked = self._wire == "fp16"
+        slot = self._overflows.begin(bucket.buffer()) if is_checked else None
+        own = _kept_share(bucket) if is_checked and slot is None else list[torch.Tensor]
         passage = self._passage(bucket) if self._watch.is_open else None
         if bucket.is_last():
             self._mark_backward()
@@ -89,15 +90,15 @@ class WatchedHook:
             self._note_compression(passage, self._compressed - before)
         if self._powersgd is not None and self._backend == "gloo":
             future.wait()
-        if passage is None and not parameters:
+        if passage is None and not is_checked:
             return future
 
         def arrived(done: Future) -> torch.Tensor:
             if passage is not None:
                 passage.done = self._watch.clock.mark()
             result = done.value()
-            if parameters:
-                self._overflows.look(result, [p.grad for p in parameters if p.grad is not None])
+            if is_checked:
+                self._overflows.end(slot, result, own)
             return result
 
         return future.then(arrived)
@@ -119,6 +120,10 @@ class WatchedHook:
         if before == 0:
             return f"PowerSGD begins after {POWERSGD_START} steps, and the run ended before"
         return f"PowerSGD sent {after} elements for {before}, by its own count"
+
+    def settle_step(self) -> None:
+        """After the last bucket is back, on the stream that computes."""
+        self._overflows.settle_step()
 
     def overflows(self) -> int:
         """Sums that were not finite though this rank's gradients were."""
@@ -145,6 +150,16 @@ class WatchedHook:
         if elements:  # none in the steps before it begins
             passage.wire_bytes = elements * torch.float32.itemsize
             passage.method = f"{self._backend} all-reduces of PowerSGD"
+
+
+def _kept_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:
+    """What tells later whether this rank's share of a bucket, which its own sum overwrites, was finite."""
+    gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
+    places = {view.data_ptr() for view in bucket.gradients()}
+    if not any(gradient.data_ptr() in places for gradient in gradients):
+        return lambda: gradients  # these stay this rank's until later
+    greatest = torch.linalg.vector_norm(bucket.buffer(), float("inf"))
+    return lambda: [greatest]
 
 
 def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]:

@@ -34,6 +34,10 @@ class Account:
     num_ranks: int
     route: Route
     moments: Moments
+    gradient_times: Sequence[float]
+    """When each gradient was ready, by number of the parameter; empty where it was never noted."""
+    overflows: int
+    """Of fp16 on the wire; the least of all ranks' counts, known after the last step."""
 
     @property
     def message_bytes(self) -> list[int]:
@@ -87,7 +91,7 @@ class Account:
             bytes_inside=inside,
             bytes_across=across,
             **{key: statistics.fmean(each[key] for each in known) for key in (known[0] if known else ())},
-            wire_overflows=route.wire.overflows,
+            wire_overflows=self.overflows,
             density=route.wire.density,
             dense_switches=route.wire.dense_switches,
             window_steps=window,
@@ -121,9 +125,7 @@ class Account:
         )
 
     def _gradients(self) -> tuple[GradientTime, ...]:
-        if not self.moments.steps:
-            return ()
-        ready = self.moments.gradients()
+        ready = self.gradient_times
         order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
         return tuple(GradientTime(name=self.names[n], num_bytes=self.sizes[n], ready_s=ready[n]) for n in order)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ class StepMoments:
     begin: Any
     """Start of the backward pass."""
     gradients: list[Any]
-    """Ready, by number of the parameter."""
+    """Ready, by number of the parameter; all None where they were not noted."""
     ready: list[Any]
     """Last gradient of each message, by message; in the order of sending, as all that follows."""
     start: list[Any]
@@ -29,6 +30,16 @@ class StepMoments:
     """How each message went."""
     backward_end: Any = None
     """Last gradient of all."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether it was noted when each gradient was ready."""
+        return all(mark is not None for mark in self.gradients)
+
+    def marks(self) -> list[Any]:
+        """All moments, each once: the last gradient's is also that of its message and of the backward pass."""
+        found = (self.begin, *self.gradients, *self.ready, *self.start, *self.end, self.backward_end)
+        return list({id(mark): mark for mark in found if mark is not None}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +61,30 @@ class StepSums:
     backward_s: float
 
 
+def gradient_times(steps: Iterable[StepMoments], clock: Clock) -> list[float]:
+    """For each parameter the median time at which its gradient was ready, seconds; empty where it was never noted."""
+    rows = [[clock.between(s.begin, mark) for mark in s.gradients] for s in steps if s.has_gradients]
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
 @dataclass(kw_only=True)
 class Moments:
     """The kept steps of one plan of messages."""
 
     clock: Clock
-    steps: deque[StepMoments] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+    steps: deque[StepMoments] = field(default_factory=deque)
+
+    def add(self, step: StepMoments) -> None:
+        """Keeps one more step; the oldest makes room, and what it noted can be used again."""
+        if len(self.steps) == WINDOW_STEPS:
+            oldest = self.steps.popleft()
+            if not oldest.has_gradients:  # a watched step is kept elsewhere, too
+                self.clock.give_back(oldest.marks())
+        self.steps.append(step)
 
     def gradients(self) -> list[float]:
         """For each parameter the median time at which its gradient was ready, seconds."""
-        between = self.clock.between
-        columns = zip(*([between(s.begin, mark) for mark in s.gradients] for s in self.steps), strict=True)
-        return [statistics.median(column) for column in columns]
+        return gradient_times(self.steps, self.clock)
 
     def messages(self) -> list[MessageTimes]:
         """For each message its times."""

@@ -28,7 +28,7 @@ from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.message_spans import SentStep, moment_spans
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.exchange_report import Account
-from dlbench.node.sync.own.exchange_times import Moments, StepMoments
+from dlbench.node.sync.own.exchange_times import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import Route
 from dlbench.node.sync.own.worker import ExchangeThread
 from dlbench.specs.plan import RunPlan
@@ -64,7 +64,10 @@ class Exchanger:
         self._is_held = False
         self._is_watched = False
         self._watched: list[SentStep] = []
+        self._overflows = 0
         self._now: StepMoments | None = None
+        self._notes_gradients = True
+        self._taken: set[int] = set()
         self._sequence: list[int] = []
         self._fusion = "single" if plan.sync.fusion == "mgwfbp" else plan.sync.fusion_in_force
         order = range(len(named) - 1, -1, -1)
@@ -112,6 +115,8 @@ class Exchanger:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
         self._sequence = []
+        self._taken.clear()
+        self._notes_gradients = self._clock.marks_are_free or self._is_watched or self._is_deciding
         self._now = StepMoments(
             begin=self._clock.mark(),
             gradients=[None] * len(self._named),
@@ -122,6 +127,11 @@ class Exchanger:
         )
         self._thread.begin(count)
 
+    @property
+    def _is_deciding(self) -> bool:
+        """Whether the fusion follows from when the gradients of this step are ready."""
+        return self._plan.sync.fusion == "mgwfbp" and self._steps <= WATCHED_STEPS
+
     def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
         if not self._is_held:
             self._take(number)
@@ -130,7 +140,7 @@ class Exchanger:
         """Moves a gradient into its message; hands the message over if it is complete."""
         now = self._now
         assert now is not None
-        if now.gradients[number] is not None:
+        if number in self._taken:
             raise RunError(
                 f"{self._named[number][0]}: its gradient came twice in one backward pass; dlbench's own exchange sends "
                 "each once, use sync.fusion backend"
@@ -138,9 +148,15 @@ class Exchanger:
         message, place = self._place_of[number]
         bucket = self._buckets[message]
         bucket.take(place, 1 / self._num_ranks)
+        self._taken.add(number)
         self._sequence.append(number)
-        moment = now.gradients[number] = self._clock.mark()
-        if len(self._sequence) == len(self._named):
+        is_last = len(self._sequence) == len(self._named)
+        if not (self._notes_gradients or is_last or bucket.missing == 0):
+            return
+        moment = self._clock.mark()
+        if self._notes_gradients:
+            now.gradients[number] = moment
+        if is_last:
             now.backward_end = moment
         if bucket.missing == 0:
             now.ready[message] = moment
@@ -172,11 +188,11 @@ class Exchanger:
         assert now is not None
         with torch.no_grad():
             for number in range(len(self._named)):
-                if now.gradients[number] is None:
+                if number not in self._taken:
                     self._take(number)
         self._thread.wait()
         self._clock.join()
-        self._moments.steps.append(now)
+        self._moments.add(now)
         if self._is_watched:
             self._keep(now)
         self._now = None
@@ -232,10 +248,10 @@ class Exchanger:
     def times_of_all_ranks(self) -> list[dict[str, float] | None]:
         """For each rank the times of its step, as in `Account.result`; called by all ranks, after the last step."""
         self._clock.settle()
-        found: list[dict[str, float] | None] = self._gather(
-            dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
-        )
-        return found
+        own = dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
+        found: list[tuple[dict[str, float] | None, int]] = self._gather((own, self.route.wire.overflows))
+        self._overflows = min(count for _, count in found)
+        return [times for times, _ in found]
 
     def account(self) -> Account:
         """What was done so far."""
@@ -249,7 +265,13 @@ class Exchanger:
             num_ranks=self._num_ranks,
             route=self.route,
             moments=self._moments,
+            gradient_times=self._gradient_times(),
+            overflows=self._overflows,
         )
+
+    def _gradient_times(self) -> list[float]:
+        """By number of the parameter, of measured steps; of watched ones where marks are not free."""
+        return self._moments.gradients() or gradient_times([one.moments for one in self._watched], self._clock)
 
     def stop(self) -> None:
         """Ends the thread and lets go of shared memory."""

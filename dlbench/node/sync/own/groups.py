@@ -38,8 +38,8 @@ class Group(Protocol):
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
         """`vector` becomes that of the rank with index `root`."""
 
-    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks, by index; their lengths may differ."""
+    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
+        """The tensors of all ranks, by index; their lengths may differ, unless they are said to be equal."""
 
 
 class Communicators(Protocol):

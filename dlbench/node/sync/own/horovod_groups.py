@@ -50,12 +50,14 @@ class HorovodGroup:
         name = f"{self._name('broadcast', vector)}.{root}"
         self._hvd.broadcast_(vector, self.ranks[root], name=name, process_set=self._set)
 
-    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         hvd = self._hvd
-        # Lengths differ between ranks and steps, so the length is no part of these names.
+        # Lengths differ between steps, so the length is no part of these names.
         name = f"dlbench.{self._set.process_set_id}.gather.{tensor.dtype}"
-        own = torch.tensor([tensor.numel()], dtype=torch.int64)
-        lengths = hvd.allgather(own, name=f"{name}.lengths", process_set=self._set).tolist()
+        lengths = [tensor.numel()] * len(self.ranks)
+        if not equal:
+            own = torch.tensor([tensor.numel()], dtype=torch.int64)
+            lengths = hvd.allgather(own, name=f"{name}.lengths", process_set=self._set).tolist()
         found: torch.Tensor = hvd.allgather(tensor, name=name, process_set=self._set)
         return list(torch.split(found, lengths))
 

@@ -114,9 +114,7 @@ class TopkWire:
         vector.add_(rest)
         indices = torch.topk(vector.abs(), entries, sorted=False).indices
         values = vector[indices]
-        if torch.isfinite(values).all():
-            rest.copy_(vector)
-            rest[indices] = 0.0
+        _feed_back(rest, vector, indices, values)
         vector.zero_()
         if is_dense_cheaper(elements, entries, self._world_size):
             vector[indices] = values
@@ -133,7 +131,7 @@ class TopkWire:
     def _gather(self, indices: torch.Tensor, values: torch.Tensor, vector: torch.Tensor, world: Group) -> None:
         """Adds the entries of all ranks to `vector`; indices and values travel as one message, for one start-up."""
         message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
-        for other in world.gather_all(message):
+        for other in world.gather_all(message, equal=True):
             places, numbers = other.chunk(2)
             vector.index_add_(0, places, numbers.view(torch.float32))
 
@@ -155,3 +153,13 @@ class TopkWire:
                 ]
             )
         return self._waiting[number]
+
+
+def _feed_back(rest: torch.Tensor, vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    """What is not sent waits in `rest`, which stays as it was where something is not finite."""
+    is_finite = torch.isfinite(values).all()
+    if vector.device.type == "cpu":
+        if is_finite:
+            rest.copy_(vector).index_fill_(0, indices, 0.0)
+    else:  # the host must not wait for the answer
+        torch.where(is_finite, vector.index_fill(0, indices, 0.0), rest, out=rest)

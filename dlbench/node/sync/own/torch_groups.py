@@ -91,7 +91,11 @@ class TorchGroup:
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
         dist.broadcast(vector, src=self.ranks[root], group=self._group)
 
-    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
+        if equal:
+            alike = [torch.empty_like(tensor) for _ in self.ranks]
+            dist.all_gather(alike, tensor, group=self._group)
+            return alike
         own = torch.tensor([tensor.numel()], dtype=torch.int64, device=tensor.device)
         lengths = [torch.empty_like(own) for _ in self.ranks]
         dist.all_gather(lengths, own, group=self._group)

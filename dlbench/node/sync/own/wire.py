@@ -6,13 +6,13 @@ Which gradients travel together is decided by the caller, and PowerSGD is left t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from dlbench.errors import UserError
+from dlbench.node.sync.overflow import OverflowCount
 from dlbench.node.sync.own.groups import Group
 from dlbench.node.sync.own.topk import TopkWire
 from dlbench.specs.sync import Wire
@@ -26,10 +26,15 @@ class WireFormat(Protocol):
 
     name: str
     """As in `sync.wire`."""
-    overflows: int
-    """Messages of the whole run whose sum left the range of fp16 although every rank's gradients were finite."""
     dense_switches: int
     """Sparse messages of the whole run that were sent dense because that took fewer bytes."""
+
+    @property
+    def overflows(self) -> int:
+        """Messages of the whole run whose sum left the range of fp16 although this rank's gradients were finite.
+
+        Waits for the device. Over ranks the least counts (`OverflowCount`).
+        """
 
     @property
     def density(self) -> float | None:
@@ -76,7 +81,7 @@ class NarrowWire:
     def __init__(self, name: Wire, dtype: torch.dtype) -> None:
         """`dtype` is the type on the wire."""
         self.name: str = name
-        self.overflows = 0
+        self._overflow = OverflowCount()
         self._dtype = dtype
         self._buffer: torch.Tensor | None = None
 
@@ -84,42 +89,25 @@ class NarrowWire:
         """Nothing is kept."""
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: Group) -> None:
-        """Casts, sums and casts back.
-
-        fp16 ends at 65504. A sum that is not finite is found by reading it once more; on a GPU the host waits for it.
-        """
+        """Casts, sums and casts back. fp16 ends at 65504: a sum that is not finite is found by reading it once more."""
         narrow = self._narrow(vector)
+        slot = self._overflow.begin(vector) if self._dtype == torch.float16 else None
         narrow.copy_(vector)
         dense(narrow)
-        if self._dtype == torch.float16 and not _is_finite(narrow):
-            self._find_cause(vector, world)
+        if self._dtype == torch.float16:
+            self._overflow.end(slot, narrow, lambda: [vector])
+            self._overflow.settle_step()
         vector.copy_(narrow)
+
+    @property
+    def overflows(self) -> int:
+        return self._overflow.total
 
     def _narrow(self, vector: torch.Tensor) -> torch.Tensor:
         """Room for the cast vector; reused, because memory that is touched for the first time is slow."""
         if self._buffer is None or self._buffer.numel() < vector.numel() or self._buffer.device != vector.device:
             self._buffer = torch.empty(vector.numel(), dtype=self._dtype, device=vector.device)
         return self._buffer[: vector.numel()]
-
-    def _find_cause(self, vector: torch.Tensor, world: Group) -> None:
-        """Counts an overflow of the wire, but not gradients that were not finite before, as under loss scaling.
-
-        The sum is the same everywhere, so all ranks come here together and can ask each other.
-        """
-        broken = torch.zeros(1, dtype=torch.float32, device=vector.device)
-        if not _is_finite(vector):
-            broken.fill_(1.0)
-        world.sum(broken)
-        if broken.item() == 0:
-            self.overflows += 1
-
-
-def _is_finite(vector: torch.Tensor) -> bool:
-    """Whether no entry is infinite or NaN; one pass without a temporary."""
-    if vector.numel() == 0:
-        return True
-    low, high = torch.aminmax(vector)  # NaN goes through
-    return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
 def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:

@@ -141,7 +141,7 @@ class SharedMemoryGroup:
             if self.index != root:
                 vector[first:last].copy_(slot)
 
-    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         """As `all_gather`; the lengths become known when the ranks meet."""
         self._examine(tensor)
         call = Call("gather", tensor.numel(), tensor.dtype)

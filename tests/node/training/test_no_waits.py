@@ -1,0 +1,245 @@
+"""Nothing of dlbench in a step makes the host wait for the device; how many operations its own searches cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.models import build
+from dlbench.node.models.metrics import meter_for
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.engine import Engine
+from dlbench.node.sync.overflow import OverflowCount, magnitudes
+from dlbench.node.sync.own import buckets
+from dlbench.node.sync.own.groups import Group
+from dlbench.node.sync.own.wire import build_wire
+from dlbench.node.sync.single import SingleEngine
+from dlbench.node.training.loop import TrainingLoop
+from dlbench.node.training.phases import StepTimes
+from dlbench.node.training.precision import Precision
+from dlbench.node.training.prepare import prepare
+from dlbench.records.rows.steps import StepWriter
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import Wire
+from tests.support.device_waits import DEVICE, Waits, watched
+from tests.support.run_factory import plans
+
+
+class NoTimer:
+    """Marks nothing; a step's loss is not looked at."""
+
+    clock = "monotonic"
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def begin(self) -> None: ...
+    def mark(self, phase: int) -> None: ...
+    def close(self) -> None: ...
+
+    def finish(self, samples: int, loss: torch.Tensor) -> None:
+        self._steps += 1
+
+    def collect(self, *, wait: bool) -> list[StepTimes]:
+        return []
+
+
+class NoWriter:
+    def append(self, row: Any) -> None: ...
+    def flush(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def constants_are_forgotten() -> Iterator[None]:
+    yield
+    build._pixel_constants.cache_clear()
+
+
+def plan_of(workload: str, **overrides: Any) -> RunPlan:
+    settings = {"measure.warmup_steps": 1, "measure.measured_steps": 2, "watch.sampler": False, **overrides}
+    (plan,) = plans(workload=workload, preset="ci", points=(1,), repeats=1, engine="single", overrides=settings)
+    return plan
+
+
+def steps(plan: RunPlan, engine: Engine, *, warm: int = 1) -> Waits:
+    """The steps of a plan on the device that stands for a GPU; those after the first `warm` are watched."""
+    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
+    timer = cast(Any, NoTimer())
+    ready = prepare(plan, place, engine, DEVICE, timer)
+    seen = Waits()
+    loop = TrainingLoop(ready.trainee, timer, cast(StepWriter, NoWriter()), ready.course, lambda step: None)
+    plain = loop._step
+
+    def step(number: int) -> tuple[int, torch.Tensor]:
+        with watched() as waits:
+            found = plain(number)
+        if number >= warm:
+            seen.found += waits.found
+            seen.launches += waits.launches
+        return found
+
+    loop._step = step  # type: ignore[method-assign]
+    loop.run()
+    return seen
+
+
+@pytest.fixture
+def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has none for the device that stands in; casts are asynchronous anyway."""
+    monkeypatch.setattr(Precision, "autocast", lambda self: nullcontext())
+
+
+@pytest.mark.parametrize("workload", ["resnet50", "bert", "cosmoflow"])
+def test_a_step_waits_for_nothing(workload: str) -> None:
+    seen = steps(plan_of(workload, **{"measure.noise_scale": True, "train.gradient_accumulation": 2}), SingleEngine())
+    assert seen.found == []
+    assert seen.launches.total() > 100
+
+
+@pytest.mark.usefixtures("no_autocast")
+def test_loss_scaling_adds_no_wait_to_gradscalers_own() -> None:
+    overrides = {
+        "train.precision": "fp16",
+        "train.allow_emulation": True,
+        "train.optimizer.name": "lamb",
+        "train.optimizer.clip_norm": 1.0,
+        "train.gradient_accumulation": 2,
+        "measure.noise_scale": True,
+    }
+    seen = steps(plan_of("resnet50", **overrides), SingleEngine())
+    # One in each step, GradScaler's own: with an optimizer that is not fused it must know whether to step.
+    assert seen.found == ["aten::_local_scalar_dense: precision.py:update < single.py:step < loop.py:_update"] * 2
+
+
+def test_the_instrument_sees_what_waits() -> None:
+    with watched() as waits:
+        values = torch.ones(4, device=DEVICE, requires_grad=True)
+        (values * 2).sum().backward()  # type: ignore[no-untyped-call]
+        assert waits.found == []
+        torch.ones(3).to(DEVICE, non_blocking=True)
+        assert waits.found == []
+        torch.tensor([1.0, 2.0], device=DEVICE)
+        torch.ones(3).to(DEVICE)
+        values.sum().item()
+        _ = values > 0 if values.detach().sum() > 3 else values
+        values.register_hook(lambda gradient: gradient * gradient.sum().item())  # type: ignore[no-untyped-call]
+        (values * 2).sum().backward()  # type: ignore[no-untyped-call]
+    names = [found.partition(":")[0] for found in waits.found]
+    assert len(names) == 5, waits.found
+    assert "test_no_waits.py" in waits.found[0]
+
+
+# --- what searching for overflows costs
+
+
+@pytest.mark.parametrize(("wire", "most"), [("fp32", 0), ("fp16", 4), ("bf16", 2), ("topk", 20)])
+def test_a_message_waits_for_nothing_and_launches_little(wire: Wire, most: int) -> None:
+    """fp16: two casts and two searches, however many gradients are in the message."""
+    group = cast(Group, _Alone())
+    form = build_wire(wire, density=0.1, world_size=2)
+    form.reset([[("a", 1000), ("b", 24)]])
+    vector = torch.zeros(1024, device=DEVICE)
+    form.exchange(0, vector, group.sum, group)
+    with watched() as waits:
+        form.exchange(0, vector, group.sum, group)
+    assert waits.found == []
+    assert waits.launches.total() <= most, waits.launches
+
+
+class _Alone:
+    def sum(self, vector: torch.Tensor) -> None: ...
+
+    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
+        assert equal
+        return [tensor]
+
+
+def test_all_gradients_of_horovod_are_searched_at_once() -> None:
+    gradients = [torch.zeros(10, 3, device=DEVICE) for _ in range(100)]
+    count = OverflowCount()
+    with watched() as waits:
+        count.count_all(magnitudes(gradients), magnitudes(gradients))
+    assert waits.found == []
+    assert waits.launches.total() <= 20, waits.launches
+
+
+def test_what_is_counted_on_a_device_is_what_is_counted_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a GPU, with slots and countings of several, over tensors of the CPU."""
+    infinity, nan = float("inf"), float("nan")
+    messages = [
+        ([1.0, 2.0], [1.0, 1.0], 0),
+        ([1.0, infinity], [1.0, 6e4], 1),
+        ([nan, 1.0], [1.0, -1.0], 1),
+        ([nan, 1.0], [nan, 1.0], 0),
+        ([infinity, 1.0], [1.0, -infinity], 0),
+    ]
+    count = OverflowCount()
+    count._slots = torch.zeros(2, 512)
+    expected = 0
+    for repeat in range(200):
+        for result, own, counted in messages:
+            slot, count._used = count._used, count._used + 1
+            torch.linalg.vector_norm(torch.tensor(own), infinity, out=count._slots[0, slot])
+            count.end(slot, torch.tensor(result, dtype=torch.float16), list)
+            expected += counted
+        count.settle_step()
+        if repeat == 100:
+            assert count.total == expected
+    assert count.total == expected == 400
+    before, after = (torch.tensor([row[i] for row in messages]) for i in (1, 0))
+    count.count_all(magnitudes(list(before)), magnitudes(list(after)))
+    assert count.total == expected + 2
+
+
+def test_a_bucket_that_is_taken_at_once_is_the_same_bits() -> None:
+    def taken(together: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        torch.manual_seed(1)
+        shapes = [(3, 5), (7,), (4, 3, 2, 2), (2, 2)]
+        parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+        parameters[2] = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last))
+        (bucket,) = buckets.fill(torch.full((128,), torch.nan), [parameters], 4)
+        bucket.takes_together = together
+        for number, parameter in enumerate(parameters):
+            parameter.grad = torch.randn_like(parameter) if number != 1 else None
+        for place in (2, 0, 3, 1):
+            bucket.take(place, 1 / 3)
+        return bucket.vector, [cast(torch.Tensor, parameter.grad) for parameter in parameters]
+
+    (one, apart), (other, together) = taken(False), taken(True)
+    assert torch.equal(one, other)
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(apart, together, strict=True))
+
+
+def test_a_bucket_on_a_device_is_taken_by_few_operations() -> None:
+    parameters = [nn.Parameter(torch.zeros(3, 5, device=DEVICE)) for _ in range(50)]
+    (bucket,) = buckets.fill(torch.zeros(50 * 15, device=DEVICE), [parameters], 1)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    with watched() as waits:
+        for place in range(50):
+            bucket.take(place, 0.5)
+    assert waits.found == []
+    assert waits.launches.total() == 2, waits.launches
+    assert all(parameter.grad is not None for parameter in parameters)
+
+
+@pytest.mark.parametrize("workload", ["resnet50", "bert", "cosmoflow"])
+def test_an_evaluation_waits_at_its_end_only(workload: str) -> None:
+    spec = plan_of(workload).workload
+    meter = meter_for(spec.model)()
+    batch = synthetic_batch(spec.model, spec.data, 2, torch.Generator().manual_seed(0))
+    batch = {name: tensor.to(DEVICE) for name, tensor in batch.items()}
+    with torch.device(DEVICE):
+        model = build.build_model(spec.model)
+    outputs, criterion = build.outputs_for(spec.model), build.criterion_for(spec.model)
+    for is_first in (True, False):
+        with watched() as waits, torch.no_grad():
+            found = outputs(model, batch)
+            meter.add(found, batch, criterion(found, batch))
+        assert is_first or waits.found == []
