@@ -475,11 +475,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "submission": lambda: model_keys(Submission, "submission"),
     "series": lambda: model_keys(SeriesFile, "series"),
     "steps": steps_layout,
-    "model-keys": lambda: dotted_keys(Choices, ("model",)),
-    "data-keys": lambda: dotted_keys(Choices, ("data",)),
-    "train-keys": lambda: dotted_keys(Choices, ("train",)),
-    "quality-keys": lambda: dotted_keys(Choices, ("quality", "checkpoint")),
-    "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout", "sync", "watch", "fault")),
     "system-keys": lambda: dotted_keys(SystemSpec, SystemSpec.model_fields),
 }
 
