@@ -318,22 +318,21 @@ def presets() -> str:
 
 
 def recipes() -> str:
-    """Learning rate and goal of the presets."""
-    rows = []
+    """Learning rate and goal of the presets that have one; those that agree in a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for chosen in _every_preset():
         rule, goal = chosen.train.optimizer, chosen.quality
+        if goal is None:
+            continue
         rate = f"{rule.learning_rate:g}"
         if rule.learning_rate_scaling != "none":
             rate += f" at {rule.reference_batch:,} ({rule.learning_rate_scaling})"
-        if goal is None:
-            rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, "none", "", ""))
-            continue
         wanted = f"{goal.target:g}" + (" at most" if chosen.model.family == "cosmoflow" else " at least")
         if goal.starts_from == "checkpoint":
             wanted += ", from a checkpoint"
         every = _so_much(goal.evaluate_every_epochs, goal.evaluate_every_samples)
         most = _so_much(goal.max_epochs, goal.max_samples)
-        rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, wanted, every, most))
+        rows.setdefault((f"`{chosen.name}`", rate, wanted, every, most), []).append(f"`{chosen.preset}`")
     header = (
         "Workload",
         "Preset",
@@ -342,7 +341,7 @@ def recipes() -> str:
         "Evaluated every",
         "Gives up after",
     )
-    return table(header, rows)
+    return table(header, [(name, ", ".join(presets), *rest) for (name, *rest), presets in rows.items()])
 
 
 def _so_much(epochs: float | None, samples: int | None) -> str:

@@ -212,6 +212,7 @@ OPENED_OTHERWISE = {
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
+    "node/training/beginning/initial_weights": "after `require_file`",
     "datasets/making/production": "what it has just made, to sync it",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/journal": "opened to be written and locked; refused unless it is a regular file",
