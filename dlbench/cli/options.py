@@ -275,7 +275,9 @@ def require_data(plans: list[RunPlan]) -> None:
         if plan.checkpoint.resume_from is not None:
             _require_path(plan.checkpoint.resume_from, "--resume", "; give a checkpoint or a run's folder")
         if plan.checkpoint.initialize_from is not None:
-            _require_path(plan.checkpoint.initialize_from, "checkpoint.initialize_from", "; give a file or a run's folder")
+            _require_path(
+                plan.checkpoint.initialize_from, "checkpoint.initialize_from", "; give a file or a run's folder"
+            )
         if plan.measure.until != "quality":
             continue
         if data.validation is not None:

@@ -324,9 +324,7 @@ class RunPlan(LaunchPlan):
             if workload.data.is_synthetic:
                 raise ValueError("measure.until quality: synthetic data holds nothing to learn; give --data")
             begins = self.checkpoint.resume_from or self.checkpoint.initialize_from
-            problem = goal_problem(
-                workload.train, workload.quality, global_batch=self.global_batch, starts_from=begins
-            )
+            problem = goal_problem(workload.train, workload.quality, global_batch=self.global_batch, starts_from=begins)
             if problem is not None:
                 raise ValueError(f"measure.until quality: {problem}")
         if workload.data.is_synthetic and self.checkpoint.every_epochs and not workload.train.schedule.epoch_samples:

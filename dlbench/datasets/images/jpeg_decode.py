@@ -155,7 +155,9 @@ def _cut(data: bytes, rows: int, factor: int) -> bytes | None:
     else:
         return None
     height, components = int.from_bytes(data[place + 5 : place + 7]), data[place + 9]
-    samplings = [data[place + 11 + 3 * number] & 15 for number in range(components) if place + 11 + 3 * number < len(data)]
+    samplings = [
+        data[place + 11 + 3 * number] & 15 for number in range(components) if place + 11 + 3 * number < len(data)
+    ]
     if not samplings or not all(samplings):
         return None
     # Colour that was stored at half the height is interpolated between rows: one more of them is needed.

@@ -10,7 +10,7 @@ import torch
 
 from dlbench.datasets.shuffling.ownership import ownership_for
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.errors import UserError
+from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import ReadSpan, SampleReader
@@ -112,6 +112,7 @@ def build_source(
     meeting: Meeting | None = None,
     lister: Lister = ALONE,
     reading: RankReading | None = None,
+    device: torch.device | None = None,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -135,8 +136,10 @@ def build_source(
         lister: through which the ranks of a node list the data set once; all of them must open the same.
         reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
             give the readers in numbers.
+        device: where the rank computes; None: on its CPU.
 
     Raises:
+        EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU.
         UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     if data_spec.is_synthetic:
@@ -148,6 +151,7 @@ def build_source(
             seed=seed,
             start_batch=start_batch,
             pin_memory=pin_memory,
+            device=_device_of_samples(data_spec, device),
         )
     if staged is None:
         reader = open_training(model_spec, data_spec, seed, lister)
@@ -304,6 +308,16 @@ def build_evaluation(
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
+
+
+def _device_of_samples(spec: DataSpec, device: torch.device | None) -> torch.device | None:
+    if spec.synthetic_on == "host":
+        return None
+    if device is None or device.type == "cpu":
+        raise EnvironmentLacksError(
+            "data.synthetic_on device: this rank computes on its CPU, where samples lie in its memory anyway; use host"
+        )
+    return device
 
 
 def open_reader(

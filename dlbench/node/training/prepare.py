@@ -457,6 +457,7 @@ def _source(
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=device.type == "cuda",
         reading=reading,
+        device=device,
     )
     return source, first
 

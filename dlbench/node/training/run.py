@@ -16,6 +16,7 @@ from dlbench.machine import environment
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
+from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.torch_facts import torch_facts
@@ -277,6 +278,8 @@ class RankRun:
             ready.staging.close()
         shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
         reading = ready.reading.settings() if ready.reading is not None else []
+        if isinstance(ready.source, SyntheticSource):
+            reading = ready.source.settings(self._plan.workload.data)
         settings = [*self._engine.settings(), *shuffle.settings, *reading, *ready.trainee.settings()]
         if self._place.rank != 0:
             return None
