@@ -36,7 +36,7 @@ _THINGS = {
 
 
 def data_title(run: Run) -> str:
-    """The data that ran: `400 JPEGs made by dlbench`, `ImageNet-2012 (1,281,167 images)`, `synthetic data`, `synthetic data on the device`."""
+    """The data that ran: `400 JPEGs made by dlbench`, `ImageNet-2012 (1,281,167 images)`, `synthetic data`."""
     spec, record = run.plan.workload.data, run.record
     if spec.is_synthetic:
         return "synthetic data" if spec.synthetic_on == "host" else "synthetic data on the device"
