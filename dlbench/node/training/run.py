@@ -232,6 +232,7 @@ class RankRun:
             initial_parameters_sha256=self._initial,
             final_parameters_sha256=final,
             peak_memory_bytes=_peak_memory(self._device, peak_resident),
+            peak_reserved_bytes=_peak_reserved(self._device),
             peak_resident_bytes=peak_resident,
             startup_s=startup_s,
             bad_samples=tuple(failures[:20]),
@@ -313,6 +314,10 @@ def _device_name(device: torch.device) -> str:
 
 def _peak_memory(device: torch.device, peak_resident: int) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident
+
+
+def _peak_reserved(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
 def _peak_resident() -> int:
