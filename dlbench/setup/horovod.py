@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.machine.cuda_build import Nvcc, find_cuda_parts
+from dlbench.machine.cuda.build_parts import Nvcc, find_cuda_parts
 from dlbench.setup.horovod_patches import PATCHES
 from dlbench.units import format_seconds
 

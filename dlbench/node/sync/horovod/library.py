@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.cuda_build import find_cuda_parts
+from dlbench.machine.cuda.build_parts import find_cuda_parts
 
 REMEDY = "run `dlbench setup horovod` in the Python environment of the compute nodes"
 
