@@ -97,7 +97,7 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
             torch.device("cpu"),
             rank,
             on_step=lambda step: None,
-            on_course=lambda steps: None,
+            on_course=lambda steps, warmup: None,
             on_staging=lambda copied, needed: None,
             beat=lambda where: None,
             started=started,
