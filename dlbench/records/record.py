@@ -74,6 +74,10 @@ class RankResult(Spec):
     initial_parameters_sha256: str = Field(description="Digest of all parameters before the first step.")
     final_parameters_sha256: str = Field(description="Digest of all parameters after the last step.")
     peak_memory_bytes: CountOrZero = Field(description="Peak resident memory (CPU) or peak allocated (GPU), bytes.")
+    peak_reserved_bytes: CountOrZero | None = Field(
+        None,
+        description="Most that torch held of the GPU's memory, its cache included, bytes; null on CPUs.",
+    )
     peak_resident_bytes: CountOrZero | None = Field(
         None, description="Peak resident memory of the rank's process, GPU or not, bytes; null where not known."
     )
@@ -89,6 +93,11 @@ class RankResult(Spec):
         "Null where not known.",
     )
     garbage_s: NonNegative | None = Field(None, description="What that took, seconds; part of no step.")
+    clock_error_s: NonNegative = Field(
+        0.0,
+        description="How far starts of steps may be off the clock of the machine, seconds: a GPU's events are tied to "
+        "it between steps.",
+    )
     bad_samples: tuple[str, ...] = Field((), description="Unreadable samples, named.")
     bad_sample_count: CountOrZero = Field(0, description="How many samples were unreadable.")
 

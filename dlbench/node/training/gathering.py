@@ -71,7 +71,8 @@ def make_record(
     settled = settle([_seat(plan, rank) for rank in ranks])
     ranks = [rank.model_copy(update={"pinned": rank.rank in settled.pinned}) for rank in ranks]
     precision, reading = ready.trainee.precision, ready.reading
-    steps = seen.steps - ready.course.warmup
+    # Training to a quality ends when it is met, everywhere after the same step.
+    steps = ready.course.measured if plan.measure.until == "steps" else seen.steps - ready.course.warmup
     checks = sanity.check(plan, ranks, measured_steps=steps, exchange=exchange, is_scaled=precision.is_scaled)
     checks += shuffle.checks
     layers = forward_macs(plan.workload.model, plan.workload.data)

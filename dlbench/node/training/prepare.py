@@ -34,6 +34,7 @@ from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.workload import ResNetModel
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
@@ -140,6 +141,10 @@ def _network(
     train = workload.train
     precision = Precision(train, device)
     kernels = Kernels(plan, device)
+    if train.optimizer.is_compiled:
+        from dlbench.node.training.compilation import require_compiler
+
+        require_compiler(device, "train.optimizer.implementation fused", "set it to foreach")
     torch.manual_seed(train.seed)
     model = kernels.placed(build_model(workload.model))
     initial: InitialWeights | None = None
@@ -217,7 +222,10 @@ def _data(
         if resumed is not None:
             resumed.require(data_identity(source))
         course = plan_course(
-            plan, first=first, batches_per_epoch=source.order.batches_per_epoch if source.order else None
+            plan,
+            first=first,
+            batches_per_epoch=source.order.batches_per_epoch if source.order else None,
+            on_gpu=device.type == "cuda",
         )
     except BaseException:
         _close(source)
@@ -294,16 +302,30 @@ def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], sou
     """What brings batches to a GPU; on a CPU there is nothing to copy."""
     if device.type != "cuda":
         return None
-    return Delivery(batches, source.ahead, device, plan.workload.data.device_prefetch)
+    data, model, decode = plan.workload.data, plan.workload.model, None
+    if data.reader == "nvimagecodec":
+        from dlbench.node.data.gpu_images import RegionDecoder
+
+        assert isinstance(model, ResNetModel)  # the workload's validators hold this
+        decode = RegionDecoder(device, model.image_size, is_whole=data.decode == "full", name=source.sample_name)
+    return Delivery(batches, source.ahead, device, data.device_prefetch, decode)
 
 
 def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
     """Proves that the device can do what the plan asks of its input.
 
     Raises:
-        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead.
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
     """
     ahead = plan.workload.data.device_prefetch
+    if plan.workload.data.reader == "nvimagecodec":
+        from dlbench.node.data.gpu_images import nvimagecodec
+
+        if device.type != "cuda":
+            raise EnvironmentLacksError(
+                "data.reader is nvimagecodec, but this rank computes on its CPU: set data.reader to dlbench"
+            )
+        nvimagecodec()
     if device.type != "cuda" and ahead > 1:
         raise EnvironmentLacksError(
             f"data.device_prefetch is {ahead}, but this rank computes on its CPU, where nothing is copied"
@@ -363,7 +385,7 @@ SHARED_BY = "data.ranks"
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
     """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
     workload = plan.workload
-    model = workload.model.model_dump(mode="json", exclude={"memory_format"})
+    model = workload.model.model_dump(mode="json", exclude={"memory_format", "attention"})
     return {
         **{f"model.{key}": value for key, value in model.items()},
         "train.optimizer.name": workload.train.optimizer.name,
@@ -469,6 +491,7 @@ def _source(
         counts=device.type == "cuda",
         reading=reading,
         num_parts=train.gradient_accumulation,
+        device=device,
     )
     return source, first
 
