@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -164,7 +165,7 @@ def nodes_of_gpus(draw: st.DrawFn) -> tuple[list[int], int, list[frozenset[int]]
     """Cores in any order, cores of a rank, and for each rank those beside its GPU (none: not known)."""
     sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
     bounds = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
-    sets = [frozenset(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False)]
+    sets = [frozenset(range(low, high)) for low, high in pairwise(bounds)]
     cores = draw(st.permutations(range(bounds[-1])))
     wanted = draw(st.integers(1, bounds[-1]))
     near = draw(st.lists(st.sampled_from([*sets, frozenset()]), min_size=1, max_size=bounds[-1] // wanted))
