@@ -5,21 +5,30 @@ from __future__ import annotations
 import math
 import resource
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from dlbench.errors import UserError
+from dlbench.errors import RunError, UserError
 from dlbench.machine import environment
+from dlbench.machine.gpu.placing import numa_nodes_of
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
+from dlbench.node.devices.identity import rank_gpu
+from dlbench.node.devices.nccl_log import NcclLog
+from dlbench.node.failures import condensed
+from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.models.build import loss_for
+from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training import phases, sanity
+from dlbench.node.training.activations import sample_batches, sample_loss
 from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.events import Events
@@ -56,6 +65,7 @@ class RankRun:
         on_staging: Callable[[int, int], None],
         beat: Callable[[str], None],
         started: float,
+        nccl: NcclLog | None = None,
     ) -> None:
         """Everything of one rank.
 
@@ -72,7 +82,9 @@ class RankRun:
             on_staging: told the bytes that are staged, and those that have to be, over all nodes.
             beat: told what moved between steps.
             started: monotonic time at which the process began, seconds.
+            nccl: the log of NCCL, closed by the caller; None where NCCL has no part.
         """
+        self._nccl = nccl
         self._plan = plan
         self._folder = folder
         self._place = place
@@ -206,9 +218,34 @@ class RankRun:
             loop = TrainingLoop(
                 ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch, self._pacing
             )
-            seen = loop.run()
-            writer.sync()
-            return seen
+            try:
+                seen = loop.run()
+            except torch.OutOfMemoryError as error:
+                words = condensed(str(error))
+                traceback.clear_frames(error.__traceback__)  # they hold the activations
+            else:
+                writer.sync()
+                return seen
+        raise self._out_of_memory(ready, words)
+
+    def _out_of_memory(self, ready: Prepared, words: str) -> RunError:
+        """The line that names the batch that fits, where that can be tried: in core, and not compiled."""
+        plan, trainee = self._plan, ready.trainee
+        train = plan.workload.train
+        fit = None
+        if trainee.memory is None and trainee.compilation is None:
+            passes = fits_in_memory(
+                ready.model,
+                sample_loss(ready.model, loss_for(plan.workload.model, train.label_smoothing), trainee.precision),
+                sample_batches(plan, self._device),
+                self._device,
+                0 if trainee.host is not None else missing_state_bytes(ready.model, trainee.optimizer, train.optimizer),
+                self._beat,
+            )
+            fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
+        return out_of_memory(
+            *(words, fit), rank=self._place.rank, batch=train.batch_per_rank, accumulation=train.gradient_accumulation
+        )
 
     def _result(
         self,
@@ -231,6 +268,8 @@ class RankRun:
             cores=self._binding.cores,
             threads=torch.get_num_threads(),
             pinned=self._binding.pinned,
+            numa_nodes=numa_nodes_of(self._binding.cores),
+            gpu=rank_gpu(self._device, self._binding.gpu),
             samples=seen.measured_samples,
             measured_s=seen.measured_ns / 1e9,
             first_loss=_finite(seen.losses[0]),
@@ -239,6 +278,7 @@ class RankRun:
             initial_parameters_sha256=self._initial,
             final_parameters_sha256=final,
             peak_memory_bytes=_peak_memory(self._device, peak_resident),
+            peak_reserved_bytes=_peak_reserved(self._device),
             peak_resident_bytes=peak_resident,
             startup_s=startup_s,
             bad_samples=tuple(failures[:20]),
@@ -258,11 +298,13 @@ class RankRun:
         compilation = ready.trainee.compilation
         self._warnings += memory.warnings if memory is not None else ()
         self._warnings += compilation.warnings if compilation is not None else ()
+        transport = self._nccl.read() if self._nccl is not None else None
         found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         found |= torch_facts(self._warnings, self._device)
         return {
             "result": result.model_dump(mode="json"),
             "environment": found,
+            "nccl": transport,
             "warnings": self._warnings,
             "emulates_precision": ready.trainee.precision.is_emulated,
             "reads": [epoch.told() for epoch in ready.source.epoch_reads()],
@@ -288,6 +330,8 @@ class RankRun:
             ready.staging.close()
         shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
         reading = ready.reading.settings() if ready.reading is not None else []
+        if isinstance(ready.source, SyntheticSource):
+            reading = ready.source.settings(self._plan.workload.data)
         settings = [*self._engine.settings(), *shuffle.settings, *reading, *ready.trainee.settings()]
         if self._pacing is not None:
             settings += self._pacing.settings(self._plan.measure, seen.step_s)
@@ -323,6 +367,10 @@ def _device_name(device: torch.device) -> str:
 
 def _peak_memory(device: torch.device, peak_resident: int) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident
+
+
+def _peak_reserved(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
 def _peak_resident() -> int:
