@@ -1,4 +1,4 @@
-"""On a GPU: precisions, cuDNN's search, channels-last weights, fused updates and attention act, and change no result."""
+"""On a GPU: precisions, cuDNN's search, channels-last, fused updates and attention act, and change no result."""
 
 from __future__ import annotations
 
