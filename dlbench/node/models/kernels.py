@@ -1,4 +1,4 @@
-"""What decides, beside the precision, which kernels compute: cuDNN's search, the order of weights, attention's mask, the update."""
+"""What decides, beside the precision, which kernels compute: cuDNN's search, order of weights, mask, fused update."""
 
 from __future__ import annotations
 
