@@ -143,9 +143,13 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
+    ("data.synthetic_on", lambda plan: plan.workload.data.is_synthetic, "data is read from files"),
     ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
     ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
-    ("measure.measured_steps", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target"),
+    *(
+        (f"measure.{key}", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target")
+        for key in ("measured_steps", "measured_s", "warmup_s")
+    ),
     ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
     (
         "train.allow_emulation",
@@ -222,6 +226,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         for key in ("swap_folder", "verify")
     ),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
+    (
+        "system.slurm.gpu_bind",
+        lambda plan: plan.system.slurm.gpu_request != "none" and plan.system.launch.launcher != "mpirun",
+        "only srun with a slurm.gpu_request reads it",
+    ),
     *(
         (
             key,

@@ -82,7 +82,8 @@ ModelSpec = Annotated[ResNetModel | BertModel | CosmoFlowModel, Field(discrimina
 class _Data(Spec):
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
     synthetic_on: Literal["host", "device"] = Field(
-        "host", description="Where synthetic samples lie: host (copied in each step) or device (no copy)."
+        "host",
+        description="Where synthetic samples lie: host (copied in each step) or device (a GPU's memory; no copy).",
     )
     reader: Literal["dlbench", "nvimagecodec"] = Field(
         "dlbench",
@@ -232,6 +233,20 @@ class Workload(Spec):
             )
         if self.train.label_smoothing and self.model.family != "resnet":
             raise ValueError(f"train.label_smoothing has no effect on model.family {self.model.family!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_may_differ(self) -> Self:
+        train = self.train
+        if not isinstance(self.model, BertModel) or self.model.attention != "unpadded":
+            return self
+        for key in ("compile", "cuda_graphs", "recompute", "swap"):
+            value = getattr(train, key)
+            if value != "none":
+                raise ValueError(
+                    f"model.attention unpadded and train.{key} {value} exclude each other: without padding every step "
+                    "has another shape"
+                )
         return self
 
     @model_validator(mode="after")
