@@ -41,6 +41,11 @@ class OptimizerSpec(Spec):
     trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
     clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch's compiler makes its update."""
+        return self.implementation == "fused" and self.name in ("lars", "lamb")
+
     def peak(self, global_batch: int) -> float:
         """The learning rate after warm-up: scaled with the global batch (samples), where that is asked for.
 
@@ -255,6 +260,16 @@ class TrainSpec(Spec):
             )
         if self.activation_budget is not None and not (self.compile != "none" and self.is_in_core):
             raise ValueError("activation_budget needs compile default, and recompute and swap none")
+        return self
+
+    @model_validator(mode="after")
+    def _host_updates_uncompiled(self) -> Self:
+        optimizer = self.optimizer
+        if optimizer.is_compiled and self.optimizer_state == "host":
+            raise ValueError(
+                f"optimizer.implementation fused and optimizer_state host exclude each other for {optimizer.name}: the "
+                "host updates block by block, and each block would be a program of its own"
+            )
         return self
 
     @model_validator(mode="after")
