@@ -248,14 +248,14 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
         UserError: anything wrong with the request, in one line.
         EnvironmentLacksError: this machine, where the runs are to be, lacks something.
     """
-    from dlbench.cli.before_start import recipe_notes, require_this_machine
+    from dlbench.cli.before_start import preset_notes, require_this_machine
     from dlbench.specs.expand import expand
 
     cores = len(os.sched_getaffinity(0))
     plans = expand(request, machine_cores=cores)
     if trains:
         require_this_machine(request, plans, cores)
-        for note in recipe_notes(plans):
+        for note in preset_notes(plans):
             click.echo(note, err=True)
     return plans
 
