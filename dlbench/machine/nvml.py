@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from dlbench.machine.nvml_fields import device_readings, memory_reading
+from dlbench.machine.nvml_gpm import ABOUT, GpmMetrics
 from dlbench.machine.nvml_values import constant
 from dlbench.machine.readings import Reading, ReadingFailedError, Readings
 from dlbench.machine.source import Source, fact
@@ -59,7 +60,14 @@ def _opened(nvml: ModuleType) -> Source:
         facts["gpu.count"] = str(count)
         if count == 0:
             unavailable["gpu"] = "NVML finds no GPU"
-    split = []
+    split: list[str] = []
+    metrics: list[GpmMetrics] = []
+
+    def close() -> None:
+        for one in metrics:
+            one.close()
+        _shut_down(nvml)
+
     for number in range(count):
         try:
             device = nvml.nvmlDeviceGetHandleByIndex(number)
@@ -68,14 +76,16 @@ def _opened(nvml: ModuleType) -> Source:
             continue
         prefix = f"gpu.{number}."
         readings += device_readings(nvml, device, prefix)
+        metrics.append(GpmMetrics(nvml, device, prefix))
+        readings.append(metrics[-1].reading())
         facts |= _device_facts(nvml, device, number)
         instances = _instances(nvml, device, prefix, unavailable, facts)
         if instances is not None:
             split.append(prefix)
             readings += instances
     if count:
-        facts |= _ABOUT
-    source = Readings(readings, unavailable, facts, close=lambda: _shut_down(nvml))
+        facts |= _ABOUT | ABOUT
+    source = Readings(readings, unavailable, facts, close=close)
     for name, reason in source.unavailable.items():
         if name.startswith(tuple(split)):
             source.unavailable[name] = f"{reason} (the GPU is in MIG mode)"

@@ -36,6 +36,14 @@ _WORDS = {
     "utilization": "utilisation",
     "memory_utilization": "memory utilisation",
     "memory_used_bytes": "memory used",
+    "sm_active": "SMs active",
+    "sm_occupancy": "SM occupancy",
+    "tensor_active": "tensor cores active",
+    "dram_active": "memory bandwidth used",
+    "pcie_received_mean_bytes_per_s": "PCIe received, mean",
+    "pcie_sent_mean_bytes_per_s": "PCIe sent, mean",
+    "nvlink_received_bytes_per_s": "NVLink received",
+    "nvlink_sent_bytes_per_s": "NVLink sent",
     "temperature_c": "temperature",
     "pcie_received_bytes_per_s": "PCIe received",
     "pcie_sent_bytes_per_s": "PCIe sent",
@@ -62,6 +70,8 @@ _UNITS: tuple[tuple[str, str, float, bool], ...] = (
     ("_c", "°C", 1.0, False),
     ("utilization", "%", 100.0, False),
     ("busy", "%", 100.0, False),
+    ("_active", "%", 100.0, False),
+    ("_occupancy", "%", 100.0, False),
 )
 
 _CORE = re.compile(r"host\.cpu\.\d+\.busy")

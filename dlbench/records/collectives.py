@@ -23,6 +23,14 @@ class CommPoint(Spec):
         description="Every timed iteration, seconds of one operation: those of the iteration over `operations`; empty "
         "if it failed."
     )
+    timing: Literal["host clock", "in-stream"] = Field(
+        "host clock",
+        description="host clock, after a barrier of the carrier; in-stream: events of the GPU's stream, after a "
+        "barrier in it.",
+    )
+    single_call_s: tuple[NonNegative, ...] = Field(
+        (), description="In-stream: one operation alone in each iteration, by the host's clock, seconds."
+    )
     operations: Count = Field(
         1, description="Operations of an iteration, back to back: more than one where it is short."
     )

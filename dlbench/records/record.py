@@ -74,6 +74,10 @@ class RankResult(Spec):
     initial_parameters_sha256: str = Field(description="Digest of all parameters before the first step.")
     final_parameters_sha256: str = Field(description="Digest of all parameters after the last step.")
     peak_memory_bytes: CountOrZero = Field(description="Peak resident memory (CPU) or peak allocated (GPU), bytes.")
+    peak_reserved_bytes: CountOrZero | None = Field(
+        None,
+        description="Most that torch held of the GPU's memory, its cache included, bytes; null on CPUs.",
+    )
     peak_resident_bytes: CountOrZero | None = Field(
         None, description="Peak resident memory of the rank's process, GPU or not, bytes; null where not known."
     )

@@ -21,9 +21,11 @@ class Key:
 
 
 def data_source(run: Run) -> str:
-    """`synthetic`, or `real: PATH`."""
+    """`synthetic`, `synthetic, on the device`, or `real: PATH`."""
     data = run.plan.workload.data
-    return "synthetic" if data.is_synthetic else f"real: {data.source}"
+    if data.is_synthetic:
+        return "synthetic" if data.synthetic_on == "host" else "synthetic, on the device"
+    return f"real: {data.source}"
 
 
 _THINGS = {
@@ -37,7 +39,7 @@ def data_title(run: Run) -> str:
     """The data that ran: `400 JPEGs made by dlbench`, `ImageNet-2012 (1,281,167 images)`, `synthetic data`."""
     spec, record = run.plan.workload.data, run.record
     if spec.is_synthetic:
-        return "synthetic data"
+        return "synthetic data" if spec.synthetic_on == "host" else "synthetic data on the device"
     things = _THINGS[spec.format]
     if record is None or "num_samples" not in record.data:
         return things

@@ -143,6 +143,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
+    ("data.synthetic_on", lambda plan: plan.workload.data.is_synthetic, "data is read from files"),
     ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
     ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
     *(

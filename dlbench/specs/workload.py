@@ -82,7 +82,8 @@ ModelSpec = Annotated[ResNetModel | BertModel | CosmoFlowModel, Field(discrimina
 class _Data(Spec):
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
     synthetic_on: Literal["host", "device"] = Field(
-        "host", description="Where synthetic samples lie: host (copied in each step) or device (no copy)."
+        "host",
+        description="Where synthetic samples lie: host (copied in each step) or device (a GPU's memory; no copy).",
     )
     reader: Literal["dlbench", "nvimagecodec"] = Field(
         "dlbench",

@@ -51,7 +51,8 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield (
             "synthetic-data",
             "note",
-            "synthetic data: storage and decoding are not part of these figures",
+            "synthetic data: storage and decoding are not part of these figures"
+            + ("; nor is the copy to the device" * (run.plan.workload.data.synthetic_on == "device")),
         )
     shared = shared_nodes(run.plan)
     if shared:

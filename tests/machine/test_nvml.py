@@ -38,6 +38,19 @@ print(json.dumps(told))
 """
 
 
+GPM = {
+    "sm_active": 0.12,
+    "sm_occupancy": 0.13,
+    "tensor_active": 0.15,
+    "dram_active": 0.2,
+    "pcie_received_mean_bytes_per_s": 31 * 2**20,
+    "pcie_sent_mean_bytes_per_s": 30 * 2**20,
+    "nvlink_received_bytes_per_s": 70 * 2**20,
+    "nvlink_sent_bytes_per_s": 71 * 2**20,
+}
+"""What the made library answers."""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
@@ -71,6 +84,8 @@ def test_two_healthy_gpus(library: Path) -> None:
     assert {name.split(".")[1] for name in read} == {"0", "1"}
     energy = read.pop("gpu.0.energy_j")
     assert 1000 <= energy < 1000 + 60 * 250
+    for gpm, value in GPM.items():
+        assert read.pop(f"gpu.0.{gpm}") == pytest.approx(value)
     assert {k: v for k, v in read.items() if k.startswith("gpu.0.")} == {
         "gpu.0.power_w": 250,
         "gpu.0.sm_clock_hz": 1.755e9,
@@ -213,7 +228,7 @@ def test_a_gpu_that_falls_off_the_bus_ends_with_all_its_fields(library: Path, tm
     told = ask(library, reads=(False, True, False, True, True), log=log, lost="1=60")
     of_lost = {name for name, _, _ in told["fields"] if name.startswith("gpu.1.")}
     failures = [failure for failures in told["failures"] for failure in failures]
-    assert len(of_lost) == 19
+    assert len(of_lost) == 27
     assert {name for name, _ in failures} == of_lost
     assert len(failures) == len(of_lost)
     assert {reason for _, reason in failures} == {"GPU is lost"}
@@ -235,7 +250,7 @@ def test_a_gpu_that_is_lost_while_it_is_opened_is_unavailable(library: Path, tmp
     for calls in (0, 1, to_open // 2, to_open - 1):
         told = ask(library, lost=f"1={calls}")
         lost = {name for name in told["unavailable"] if name.startswith("gpu.1")}
-        assert lost == {"gpu.1"} if calls == 0 else len(lost) == 19
+        assert lost == {"gpu.1"} if calls == 0 else len(lost) == 27
         assert {told["unavailable"][name] for name in lost} == {"GPU is lost"}
         assert {name.split(".")[1] for name in values(told)} == {"0"}
         assert told["failures"] == [[]]
@@ -271,10 +286,8 @@ def test_mig(library: Path) -> None:
     assert read["gpu.0.mig.0.memory_used_bytes"] == 5e9
     assert read["gpu.0.mig.2.memory_used_bytes"] == 5e9 + 2
     assert read["gpu.0.power_w"] == 250
-    assert told["unavailable"] == {
-        "gpu.0.utilization": "Not Supported (the GPU is in MIG mode)",
-        "gpu.0.memory_utilization": "Not Supported (the GPU is in MIG mode)",
-    }
+    refused = ("utilization", "memory_utilization", *GPM)
+    assert told["unavailable"] == {f"gpu.0.{name}": "Not Supported (the GPU is in MIG mode)" for name in refused}
     assert told["facts"]["gpu.0.mig"] == "on"
     assert told["facts"]["gpu.1.mig"] == "off"
     assert told["facts"]["gpu.0.mig.2.uuid"] == "MIG-00000000-0000-0000-0000-000000000002"
@@ -285,6 +298,27 @@ def test_mig(library: Path) -> None:
     # No power, energy or anything else of the board is given to an instance.
     ends = {name.split(".", 4)[-1] for name in read if ".mig." in name}
     assert ends == {"memory_used_bytes"}
+
+
+@needs_library
+def test_gpm_is_read_between_two_samples_and_given_back(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    told = ask(library, reads=(False, True, True), log=log, gpm_refused=60)
+    assert told["unavailable"] == {f"gpu.{gpu}.nvlink_received_bytes_per_s": "Not Supported" for gpu in (0, 1)}
+    assert math.isnan(values(told)["gpu.1.sm_active"])  # dear, so of the slow tier
+    for number in (1, 2):
+        assert values(told, number)["gpu.1.tensor_active"] == pytest.approx(0.15)
+    assert told["failures"] == [[]] * 3
+    calls = Counter(line.split()[0] for line in log.read_text().splitlines())
+    assert calls["nvmlGpmSampleAlloc"] == calls["nvmlGpmSampleFree"] == 4
+    assert calls["nvmlGpmSampleGet"] == 2 * (2 + 2)
+
+
+@needs_library
+def test_a_gpu_without_gpm(library: Path) -> None:
+    told = ask(library, gpus=1, gpm=0)
+    assert told["unavailable"] == {f"gpu.0.{name}": "the GPU has no GPM" for name in GPM}
+    assert values(told)["gpu.0.power_w"] == 250
 
 
 @needs_library
@@ -368,7 +402,8 @@ def test_nothing_is_ever_set(library: Path, tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     names = {line.split()[0] for line in lines if not line.startswith("field ")}
     assert len(names) > 15
-    assert [name for name in names if not re.match(r"nvml(InitWithFlags$|Shutdown$|SystemGet|DeviceGet)", name)] == []
+    reads = r"nvml(InitWithFlags$|Shutdown$|SystemGet|DeviceGet|Gpm(Query|Sample|MetricsGet))"
+    assert [name for name in names if not re.match(reads, name)] == []
     assert lines.count("nvmlInitWithFlags") == lines.count("nvmlShutdown") == 1
     # A setter that is called does leave its mark.
     setter = "import pynvml\npynvml.nvmlInit()\nhandle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"

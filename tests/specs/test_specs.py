@@ -694,6 +694,7 @@ def test_data_that_names_nothing() -> None:
         ("engine.ddp.backend", "gloo", {}),
         ("data.loader_workers", 2, {}),
         ("data.on_bad_sample", "skip", {"data": "synthetic"}),
+        ("data.synthetic_on", "device", {"data": "/data/pictures"}),
         ("data.vocabulary", "mine", {"workload": "bert"}),
         ("system.slurm.partition", "gpu", {}),
         ("system.launch.mpi_plugin", "pmi2", {}),

@@ -63,6 +63,8 @@ class Waits:
         """Each an operation and the place in dlbench or torch that called it."""
         self.launches: Counter[str] = Counter()
         """Operations on the device that compute or move something, by name."""
+        self.crossings = 0
+        """Copies between host and device, whether they wait or not."""
 
 
 class _Constants(TorchFunctionMode):
@@ -101,8 +103,10 @@ class _Operations(TorchDispatchMode):
             self._waits.found.append(f"{name}: {_place()}")
             if name == "aten::_local_scalar_dense":
                 return 0.0 if args[0].is_floating_point() else 0
-        elif name in _COPIES and _crosses(name, args, kwargs) and not _is_asynchronous(name, args, kwargs):
-            self._waits.found.append(f"{name} between host and device: {_place()}")
+        elif name in _COPIES and _crosses(name, args, kwargs):
+            self._waits.crossings += 1
+            if not _is_asynchronous(name, args, kwargs):
+                self._waits.found.append(f"{name} between host and device: {_place()}")
         return func(*args, **kwargs)
 
 

@@ -11,6 +11,8 @@ FAKE_NVML_FIELDS_FAIL_AFTER=138=3:999  the same for field values (counted over l
 FAKE_NVML_LOST=1=40                    device 1 is lost after so many calls to it: all answer GPU_IS_LOST (15)
 FAKE_NVML_ENERGY_RESET=5               from the sixth reading of each device its energy counter starts at zero again
 FAKE_NVML_MIG=0                        this device is in MIG mode, with instances at 0 and 2 of three places
+FAKE_NVML_GPM=0                        the GPUs have no GPM
+FAKE_NVML_GPM_REFUSED=60               this metric of GPM answers NotSupported
 FAKE_NVML_NVLINKS=4                    links of each GPU; those with an odd number are down
 FAKE_NVML_POWER_W=250                  power of GPU 0; each next one takes 10 W more
 FAKE_NVML_REASONS=4                    the mask of clock reasons
@@ -361,6 +363,64 @@ int nvmlDeviceGetFieldValues(Device *device, int count, FieldValue *values) {
     values[i].code = (unsigned int)one_field(device, &values[i]);
     snprintf(name, sizeof name, "field %u:%u", values[i].field, values[i].scope);
     mark("", name, device->number);
+  }
+  return 0;
+}
+
+/* GPM: a sample remembers its number, and of which GPU it is. */
+typedef struct { long number; int device; } Sample;
+
+typedef struct {
+  unsigned int id;
+  int code;
+  double value;
+  struct { char *short_name, *long_name, *unit; } info;
+} Metric;
+
+typedef struct {
+  unsigned int version, count;
+  Sample *first, *second;
+  Metric metrics[1];
+} MetricsGet;
+
+static long samples_taken;
+
+int nvmlGpmQueryDeviceSupport(Device *device, unsigned int *support) {
+  ENTER(device);
+  if (support[0] != 1) return 25;
+  support[1] = (unsigned int)option("FAKE_NVML_GPM", 1);
+  return 0;
+}
+
+int nvmlGpmSampleAlloc(Sample **sample) {
+  mark("", __func__, -1);
+  *sample = calloc(1, sizeof **sample);
+  return 0;
+}
+
+int nvmlGpmSampleFree(Sample *sample) {
+  mark("", __func__, -1);
+  free(sample);
+  return users < 1 ? 1 : 0;
+}
+
+int nvmlGpmSampleGet(Device *device, Sample *sample) {
+  ENTER(device);
+  if (is_split(device)) return 3;
+  sample->number = ++samples_taken;
+  sample->device = device->number;
+  return 0;
+}
+
+int nvmlGpmMetricsGet(MetricsGet *asked) {
+  mark("", __func__, -1);
+  if (asked->version != 1) return 25;
+  /* Only from an older to a newer sample of one GPU. */
+  if (!asked->first->number || asked->first->number >= asked->second->number) return 2;
+  if (asked->first->device != asked->second->device) return 2;
+  for (unsigned int i = 0; i < asked->count; i++) {
+    asked->metrics[i].code = (long)asked->metrics[i].id == option("FAKE_NVML_GPM_REFUSED", -1) ? 3 : 0;
+    asked->metrics[i].value = 10.0 + asked->metrics[i].id;
   }
   return 0;
 }

@@ -55,6 +55,8 @@ _POINTS: tuple[Column[Point], ...] = (
     Column("interval", "Interval", lambda one: one.at.time.kind, lambda one: basis_text(one.at.time)),
     Column("iterations", "", lambda one: one.at.iterations),
     Column("operations", "Operations", lambda one: one.at.operations, unit="count"),
+    Column("timing", "", lambda one: one.at.timing),
+    Column("single_call_s", "Single call", lambda one: one.at.single_call_s, unit="s", is_brief=True),
     Column("skew_s", "Start skew", lambda one: one.at.skew_s, unit="s", is_brief=True),
     Column("steps", "Steps", lambda one: one.at.steps, unit="count"),
     Column("messages", "Messages", lambda one: one.at.messages, unit="count"),

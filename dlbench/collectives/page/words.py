@@ -67,6 +67,7 @@ def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
     assert record is not None
     iterations = sorted({row.iterations for series in group.series for row in series.rows})
     hosts = sorted({host for run in group.runs if run.record for host in run.record.hosts})
+    timings = {row.timing for series in group.series for row in series.rows}
     has_servers = any(series.algorithm == "parameter-server" for series in group.series)
     values = (
         ("system", "System", plan.system.name),
@@ -77,6 +78,7 @@ def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
         ("device", "Device", record.device),
         ("collective", "Collective", COLLECTIVE_TITLES[group.collective]),
         ("dtype", "Type", group.dtype),
+        ("timing", "Timing", "in the GPU's stream" if "in-stream" in timings else ""),
         ("shards", "Servers", str(plan.comm.shards or "every rank") if has_servers else ""),
         ("iterations", "Timed iterations", " or ".join(map(str, iterations))),
         ("hosts", "Hosts", ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")),
@@ -251,7 +253,9 @@ METHODS: tuple[tuple[str, str], ...] = (
         "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
         "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
         "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
-        "far apart ranks began an iteration. A run's time is the median over its timed iterations.",
+        "far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in the stream, and the time is "
+        "the slowest rank's between events before and after the operations; a single call is one alone, by the host's "
+        "clock, until the device is idle. A run's time is the median over its timed iterations.",
     ),
     (
         "Medians and intervals",

@@ -65,6 +65,10 @@ class Measurement:
     """Timed iterations of each run, at least."""
     operations: int = 1
     """Of an iteration, back to back, at least: its time is divided by them."""
+    timing: str = "host clock"
+    """What the time is by; see `CommPoint`."""
+    single_call_s: float | None = None
+    """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
     skew_s: float | None = None
     """Median over all iterations of how far apart ranks began them, seconds; None where it was not recorded."""
     steps: int | None = None
@@ -242,6 +246,7 @@ def _comparable(run: CommRun) -> dict[str, object]:
         "collective": plan.comm.collective,
         "dtype": plan.comm.dtype,
         "device": run.record.device,
+        **({"timing": "in-stream"} if any(point.timing == "in-stream" for point in run.record.points) else {}),
     }
 
 
@@ -332,6 +337,7 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
         low, high = np.percentile(next(iter(times.values())), [25, 75])
         time = interval(time.value, low, high, 1, "within-run", "s")
     one = points[0][1]
+    alone = [seconds for _, point in points for seconds in point.single_call_s]
     skews = [seconds for _, point in points for seconds in point.skew_s]
     return Measurement(
         num_bytes=one.num_bytes,
@@ -340,6 +346,8 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
         busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
         iterations=min(map(len, times.values())),
         operations=min(point.operations for _, point in points),
+        timing=one.timing,
+        single_call_s=float(np.median(alone)) if alone else None,
         skew_s=float(np.median(skews)) if skews else None,
         steps=one.steps,
         messages=max(one.messages, default=None),

@@ -14,6 +14,7 @@ from dlbench.node.collectives.contestants import Contestant, Vectors
 from dlbench.node.collectives.control import Control
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES, Inputs
+from dlbench.node.collectives.sample_clocks import HostSampleClock, SampleClock
 from dlbench.node.collectives.verify import check
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
@@ -36,6 +37,8 @@ class _Taken:
     """Of each sample; the same on all ranks."""
     starts_ns: list[int] = field(default_factory=list)
     durations_ns: list[int] = field(default_factory=list)
+    single: list[tuple[int, int]] = field(default_factory=list)
+    """Start and duration of one operation alone by the host's clock, where the samples are timed otherwise."""
     counters: dict[str, int] | None = None
     """Of one operation."""
     max_error: float | None = None
@@ -68,8 +71,20 @@ class Measurement:
         beat: Callable[[str], None],
         *,
         largest_input: int | None = None,
+        clock: SampleClock | None = None,
     ) -> None:
-        """`largest_input` is the largest entry of inputs; None for one with which sums are exact."""
+        """Prepares.
+
+        Args:
+            comm: what is measured.
+            place: this rank.
+            device: where buffers lie.
+            control: how ranks agree.
+            deadline: of every wait.
+            beat: called before each iteration with what comes next.
+            largest_input: the largest entry of inputs; None for one with which sums are exact.
+            clock: times samples; None: the host's.
+        """
         self._comm = comm
         self._place = place
         self._device = device
@@ -78,6 +93,8 @@ class Measurement:
         self._beat = beat
         self._largest_input = largest_input
         self._one_clock = share_clock(control, place)
+        self._host_clock = HostSampleClock(device)
+        self._clock: SampleClock = self._host_clock if clock is None else clock
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
         """One point for each contestant; the same on every rank.
@@ -147,14 +164,21 @@ class Measurement:
     def _iterate(self, contestant: Contestant, iteration: int, size: _Size, taken: _Taken) -> None:
         comm = self._comm
         what = self._what(contestant, size, f"iteration {iteration}")
+        alone = None
+        if self._clock.timing == "in-stream":
+            alone = self._sample(contestant, size, 1, what, self._host_clock)
         start, duration = self._sample(contestant, size, taken.operations, what)
         if iteration >= comm.warmup:
+            if alone is not None:
+                taken.single.append(alone)
             taken.starts_ns.append(start)
             taken.durations_ns.append(duration)
         if iteration == comm.warmup + comm.iterations - 1:
             self._conclude(contestant, size, taken, what)
 
-    def _sample(self, contestant: Contestant, size: _Size, operations: int, what: str) -> tuple[int, int]:
+    def _sample(
+        self, contestant: Contestant, size: _Size, operations: int, what: str, clock: SampleClock | None = None
+    ) -> tuple[int, int]:
         """So many operations from fresh inputs: this rank's start, and its time for all of them, nanoseconds."""
         self._beat(what)
         size.inputs.reset(size.vectors.data, size.vectors.given)
@@ -164,19 +188,12 @@ class Measurement:
         self._control.barrier(what)
         self._deadline.begin(what)
         runs, each = (operations, 1) if self._is_apart else (1, operations)
-        first, duration = 0, 0
         try:
-            for _ in range(runs):
-                contestant.line_up()
-                begin = time.perf_counter_ns()
-                contestant.run(each)
-                self._synchronise()
-                duration += time.perf_counter_ns() - begin
-                first = first or begin
+            found = (clock or self._clock).time(contestant, runs, each)
         except RunError as error:
             raise type(error)(f"rank {self._place.rank}, {what}: {error}") from None
         self._deadline.end()
-        return first, duration
+        return found
 
     @property
     def _is_apart(self) -> bool:
@@ -220,15 +237,18 @@ class Measurement:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _over_ranks(self, noted: Sequence[Sequence[Sequence[int]]], operations: int) -> list[Timed]:
+    def _over_ranks(
+        self, noted: Sequence[Sequence[Sequence[int]]], operations: int, clock: SampleClock | None = None
+    ) -> list[Timed]:
         """Each sample over all ranks; `noted` has start and duration of every sample, by rank."""
+        shares_starts = (clock or self._clock).shares_starts
         return [
             over_ranks(
                 [start for start, _ in rows],
                 [duration for _, duration in rows],
                 operations,
                 from_last_start=not self._is_apart,
-                one_clock=self._one_clock,
+                one_clock=self._one_clock and shares_starts,
             )
             for rows in zip(*noted, strict=True)
         ]
@@ -239,6 +259,7 @@ class Measurement:
         everyone = [_Taken(**item) for item in self._control.gather(what, asdict(taken))]
         noted = [list(zip(item.starts_ns, item.durations_ns, strict=True)) for item in everyone]
         samples = self._over_ranks(noted, taken.operations)
+        alone = self._over_ranks([item.single for item in everyone], 1, self._host_clock)
         was_run = bool(everyone[0].durations_ns)
         wrong = [f"rank {rank}: {item.problem}" for rank, item in enumerate(everyone) if item.problem]
         errors = [item.max_error for item in everyone]
@@ -250,7 +271,9 @@ class Measurement:
             num_bytes=num_bytes,
             dtype=comm.dtype,
             operations=taken.operations,
+            timing=self._clock.timing,
             times_s=tuple(one.seconds for one in samples),
+            single_call_s=tuple(one.seconds for one in alone),
             skew_s=tuple(one.skew_s for one in samples),
             correct=not wrong if comm.check and was_run else None,
             max_error=_worst(errors) if comm.check and was_run else None,

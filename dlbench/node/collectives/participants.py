@@ -16,6 +16,7 @@ from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES
 from dlbench.node.collectives.mpi_transport import MPI_LAUNCHERS, MpiTransport, start_mpi, stop_mpi
 from dlbench.node.collectives.references import HorovodReference, MpiReference, Reference, TorchReference
+from dlbench.node.collectives.sample_clocks import StreamSampleClock
 from dlbench.node.collectives.torch_transport import GlooTransport, NcclTransport
 from dlbench.node.collectives.transport import Transport
 from dlbench.node.failures import passed_on
@@ -107,6 +108,16 @@ class Lineup:
         reference = HorovodReference(self._plan.comm.collective, place, hvd, library)
         return [reference] if self._passes_trial(reference, deadline) else []
 
+    def stream_clock(self) -> StreamSampleClock | None:
+        """Times samples in the GPU's stream; None on CPUs, whose calls return when their work is done."""
+        if self._device.type != "cuda":
+            return None
+        group = self._if_possible("timing in the stream", lambda: self._torch_group("nccl"))
+        if group is None:
+            return None
+        flag = torch.zeros(1, device=self._device)
+        return StreamSampleClock(lambda: _meet(flag, group))
+
     def stop(self) -> None:
         """Ends the libraries; only after success, since they wait for all ranks."""
         if self._horovod is not None:
@@ -192,6 +203,14 @@ class Lineup:
             problem = str(error)
         deadline.end()
         return not self._refused(what, problem)
+
+
+def _meet(flag: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Orders a tiny all-reduce in the stream, behind which nothing begins before all ranks are there."""
+    try:
+        dist.all_reduce(flag, group=group)
+    except RuntimeError as error:
+        raise passed_on(f"NCCL's barrier in the stream failed: {first_line(error)}", error) from None
 
 
 def _horovod_problem(use_mpi: bool, device: torch.device) -> str:

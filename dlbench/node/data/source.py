@@ -11,7 +11,7 @@ import torch
 
 from dlbench.datasets.shuffling.ownership import ownership_for
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.errors import UserError
+from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.packing import arranged
@@ -123,6 +123,7 @@ def build_source(
     lister: Lister = ALONE,
     reading: RankReading | None = None,
     num_parts: int = 1,
+    device: torch.device | None = None,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -148,8 +149,10 @@ def build_source(
         num_parts: in which each batch is computed.
         reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
             give the readers in numbers.
+        device: where the rank computes; None: on its CPU.
 
     Raises:
+        EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU.
         UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     if data_spec.is_synthetic:
@@ -162,6 +165,7 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
             counts=counts,
+            device=_device_of_samples(data_spec, device),
         )
     opened = partial(open_reader, model_spec=model_spec, data_spec=data_spec, seed=seed, training=True, counts=counts)
     if staged is None:
@@ -326,6 +330,16 @@ def build_evaluation(
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
+
+
+def _device_of_samples(spec: DataSpec, device: torch.device | None) -> torch.device | None:
+    if spec.synthetic_on == "host":
+        return None
+    if device is None or device.type == "cpu":
+        raise EnvironmentLacksError(
+            "data.synthetic_on device: this rank computes on its CPU, where samples lie in its memory anyway; use host"
+        )
+    return device
 
 
 def open_reader(

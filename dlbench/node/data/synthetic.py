@@ -15,6 +15,7 @@ from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.exchange import SampleExchange
 from dlbench.node.models.density_input import network_volume
+from dlbench.records.record import Setting
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
 
 Batch = dict[str, torch.Tensor]
@@ -40,6 +41,7 @@ class SyntheticSource:
         start_batch: batches to pass over.
         pin_memory: keep the pool in page-locked memory (needs a GPU).
         counts: volumes stay counts, of which the device takes the logarithm.
+        device: keep the pool there instead, so that no batch is copied in a step; None: in the host's memory.
     """
 
     def __init__(
@@ -53,13 +55,16 @@ class SyntheticSource:
         start_batch: int = 0,
         pin_memory: bool = False,
         counts: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
         made = (
             synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts) for _ in range(POOL_BATCHES)
         )
         pool = [arranged(batch, model_spec) for batch in made]
-        if pin_memory:
+        if device is not None:
+            pool = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in pool]
+        elif pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []
         self.order: ShardedOrder | None = None
@@ -67,6 +72,8 @@ class SyntheticSource:
         self.exchange: SampleExchange | None = None
         self._batch_size = batch_size
         self._looked: deque[Batch] = deque()
+        self._device = next(iter(pool[0].values())).device
+        self._lies_on = "host" if self._device.type == "cpu" else "device"
         self._batches: Iterator[Batch] = itertools.cycle(
             pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
         )
@@ -110,7 +117,20 @@ class SyntheticSource:
 
     def describe(self) -> dict[str, object]:
         """The kind of source and the size of its pool, ready for JSON."""
-        return {"kind": "synthetic", "num_samples": self.num_samples, "pool_batches": POOL_BATCHES, "bad_samples": 0}
+        return {
+            "kind": "synthetic",
+            "num_samples": self.num_samples,
+            "pool_batches": POOL_BATCHES,
+            "lies_on": self._lies_on,
+            "bad_samples": 0,
+        }
+
+    def settings(self, spec: DataSpec) -> list[Setting]:
+        """Where samples were to lie and lay; nothing where that is the host, as it comes."""
+        if spec.synthetic_on == "host":
+            return []
+        evidence = f"tensors of the pool lie on {self._device}"
+        return [Setting(key="data.synthetic_on", requested="device", effective=self._lies_on, evidence=evidence)]
 
     def close(self) -> None:
         """Nothing is open."""

@@ -491,6 +491,7 @@ def _source(
         counts=device.type == "cuda",
         reading=reading,
         num_parts=train.gradient_accumulation,
+        device=device,
     )
     return source, first
 

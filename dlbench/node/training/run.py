@@ -23,6 +23,7 @@ from dlbench.node.devices.nccl_log import NcclLog
 from dlbench.node.failures import condensed
 from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for
+from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.torch_facts import torch_facts
@@ -277,6 +278,7 @@ class RankRun:
             initial_parameters_sha256=self._initial,
             final_parameters_sha256=final,
             peak_memory_bytes=_peak_memory(self._device, peak_resident),
+            peak_reserved_bytes=_peak_reserved(self._device),
             peak_resident_bytes=peak_resident,
             startup_s=startup_s,
             bad_samples=tuple(failures[:20]),
@@ -328,6 +330,8 @@ class RankRun:
             ready.staging.close()
         shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
         reading = ready.reading.settings() if ready.reading is not None else []
+        if isinstance(ready.source, SyntheticSource):
+            reading = ready.source.settings(self._plan.workload.data)
         settings = [*self._engine.settings(), *shuffle.settings, *reading, *ready.trainee.settings()]
         if self._pacing is not None:
             settings += self._pacing.settings(self._plan.measure, seen.step_s)
@@ -363,6 +367,10 @@ def _device_name(device: torch.device) -> str:
 
 def _peak_memory(device: torch.device, peak_resident: int) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident
+
+
+def _peak_reserved(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
 def _peak_resident() -> int:

@@ -35,7 +35,7 @@ def facts(group: Group, middle: Sequence[Run], temperature: str) -> Iterator[tup
 def _readers(run: Run) -> str:
     data = run.plan.workload.data
     if data.is_synthetic:
-        return "none: batches are made once and used again"
+        return "none: batches are made once and used again" + ", on the device" * (data.synthetic_on == "device")
     found = None if run.record is None else run.record.reading
     workers = data.loader_workers if found is None else found.loader_workers
     asked = f"data.loader_workers {data.loader_workers}"

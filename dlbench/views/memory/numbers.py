@@ -44,6 +44,8 @@ class MemoryPoint:
     nodes: int
     peak: Estimate
     """Bytes of the rank that held most, median over runs: allocated on its GPU, or resident on a CPU."""
+    reserved: Estimate | None
+    """Most that torch held of a GPU's memory, its cache included, where ranks compute on GPUs."""
     resident: Estimate | None
     """Peak resident bytes of a rank's process, where ranks compute on GPUs and records hold it."""
     gpu_used_bytes: float | None
@@ -116,11 +118,13 @@ def _point(group_id: str, point: Point, runs: Sequence[Run], readings: MachineRe
     peaks = [_most(_ranks(run), lambda rank: rank.peak_memory_bytes) for run in runs]
     resident = [_most(_ranks(run), lambda rank: rank.peak_resident_bytes) for run in runs] if on_gpu else []
     known = [float(value) for value in resident if value is not None]
+    held = [float(value) for run in runs if (value := _most(_ranks(run), lambda rank: rank.peak_reserved_bytes))]
     reading = readings.by_run.get(readings.middle[group_id, point.ranks, point.nodes].plan.run_id)
     return MemoryPoint(
         ranks=point.ranks,
         nodes=point.nodes,
         peak=median_estimate([float(peak) for peak in peaks if peak is not None], "bytes"),
+        reserved=median_estimate(held, "bytes") if held else None,
         resident=median_estimate(known, "bytes") if known else None,
         gpu_used_bytes=_highest(reading, lambda name: _GPU_USED.fullmatch(name) is not None) if on_gpu else None,
         host_used_bytes=_highest(reading, lambda name: name == "host.memory_used_bytes"),

@@ -30,6 +30,12 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
         Column("runs", "", lambda point: point.peak.n),
         Column("peak_of", "", lambda point: "GPU" if on_gpu else "process"),
         Column(
+            "reserved_bytes",
+            "With torch's cache" if on_gpu else "",
+            lambda point: point.reserved,
+            lambda point: _or_not(point.reserved, "not recorded"),
+        ),
+        Column(
             "resident_bytes",
             "Resident in its process" if on_gpu else "",
             lambda point: point.resident,

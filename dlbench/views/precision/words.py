@@ -27,6 +27,7 @@ def caption(plan: RunPlan) -> str:
         else f"{plan.workload.train.batch_per_rank} {unit} per rank"
     )
     data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
+    data += " on the device" * (plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device")
     return (
         f"{batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the same rank count."
     )

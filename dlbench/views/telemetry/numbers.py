@@ -37,6 +37,12 @@ class NodeMeans:
     """Mean over its GPUs."""
     gpu_utilisation: float | None
     """Share of the time in which a kernel ran (1), mean over its GPUs."""
+    sm_active: float | None
+    """Share of multiprocessors that were busy, mean over its GPUs; by GPM, as the next two."""
+    tensor_active: float | None
+    """Share of the time in which tensor cores worked."""
+    dram_active: float | None
+    """Bandwidth of GPU memory over the highest."""
     gpu_memory_bytes: float | None
     """Highest sample of any of its GPUs."""
     gpu_temperature_c: float | None
@@ -204,6 +210,9 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         num_power=len(power),
         sm_clock_hz=_mean(of_gpus("sm_clock_hz", lambda summary: summary.mean)),
         gpu_utilisation=_mean(of_gpus("utilization", lambda summary: summary.mean)),
+        sm_active=_mean(of_gpus("sm_active", lambda summary: summary.mean)),
+        tensor_active=_mean(of_gpus("tensor_active", lambda summary: summary.mean)),
+        dram_active=_mean(of_gpus("dram_active", lambda summary: summary.mean)),
         gpu_memory_bytes=max(of_gpus("memory_used_bytes", lambda summary: summary.highest), default=None),
         gpu_temperature_c=max(of_gpus("temperature_c", lambda summary: summary.highest), default=None),
         throttled=None if worst is None else worst[0],

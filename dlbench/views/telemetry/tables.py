@@ -66,6 +66,9 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
             lambda row: _clock(row.node.sm_clock_hz),
         ),
         number("gpu_utilisation", "GPU busy", lambda node: node.gpu_utilisation, "fraction"),
+        number("sm_active", "SMs busy", lambda node: node.sm_active, "fraction"),
+        number("tensor_active", "Tensor cores", lambda node: node.tensor_active, "fraction"),
+        number("dram_active", "GPU memory bandwidth", lambda node: node.dram_active, "fraction"),
         number("gpu_memory_bytes", "GPU memory", lambda node: node.gpu_memory_bytes, "bytes"),
         Column(
             "gpu_temperature_c",

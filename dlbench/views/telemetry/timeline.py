@@ -168,6 +168,8 @@ _GPU_PANELS = (
     ("power_w", "Power of a GPU", "W", 1.0),
     ("sm_clock_hz", "SM clock", "MHz", 1e-6),
     ("utilization", "GPU utilisation", "%", 100.0),
+    ("tensor_active", "Tensor cores active", "%", 100.0),
+    ("dram_active", "GPU memory bandwidth used", "%", 100.0),
 )
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models import build
 from dlbench.node.models.metrics import meter_for
@@ -82,11 +84,28 @@ def steps(plan: RunPlan, engine: Engine, *, warm: int = 1) -> Waits:
         if number >= warm:
             seen.found += waits.found
             seen.launches += waits.launches
+            seen.crossings += waits.crossings
         return found
 
     loop._step = step  # type: ignore[method-assign]
     loop.run()
     return seen
+
+
+def test_samples_on_the_device_are_not_copied() -> None:
+    def copied(where: str) -> int:
+        return steps(plan_of("resnet50", **{"data.synthetic_on": where}), SingleEngine()).crossings
+
+    assert copied("host") == 4  # image and label of two steps
+    assert copied("device") == 0
+
+
+def test_samples_on_the_device_are_refused_where_the_device_is_the_cpu() -> None:
+    workload = plan_of("resnet50", **{"data.synthetic_on": "device"}).workload
+    with pytest.raises(EnvironmentLacksError, match=r"data\.synthetic_on device: .* use host"):
+        build_source(
+            *(workload.model, workload.data), batch_size=1, rank=0, world_size=1, seed=0, device=torch.device("cpu")
+        )
 
 
 @pytest.fixture

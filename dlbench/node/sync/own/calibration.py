@@ -68,13 +68,12 @@ def calibrate(
 
         def sample(messages: int, number: int = number, count: int = count) -> float:
             vectors = torch.split(arena[: messages * count].normal_(), count)  # sums of sums would overflow
-            _in_step(world, arena.device)
-            clock.settle()
-            start = time.monotonic()
-            for vector in vectors:
-                exchange(number, vector)
-            clock.settle()
-            return (time.monotonic() - start) / messages
+
+            def send() -> None:
+                for vector in vectors:
+                    exchange(number, vector)
+
+            return _seconds(send, world, clock, arena.device) / messages
 
         # The last rank to start waits for nobody: its time is the message's.
         single = min(gather([sample(1), sample(1)][1]))
@@ -92,6 +91,26 @@ def calibrate(
     # Every rank fits the same numbers, and yet rank 0 decides: processors may round differently.
     line = fit_line(name, len(world.ranks), sizes, slowest)
     return LineCost.model_validate(gather(line.model_dump(mode="json"))[0])
+
+
+def _seconds(send: Callable[[], None], world: Group, clock: Clock, device: torch.device) -> float:
+    """Seconds of some messages, from a start in step: by the host's clock, or where it only orders work in the stream.
+
+    There a second meeting is ordered in the stream, so that neither the way out of the first, nor launches, nor waiting
+    for the device are in the time.
+    """
+    _in_step(world, device)
+    clock.settle()
+    if clock.marks_are_free:
+        start = time.monotonic()
+        send()
+        return time.monotonic() - start
+    world.sum(torch.zeros(1, device=device))
+    begin = clock.mark()
+    send()
+    end = clock.mark()
+    clock.settle()
+    return clock.between(begin, end)
 
 
 def _in_step(world: Group, device: torch.device) -> None:
