@@ -318,11 +318,15 @@ def recipes() -> str:
     rows = []
     for chosen in _every_preset():
         rule, goal = chosen.train.optimizer, chosen.quality
-        assert goal is not None
         rate = f"{rule.learning_rate:g}"
         if rule.learning_rate_scaling != "none":
             rate += f" at {rule.reference_batch:,} ({rule.learning_rate_scaling})"
+        if goal is None:
+            rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, "none", "", ""))
+            continue
         wanted = f"{goal.target:g}" + (" at most" if chosen.model.family == "cosmoflow" else " at least")
+        if goal.starts_from == "checkpoint":
+            wanted += ", from a checkpoint"
         every = _so_much(goal.evaluate_every_epochs, goal.evaluate_every_samples)
         most = _so_much(goal.max_epochs, goal.max_samples)
         rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, wanted, every, most))
@@ -472,11 +476,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "submission": lambda: model_keys(Submission, "submission"),
     "series": lambda: model_keys(SeriesFile, "series"),
     "steps": steps_layout,
-    "model-keys": lambda: dotted_keys(Choices, ("model",)),
-    "data-keys": lambda: dotted_keys(Choices, ("data",)),
-    "train-keys": lambda: dotted_keys(Choices, ("train",)),
-    "quality-keys": lambda: dotted_keys(Choices, ("quality", "checkpoint")),
-    "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout", "sync", "watch", "fault")),
     "system-keys": lambda: dotted_keys(SystemSpec, SystemSpec.model_fields),
 }
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-TERA = 1e12
+from dlbench.costs.data_sheets import TERA, sheet_of, why_no_sheet
+
+__all__ = ["TERA", "Peak", "datasheet_peak", "model_flops_utilisation", "why_no_peak"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,35 +21,33 @@ class Peak:
 
     flops_per_s: float
     """Dense, without sparsity, floating-point operations a second."""
+    memory_bytes_per_s: float | None
+    """Of its memory, bytes a second; None where cards of that name differ."""
     source: str
     """Where the number is from."""
 
 
-_HOPPER_SXM = {"fp32": 66.9, "fp16": 989.4, "bf16": 989.4}
-# How a name begins that NVML tells (without NVIDIA or Tesla), TFLOP/s without sparsity by precision, document. fp32 is
-# without TF32, as dlbench runs it. An H200 is matched as a whole: the slower H200 NVL begins alike.
-_DATASHEETS: tuple[tuple[str, dict[str, float], str], ...] = (
-    ("V100-SXM2", {"fp32": 15.7, "fp16": 125.0}, "NVIDIA V100 data sheet"),
-    ("V100-PCIE", {"fp32": 14.0, "fp16": 112.0}, "NVIDIA V100 data sheet"),
-    ("A100", {"fp32": 19.5, "fp16": 312.0, "bf16": 312.0}, "NVIDIA A100 data sheet"),
-    ("H100 80GB HBM3", _HOPPER_SXM, "NVIDIA H100 architecture paper, SXM5"),
-    ("H200", _HOPPER_SXM, "NVIDIA H100 architecture paper, SXM5: the H200 has the same chip"),
-)
-_WHOLE_NAMES = frozenset({"H200"})
-
-
 def datasheet_peak(device: str, precision: str) -> Peak | None:
-    """The stated peak of a GPU, or None where this table has none: then it must be given.
+    """The stated peak of a GPU, or None where no data sheet tells one: then it must be given.
 
     Args:
-        device: name as NVML tells it, e.g. NVIDIA A100-SXM4-40GB.
-        precision: fp32, bf16 or fp16.
+        device: name as torch or NVML tells it, e.g. NVIDIA A100-SXM4-40GB.
+        precision: fp32, tf32, bf16 or fp16.
     """
-    name = device.removeprefix("NVIDIA ").removeprefix("Tesla ")
-    for beginning, rates, source in _DATASHEETS:
-        if name == beginning or (name.startswith(beginning) and beginning not in _WHOLE_NAMES):
-            return Peak(flops_per_s=rates[precision] * TERA, source=source) if precision in rates else None
-    return None
+    sheet = sheet_of(device)
+    if sheet is None or precision not in sheet.tflops:
+        return None
+    return Peak(
+        flops_per_s=sheet.tflops[precision] * TERA,
+        memory_bytes_per_s=None if sheet.memory_tb_per_s is None else sheet.memory_tb_per_s * TERA,
+        source=sheet.source,
+    )
+
+
+def why_no_peak(device: str, precision: str) -> str:
+    """Why `datasheet_peak` has none, in a few words."""
+    sheet = sheet_of(device)
+    return why_no_sheet(device) if sheet is None else f"the {sheet.product} has no {precision} of its own"
 
 
 def model_flops_utilisation(

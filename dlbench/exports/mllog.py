@@ -197,7 +197,11 @@ def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
         "opt_weight_decay": spec.weight_decay,
         "opt_gradient_clip_norm": spec.clip_norm,
     }
-    if spec.name == "lamb":
+    if spec.name == "adamw":
+        first, second = spec.betas
+        values |= {"opt_adamw_beta_1": first, "opt_adamw_beta_2": second, "opt_adamw_epsilon": spec.epsilon}
+        values |= {"opt_adamw_weight_decay": spec.weight_decay}
+    elif spec.name == "lamb":
         first, second = spec.betas
         values |= {"opt_lamb_beta_1": first, "opt_lamb_beta_2": second, "opt_lamb_epsilon": spec.epsilon}
         values |= {"opt_lamb_weight_decay_rate": spec.weight_decay}

@@ -34,8 +34,10 @@ def require_precision(plan: RunPlan) -> None:
         EnvironmentLacksError: the CPU has no arithmetic of that precision, and emulation was not asked for.
     """
     train = plan.workload.train
-    lack = "" if train.allow_emulation else lacking_arithmetic(train.precision)
-    if lack:
+    lack = lacking_arithmetic(train.precision)
+    if lack and train.precision == "tf32":
+        raise EnvironmentLacksError(f"train.precision tf32: {lack}, and there is none here; use fp32")
+    if lack and not train.allow_emulation:
         raise EnvironmentLacksError(
             f"train.precision {train.precision}: {lack}; use fp32, or train.allow_emulation=true to test its numerics"
         )

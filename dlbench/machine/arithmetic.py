@@ -22,6 +22,8 @@ x86: Linux, arch/x86/include/asm/cpufeatures.h. Conversion alone (f16c, avx_ne_c
 Documentation/arch/arm64/elf_hwcaps.rst (`asimdhp`: FEAT_FP16 for vectors).
 """
 
+TF32_NEEDS = "TF32 is arithmetic of NVIDIA GPUs since Ampere"
+
 _GPU_DEVICES = ("dev/nvidiactl", "dev/kfd")
 """Device files that the drivers of NVIDIA and AMD GPUs make."""
 
@@ -49,6 +51,8 @@ def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
 
     Empty as well where that is not known: the flags do not say, or the machine has a GPU, which ranks would use.
     """
+    if precision == "tf32" and not has_gpu(root):
+        return TF32_NEEDS
     if precision not in INSTRUCTIONS or has_gpu(root):
         return ""
     native = native_precisions(root)

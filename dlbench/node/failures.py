@@ -43,6 +43,7 @@ _PEER = re.compile(
     r"|another rank is gone|Application timeout caused pair closure|Stop_waiting response is expected"
     r"|failed to recv, got 0 bytes|[Cc]onnectFullMesh failed|Wait timeout|aborted because .* peer",
 )
+_UNLOADABLE = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 _ADVICE = {
     "OutOfMemoryError": "a smaller train.batch_per_rank needs less",
     "MemoryError": "a smaller train.batch_per_rank or fewer ranks per node need less",
@@ -74,6 +75,9 @@ def failure_of(error: BaseException) -> RankFailure:
             f"{sys.executable} has no module {error.name}: pip install 'dlbench[node]' there, or name the Python that "
             "has it with `python` in the system file"
         )
+    elif isinstance(error, ImportError | OSError) and (library := _UNLOADABLE.search(said)):
+        code = ExitCode.ENVIRONMENT
+        reason = f"{library[1]} is not found at run time: load the module that brings it, or install it again"
     elif isinstance(error, OSError) and error.strerror and error.filename is not None:
         reason = f"{error.filename}: {error.strerror}"
     else:

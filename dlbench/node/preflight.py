@@ -67,8 +67,9 @@ def loader_bytes(plan: RunPlan) -> int:
     workload = plan.workload
     if workload.data.is_synthetic or not plan.most_loader_workers:
         return 0
-    # Those that are read ahead, and the one that is being trained with.
-    batches = plan.most_loader_workers * plan.most_prefetch_batches + 1
+    # Of each process those that it reads ahead and one that is being trained with (see node/data/slots), and those that
+    # are on their way to a GPU.
+    batches = plan.most_loader_workers * (plan.most_prefetch_batches + 1) + workload.data.device_prefetch
     train = batches * _batch_bytes(workload, workload.train.batch_per_rank)
     if plan.measure.until != "quality":
         return train

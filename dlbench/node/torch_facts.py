@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.backends import cuda, cudnn
 
+from dlbench.node.tf32 import tf32_products
+
 
 def torch_facts(problems: list[str], device: torch.device) -> dict[str, str]:
     """Facts by name, as `dlbench.machine.environment.capture` has them; what does not act on the device is left out.
@@ -24,8 +26,8 @@ def torch_facts(problems: list[str], device: torch.device) -> dict[str, str]:
         asked |= {
             "torch.cudnn": cudnn.version,
             "torch.nccl": _nccl,
-            "torch.tf32.matmul": lambda: _on(cuda.matmul.allow_tf32),
-            "torch.tf32.cudnn": lambda: _on(cudnn.allow_tf32),
+            "torch.tf32.matmul": lambda: _on(tf32_products()["matmul"]),
+            "torch.tf32.cudnn": lambda: _on(tf32_products()["cudnn"]),
             "torch.cudnn.benchmark": lambda: _on(cudnn.benchmark),
             "torch.deterministic": lambda: _on(cudnn.deterministic or torch.are_deterministic_algorithms_enabled()),
             "torch.sdpa": _attention,

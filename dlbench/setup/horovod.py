@@ -2,9 +2,9 @@
 
 Horovod 0.28.1 (June 2023) is the last release, and PyPI has only its source. It fails against
 torch >= 2.1 (C++14) and its stall inspector never fires under Gloo, so the archive is fetched with
-pip, checked against a pinned SHA-256, patched (see `PATCHES`), built with Gloo always and with MPI
-and NCCL/CUDA where they are found, and the wheel is kept outside the checkout under a key of
-everything that shapes the binary: the next install takes seconds.
+pip or given as a file, checked against a pinned SHA-256, patched (`horovod_patches`), built with Gloo always, with MPI
+where it is found and with NCCL and CUDA where torch is built for them and both are found, and the wheel is kept outside
+the checkout under a key of everything that shapes the binary: the next install takes seconds.
 
 What is installed and whether it works is told by `dlbench.setup.probes`, not here.
 """
@@ -24,10 +24,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.machine.cuda_build import find_cuda_parts
+from dlbench.setup.horovod_patches import PATCHES
 from dlbench.units import format_seconds
 
 VERSION = "0.28.1"
@@ -39,62 +41,6 @@ BUILD_REQUIREMENTS = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "s
 
 SIGN_OF_LIFE_S = 10.0
 """A build says at least this often how far it is."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patch:
-    """One textual change of Horovod's source: `old` becomes `new` everywhere in `file`."""
-
-    file: str
-    old: str
-    new: str
-    reason: str
-
-
-_PARAMETER_READBACK = """
-// Added by dlbench's build: the values in force, which no other interface tells.
-long long horovod_effective_fusion_threshold_bytes() {
-  if (!horovod_global.initialization_done) {
-    return -1;
-  }
-  return (long long)horovod_global.parameter_manager.TensorFusionThresholdBytes();
-}
-
-double horovod_effective_cycle_time_ms() {
-  if (!horovod_global.initialization_done) {
-    return -1.0;
-  }
-  return horovod_global.parameter_manager.CycleTimeMs();
-}
-
-"""
-
-PATCHES = (
-    Patch(
-        file="CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        reason="headers of torch >= 2.1 need C++17, newer ones C++20",
-    ),
-    Patch(
-        file="horovod/torch/CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        reason="headers of torch >= 2.1 need C++17, newer ones C++20",
-    ),
-    Patch(
-        file="horovod/common/gloo/gloo_controller.cc",
-        old="global_ranks_.reserve(size_)",
-        new="global_ranks_.resize(size_)",
-        reason="reserve leaves size() at 0, so the stall inspector never reports a missing rank under Gloo",
-    ),
-    Patch(
-        file="horovod/common/operations.cc",
-        old="bool horovod_gloo_built() {",
-        new=_PARAMETER_READBACK.lstrip("\n") + "bool horovod_gloo_built() {",
-        reason="fusion threshold and cycle time in force can be read back into the record",
-    ),
-)
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -113,31 +59,75 @@ def _first_line(*command: str) -> str:
     return (done.stdout or done.stderr).splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
 
 
-def _torch_facts() -> dict[str, str | None]:
-    """Version and CUDA version of the installed torch, asked in a process of its own (the import is slow)."""
-    code = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+_ASK_TORCH = """
+import json, torch
+found = {"torch": torch.__version__, "cuda": torch.version.cuda, "file": torch.__file__, "gpus": [], "built_for": []}
+if torch.version.cuda:
+    found["built_for"] = torch.cuda.get_arch_list()
+    try:
+        devices = range(torch.cuda.device_count())
+        found["gpus"] = ["%d%d" % torch.cuda.get_device_capability(device) for device in devices]
+    except Exception:  # a driver that does not answer: no GPU is visible, then
+        pass
+print(json.dumps(found))
+"""
+
+
+def _ask_torch() -> dict[str, Any]:
+    """Versions of the installed torch and the GPUs it sees, asked in a process of its own (the import is slow)."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ASK_TORCH], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise EnvironmentLacksError("horovod: torch is not installed in this environment; pip install 'dlbench[node]'")
-    version, cuda = json.loads(done.stdout.splitlines()[-1])
-    return {"torch": version, "cuda": cuda}
-
-
-def _nccl_home() -> str | None:
-    """The folder that holds include/nccl.h, or None."""
-    candidates = [os.environ.get("HOROVOD_NCCL_HOME"), os.environ.get("NCCL_HOME"), "/usr/local/cuda", "/usr"]
-    return next((path for path in candidates if path and (Path(path) / "include" / "nccl.h").is_file()), None)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def toolchain() -> dict[str, str | None]:
-    """Everything that shapes the binary: versions of Python, torch, compiler, MPI, CUDA and NCCL's place."""
-    facts = _torch_facts()
+    """Everything that shapes the binary: versions of Python, torch, compiler, MPI, NCCL and CUDA, and their places.
+
+    The parts for CUDA are None where torch is built for CPUs, and where one of them is missing; ``cuda_lacks`` then
+    says what, and the build is one for CPUs.
+    """
+    torch = _ask_torch()
+    facts: dict[str, str | None] = {"torch": torch["torch"], "cuda": torch["cuda"]}
     facts["python"] = ".".join(map(str, sys.version_info[:2]))
     facts["compiler"] = _first_line(os.environ.get("CXX", "g++"), "--version") or None
     facts["mpi"] = (_first_line("mpicxx", "--showme:version") or None) if shutil.which("mpicxx") else None
-    # NCCL serves only a torch that was built for CUDA.
-    facts["nccl"] = _nccl_home() if facts["cuda"] else None
-    return facts
+    return facts | _cuda_facts(torch)
+
+
+def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
+    facts: dict[str, str | None] = dict.fromkeys(_CUDA_FACTS)
+    if torch["cuda"] is None:  # NCCL serves only a torch that was built for CUDA
+        return facts
+    parts = find_cuda_parts(torch["cuda"], Path(torch["file"]).parent.parent)
+    if isinstance(parts, str):
+        return {**facts, "cuda_lacks": parts}
+    nccl, nvcc = parts
+    return {
+        "nccl": nccl.version,
+        "nccl_home": str(nccl.home),
+        "nccl_library": str(nccl.library),
+        "nvcc": nvcc.version,
+        "cuda_home": str(nvcc.home),
+        "architectures": os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST") or _architectures(torch),
+        "cuda_lacks": None,
+    }
+
+
+_CUDA_FACTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
+
+
+def _architectures(torch: Mapping[str, Any]) -> str:
+    """Those of the GPUs in sight, else all that torch is built for; e.g. ``80,90``.
+
+    Horovod by itself builds for all that nvcc knows, which takes minutes, and would fail with those of its list that
+    torch's `sm_90a` and the like are not among.
+    """
+    names = torch["gpus"] or [match[1] for name in torch["built_for"] if (match := re.fullmatch(r"sm_(\d+)", name))]
+    return ",".join(sorted(set(names), key=int))
 
 
 def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
@@ -153,15 +143,53 @@ def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
     }
     switches["HOROVOD_WITH_MPI" if facts.get("mpi") else "HOROVOD_WITHOUT_MPI"] = "1"
     if facts.get("nccl"):
-        switches |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": str(facts["nccl"])}
+        switches |= {
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
+            "HOROVOD_NCCL_HOME": str(facts["nccl_home"]),
+            # What Horovod's CMake, its own search and torch's tell the compiler by.
+            **dict.fromkeys(("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"), str(facts["cuda_home"])),
+        }
+        if architectures := facts.get("architectures"):
+            switches["HOROVOD_BUILD_CUDA_CC_LIST"] = architectures
     return switches
+
+
+def _without_gpu_switches(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what asks for a CUDA build, left over from the caller's shell or an installation guide."""
+    return {name: value for name, value in environment.items() if not name.startswith("HOROVOD_GPU")}
+
+
+def _link_libraries(facts: Mapping[str, str | None], folder: Path) -> dict[str, str]:
+    """Links by the names that linkers look for, to libraries that pip installs under others; and where they are.
+
+    At run time the names with numbers count: torch, imported first, has loaded these very libraries.
+    """
+    if not facts.get("nccl"):
+        return {}
+    library, lib = Path(str(facts["nccl_library"])), Path(str(facts["cuda_home"])) / "lib"
+    folder.mkdir()
+    links = {"libnccl.so": library} if library.suffix == ".2" else {}
+    links |= {path.name.partition(".so")[0] + ".so": path for path in sorted(lib.glob("libcudart.so.*"))}
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    paths = os.pathsep.join([str(folder), str(lib)])
+    found = {
+        "CMAKE_LIBRARY_PATH": paths,
+        "LIBRARY_PATH": os.pathsep.join(filter(None, [paths, os.environ.get("LIBRARY_PATH")])),
+        "PATH": os.pathsep.join([str(Path(str(facts["cuda_home"])) / "bin"), os.environ.get("PATH", "")]),
+    }
+    if "libnccl.so" in links:
+        found |= {"HOROVOD_NCCL_LIB": str(folder), "HOROVOD_NCCL_LINK": "shared"}
+    return found
 
 
 def cache_key(facts: Mapping[str, str | None]) -> str:
     """A short digest of toolchain, switches and patches."""
     switches = {k: v for k, v in build_environment(facts).items() if k != "MAKEFLAGS"}
     patches = [(p.file, p.old, p.new) for p in PATCHES]
-    text = json.dumps([VERSION, SDIST_SHA256, dict(facts), switches, patches], sort_keys=True)
+    # What lacks for CUDA does not shape a build for CPUs.
+    shaping = {name: fact for name, fact in facts.items() if name != "cuda_lacks"}
+    text = json.dumps([VERSION, SDIST_SHA256, shaping, switches, patches], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -185,19 +213,42 @@ def apply_patches(source: Path) -> None:
         path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
 
 
-def _fetch(folder: Path) -> Path:
-    """Downloads, checks and unpacks the source archive; returns the source folder."""
-    _run_pip(["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"horovod=={VERSION}"], folder)
-    archive = folder / f"horovod-{VERSION}.tar.gz"
+def _fetch(folder: Path, given: Path | None) -> Path:
+    """Gets, checks and unpacks the source archive; returns the source folder.
+
+    Args:
+        folder: to work in.
+        given: the archive, where it is here already; None to download it.
+    """
+    archive = given
+    if archive is None:
+        words = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"horovod=={VERSION}"]
+        _run_pip(words, folder)
+        archive = folder / f"horovod-{VERSION}.tar.gz"
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     if digest != SDIST_SHA256:
-        raise RunError(f"{archive.name}: SHA-256 is {digest}, expected {SDIST_SHA256}; nothing was built")
+        raise RunError(f"{given or archive.name}: SHA-256 is {digest}, expected {SDIST_SHA256}; nothing was built")
     root = folder / f"horovod-{VERSION}"
     with tarfile.open(archive) as tar:
         # The archive is pinned by its checksum; regular files and folders inside its own root are all it has.
         members = [m for m in tar if (m.isfile() or m.isdir()) and not Path(m.name).is_absolute()]
         tar.extractall(folder, members=[m for m in members if ".." not in Path(m.name).parts])  # noqa: S202  (as above)
     return root
+
+
+def given_source(option: Path | None) -> Path | None:
+    """The source archive that the option or ``DLBENCH_HOROVOD_SDIST`` names; None to download it.
+
+    Raises:
+        UserError: it is no file.
+    """
+    named = option or Path(os.environ.get("DLBENCH_HOROVOD_SDIST", ""))
+    if named == Path():
+        return None
+    if not named.is_file():
+        how = "--source" if option else "DLBENCH_HOROVOD_SDIST"
+        raise UserError(f"{how} {named}: no such file; horovod-{VERSION}.tar.gz from PyPI is wanted")
+    return named.absolute()
 
 
 def _run_pip(arguments: list[str], folder: Path) -> None:
@@ -265,7 +316,11 @@ def _compile(
     progress, due_s, start = BuildProgress(), SIGN_OF_LIFE_S, time.monotonic()
     with log.open("wb") as sink, log.open(encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **environment}, cwd=source
+            command,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={**_without_gpu_switches(os.environ), **environment},
+            cwd=source,
         )
         while process.returncode is None:
             with suppress(subprocess.TimeoutExpired):
@@ -284,11 +339,15 @@ def _compile(
 
 
 def build_wheel(
-    facts: Mapping[str, str | None], say: Callable[[str], None], rewrite: Callable[[str], None] | None = None
+    facts: Mapping[str, str | None],
+    say: Callable[[str], None],
+    rewrite: Callable[[str], None] | None = None,
+    source: Path | None = None,
 ) -> Path:
     """Builds the wheel for a toolchain and puts it into the cache in one step; returns its path.
 
-    `say` takes lines that stay, `rewrite` one that is replaced every second, for terminals.
+    `say` takes lines that stay, `rewrite` one that is replaced every second, for terminals. `source` is the archive,
+    where it is not to be downloaded.
 
     Raises:
         EnvironmentLacksError: a compiler or CMake is missing.
@@ -304,13 +363,13 @@ def build_wheel(
     log = target.parent / f"build-{target.name}.log"
     with tempfile.TemporaryDirectory(prefix="horovod-", dir=target.parent) as temporary:
         work = Path(temporary)
-        say(f"fetching Horovod {VERSION} (source)")
-        source = _fetch(work)
-        apply_patches(source)
-        parts = ["Gloo", *(["MPI"] if facts.get("mpi") else []), *(["NCCL"] if facts.get("nccl") else [])]
+        say(f"taking Horovod {VERSION} from {source}" if source else f"fetching Horovod {VERSION} (source)")
+        unpacked = _fetch(work, source)
+        apply_patches(unpacked)
+        parts = ["Gloo", *(["MPI"] if facts.get("mpi") else []), *_cuda_words(facts)]
         say(f"building Horovod {VERSION} with {', '.join(parts)}; once, some minutes, the last files take longest")
         say(f"log {log}")
-        _compile(source, build_environment(facts), log, say, rewrite)
+        _compile(unpacked, build_environment(facts) | _link_libraries(facts, work / "links"), log, say, rewrite)
         built = work / "wheels"
         (built / "toolchain.json").write_text(json.dumps(dict(facts), indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
@@ -318,13 +377,29 @@ def build_wheel(
     return next(iter(sorted(target.glob("horovod-*.whl"))))
 
 
-def install(say: Callable[[str], None], *, rewrite: Callable[[str], None] | None = None, rebuild: bool = False) -> Path:
+def _cuda_words(facts: Mapping[str, str | None]) -> list[str]:
+    if not facts.get("nccl"):
+        return []
+    return [f"NCCL {facts['nccl']} and CUDA {facts['nvcc']} for compute capabilities {facts['architectures']}"]
+
+
+def install(
+    say: Callable[[str], None],
+    *,
+    rewrite: Callable[[str], None] | None = None,
+    rebuild: bool = False,
+    source: Path | None = None,
+) -> Path:
     """Makes `import horovod.torch` work in this environment; returns the wheel that was installed.
 
     Installs the build requirements, takes the cached wheel of this toolchain or builds one, and
-    installs it unless that very wheel is installed already. `say` and `rewrite`: see `build_wheel`.
+    installs it unless that very wheel is installed already. `say`, `rewrite` and `source`: see `build_wheel`.
     """
+    source = given_source(source)
     facts = toolchain()
+    if lacks := facts["cuda_lacks"]:
+        say(f"torch is built for CUDA {facts['cuda']}, but {lacks}")
+        say("so this Horovod is one for CPUs: on GPUs it serves one rank; engine ddp serves more")
     wheel = None if rebuild else cached_wheel(facts)
     marker = Path(sys.prefix) / "horovod-installed-by-dlbench.txt"
     if wheel is not None and marker.is_file() and marker.read_text() == cache_key(facts) and _importable():
@@ -333,7 +408,7 @@ def install(say: Callable[[str], None], *, rewrite: Callable[[str], None] | None
     say("installing what Horovod's build needs")
     _run_pip(["install", *BUILD_REQUIREMENTS], Path.cwd())
     if wheel is None:
-        wheel = build_wheel(facts, say, rewrite)
+        wheel = build_wheel(facts, say, rewrite, source)
     else:
         say(f"using the Horovod wheel built earlier ({wheel})")
     _run_pip(["install", "--no-deps", "--force-reinstall", str(wheel)], Path.cwd())

@@ -99,7 +99,7 @@ class WorkloadFile:
 
     def is_meant_for_gpus(self, preset: str) -> bool:
         """Whether a preset says that it is made for GPUs."""
-        return self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu"
+        return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> Layers:
         """Base and preset, merged.

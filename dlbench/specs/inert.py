@@ -8,6 +8,7 @@ from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
 from dlbench.specs.training import DECAYS_TO_AN_END
+from dlbench.specs.workload import BertModel
 
 
 def _by_mpi(plan: RunPlan) -> bool:
@@ -41,6 +42,11 @@ def _hands_over(plan: RunPlan) -> bool:
 
 def _has_window(plan: RunPlan) -> bool:
     return plan.watch is not None and plan.watch.window_steps > 0
+
+
+def _leaves_padding_out(plan: RunPlan) -> bool:
+    model = plan.workload.model
+    return isinstance(model, BertModel) and model.attention == "unpadded"
 
 
 def _samples(plan: RunPlan) -> bool:
@@ -139,8 +145,18 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
     (
         "train.allow_emulation",
-        lambda plan: plan.workload.train.precision != "fp32",
+        lambda plan: plan.workload.train.precision in ("bf16", "fp16"),
         "only precisions bf16 and fp16 read it",
+    ),
+    (
+        "train.cudnn_benchmark",
+        lambda plan: plan.workload.model.family != "bert",
+        "the network has no convolutions",
+    ),
+    (
+        "model.attention",
+        lambda plan: not (plan.workload.data.is_synthetic and _leaves_padding_out(plan)),
+        "synthetic text has no padding",
     ),
     ("train.initial_loss_scale", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
     ("train.loss_scale_growth", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
@@ -210,8 +226,8 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         )
         for key, names in {
             "train.optimizer.momentum": ("sgd", "lars"),
-            "train.optimizer.betas": ("lamb",),
-            "train.optimizer.epsilon": ("lars", "lamb"),
+            "train.optimizer.betas": ("adamw", "lamb"),
+            "train.optimizer.epsilon": ("adamw", "lars", "lamb"),
             "train.optimizer.trust_coefficient": ("lars",),
         }.items()
     ),

@@ -113,6 +113,10 @@ class LayoutSpec(Spec):
         return self
 
 
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Names of files in which PyTorch pickles weights."""
+
+
 class CheckpointSpec(Spec):
     """When the state of training is kept, and where it begins."""
 
@@ -138,6 +142,17 @@ class CheckpointSpec(Spec):
     def _one_unit(self) -> Self:
         if self.every_steps is not None and self.every_epochs is not None:
             raise ValueError("every_steps and every_epochs exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _no_pickle(self) -> Self:
+        path = self.initialize_from or ""
+        if path.endswith(PICKLES):
+            raise ValueError(
+                f"initialize_from {path}: only safetensors are read, for a pickle runs what its author wrote; convert "
+                "what you trust: safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
+                "weights_only=True).items()}, OUT)"
+            )
         return self
 
     @model_validator(mode="after")

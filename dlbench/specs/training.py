@@ -37,8 +37,8 @@ class OptimizerSpec(Spec):
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (lamb).")
-    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (lars, lamb).")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (adamw, lamb).")
+    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (adamw, lars, lamb).")
     trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
     clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
 
@@ -139,8 +139,8 @@ class TrainSpec(Spec):
     batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
     global_batch: Count | None = Field(
         None,
-        description="Samples of one step over all ranks: each rank computes its share in parts of batch_per_rank; none: "
-        "batch_per_rank times the ranks.",
+        description="Samples of one step over all ranks: each rank computes its share in parts of batch_per_rank; "
+        "none: batch_per_rank times the ranks.",
     )
     gradient_accumulation: Count = Field(
         1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."

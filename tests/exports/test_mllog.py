@@ -102,7 +102,8 @@ def trained(
         points=(4,),
         repeats=1,
         data=str(out),
-        overrides={"measure.until": "quality"},
+        overrides={"measure.until": "quality"}
+        | ({"checkpoint.initialize_from": "/phase1"} if workload == "bert" else {}),
     )
     folder = write_run(out / "runs", plan, TIMES, GPU_STORY)
     found = json.loads(folder.record.read_text(encoding="utf-8"))

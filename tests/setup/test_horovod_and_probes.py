@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.setup import horovod, probes
 from dlbench.setup.horovod import (
     PATCHES,
@@ -29,7 +29,24 @@ from dlbench.setup.horovod import (
 )
 from dlbench.setup.probes import Finding, examine
 
-FACTS = {"torch": "2.13.0", "cuda": None, "python": "3.11", "compiler": "g++ 12.2.0", "mpi": None, "nccl": None}
+CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
+FACTS = {
+    **dict.fromkeys(("cuda", "mpi")),
+    "torch": "2.13.0",
+    "python": "3.11",
+    "compiler": "g++ 12.2.0",
+    **dict.fromkeys(CUDA_PARTS),
+}
+FOR_CUDA = {
+    **FACTS,
+    "cuda": "13.0",
+    "nccl": "2.29.7",
+    "nccl_home": "/opt/nccl",
+    "nccl_library": "/opt/nccl/lib/libnccl.so.2",
+    "nvcc": "13.0.88",
+    "cuda_home": "/opt/cuda",
+    "architectures": "90",
+}
 
 # Patches
 
@@ -63,6 +80,7 @@ def test_settings_can_be_read_back_from_the_patched_library(tmp_path: Path) -> N
         assert text.count(function) == 1
         assert text.index(function) < text.index("bool horovod_gloo_built() {")
     assert "set(CMAKE_CXX_STANDARD 20)" in (tmp_path / "CMakeLists.txt").read_text()
+    assert "bool Active()" in (tmp_path / "horovod/common/timeline.h").read_text()
     assert "global_ranks_.resize(size_)" in (tmp_path / "horovod/common/gloo/gloo_controller.cc").read_text()
 
 
@@ -102,10 +120,12 @@ def test_the_cache_key_names_everything_that_shapes_the_binary(monkeypatch: pyte
         "python": ["3.12"],
         "compiler": ["g++ 13.2.0", None],
         "mpi": ["Open MPI 4.1.4", "Open MPI 5.0.1"],
-        "nccl": ["/usr", "/usr/local/cuda"],
     }
     for name, values in changes.items():
         keys |= {cache_key({**FACTS, name: value}) for value in values}
+    # A cluster that is upgraded in place keeps its paths.
+    cuda_changes = {"nccl": "2.29.8", "nccl_home": "/usr", "nvcc": "13.1.2", "cuda_home": "/usr", "architectures": "80"}
+    keys |= {cache_key(FOR_CUDA)} | {cache_key({**FOR_CUDA, name: value}) for name, value in cuda_changes.items()}
     monkeypatch.setattr(horovod, "PATCHES", PATCHES[1:])
     keys.add(cache_key(FACTS))
     monkeypatch.setattr(horovod, "PATCHES", (dataclasses.replace(PATCHES[0], new="x"), *PATCHES[1:]))
@@ -113,7 +133,7 @@ def test_the_cache_key_names_everything_that_shapes_the_binary(monkeypatch: pyte
     monkeypatch.setattr(horovod, "PATCHES", PATCHES)
     monkeypatch.setattr(horovod, "SDIST_SHA256", "0" * 64)
     keys.add(cache_key(FACTS))
-    assert len(keys) == 1 + sum(map(len, changes.values())) + 3
+    assert len(keys) == 1 + sum(map(len, changes.values())) + 1 + len(cuda_changes) + 3
     assert all(len(key) == 16 and set(key) <= set("0123456789abcdef") for key in keys)
 
 
@@ -124,6 +144,7 @@ def test_the_cache_key_forgets_what_does_not_shape_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "cpu_count", lambda: 97)
     assert build_environment(FACTS)["MAKEFLAGS"] == "-j97"
     assert cache_key(FACTS) == key
+    assert cache_key({**FACTS, "cuda_lacks": "nvcc is missing"}) == key
     # Why a patch is there does not change what it does.
     told = tuple(dataclasses.replace(patch, reason="other words") for patch in PATCHES)
     monkeypatch.setattr(horovod, "PATCHES", told)
@@ -138,8 +159,10 @@ def test_the_switches_of_a_build() -> None:
     mpi = build_environment({**FACTS, "mpi": "Open MPI 4.1.4"})
     assert mpi["HOROVOD_WITH_MPI"] == mpi["HOROVOD_WITH_GLOO"] == "1"
     assert "HOROVOD_WITHOUT_MPI" not in mpi
-    nccl = build_environment({**FACTS, "cuda": "12.8", "nccl": "/opt/nccl"})
+    nccl = build_environment(FOR_CUDA)
     assert (nccl["HOROVOD_GPU_OPERATIONS"], nccl["HOROVOD_NCCL_HOME"]) == ("NCCL", "/opt/nccl")
+    assert nccl["HOROVOD_CUDA_HOME"] == nccl["CUDA_HOME"] == "/opt/cuda"
+    assert nccl["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"
     assert "HOROVOD_GPU_OPERATIONS" not in build_environment({**FACTS, "cuda": "12.8"})
 
 
@@ -157,8 +180,10 @@ case "$*" in
   *find_spec*horovod*) [ -e "$ROOT/horovod-is-here" ] ;;
   *horovod*mpi_lib*) echo "${HOROVOD_ANSWER:?}" ;;
   *pynvml*) if [ -n "$NVML_ANSWER" ]; then echo "$NVML_ANSWER"; else echo 'NVMLError: no driver' >&2; exit 1; fi ;;
+  *built_for*)
+    echo '{"torch": "2.99.0", "cuda": '"${CUDA:-null}"', "file": "'"$ROOT"'/site/torch/__init__.py",' \
+      '"gpus": '"${GPUS:-[]}"', "built_for": ["sm_80", "sm_90a", "sm_120", "sm_90", "compute_120"]}' ;;
   *torch.cuda.device_count*) echo "${TORCH_ANSWER:?}" ;;
-  *"import json, torch"*) echo '["2.99.0", '"${CUDA:-null}"']' ;;
   *"pip "*" download "*) cp "$ROOT/archive.tar.gz" "horovod-@VERSION@.tar.gz" ;;
   *"pip "*" wheel "*)
     while [ "$1" != --wheel-dir ]; do shift; done
@@ -193,7 +218,9 @@ class Machine:
         self.python = self.program("python", PYTHON.replace("@VERSION@", VERSION))
         patch.setattr(sys, "executable", str(self.python))
         patch.setattr(sys, "prefix", str(self.prefix))
-        for name in ("CXX", "HOROVOD_NCCL_HOME", "NCCL_HOME", "CUDA", "NVML_ANSWER"):
+        for name in ("CXX", "HOROVOD_NCCL_HOME", "NCCL_HOME", "CUDA", "GPUS", "NVML_ANSWER", "HOROVOD_CUDA_HOME"):
+            patch.delenv(name, raising=False)
+        for name in ("CUDA_HOME", "CUDA_PATH", "HOROVOD_BUILD_CUDA_CC_LIST", "DLBENCH_HOROVOD_SDIST", "LIBRARY_PATH"):
             patch.delenv(name, raising=False)
         for name in ("BUILD_FAILS", "BUILD_LASTS_S", "INSTALL_FAILS"):
             patch.delenv(name, raising=False)
@@ -250,7 +277,7 @@ def test_the_toolchain_is_asked(machine: Machine, monkeypatch: pytest.MonkeyPatc
         "python": ".".join(map(str, sys.version_info[:2])),
         "compiler": "g++ 12.2.0",
         "mpi": None,
-        "nccl": None,
+        **dict.fromkeys(CUDA_PARTS),
     }
     machine.program("mpicxx", 'if [ "$1" = --showme:version ]; then echo "mpicxx: Open MPI 4.1.4"; fi')
     machine.program("clang++", "echo 'clang 17'")
@@ -261,15 +288,86 @@ def test_the_toolchain_is_asked(machine: Machine, monkeypatch: pytest.MonkeyPatc
     assert toolchain()["mpi"] is None
 
 
+def cuda_in(machine: Machine, version: str = "99.0.88") -> tuple[Path, Path]:
+    """torch's own NCCL as pip installs it, and a CUDA toolkit; their folders."""
+    nccl, cuda = machine.root / "site/nvidia/nccl", machine.root / "cuda"
+    for folder in (nccl / "include", nccl / "lib", cuda / "bin", cuda / "include", cuda / "lib"):
+        folder.mkdir(parents=True)
+    (nccl / "include/nccl.h").write_text("#define NCCL_MAJOR 2\n#define NCCL_MINOR 29\n#define NCCL_PATCH 7\n")
+    (nccl / "lib/libnccl.so.2").write_text("NCCL")
+    (cuda / "include/cuda_runtime.h").touch()
+    (cuda / "lib/libcudart.so.99").write_text("runtime")
+    nvcc = machine.program("nvcc", f"echo 'Cuda compilation tools, release 99.0, V{version}'")
+    nvcc.rename(cuda / "bin/nvcc")
+    return nccl, cuda
+
+
 def test_nccl_counts_only_with_a_torch_for_cuda(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = machine.root / "nccl"
-    (home / "include").mkdir(parents=True)
-    (home / "include" / "nccl.h").touch()
-    monkeypatch.setenv("HOROVOD_NCCL_HOME", str(home))
-    assert toolchain()["nccl"] is None
-    monkeypatch.setenv("CUDA", '"12.8"')
+    nccl, cuda = cuda_in(machine)
+    monkeypatch.setenv("CUDA_HOME", str(cuda))
+    assert toolchain() == {**toolchain(), **dict.fromkeys(["cuda", *CUDA_PARTS])}
+    monkeypatch.setenv("CUDA", '"99.0"')
     facts = toolchain()
-    assert (facts["cuda"], facts["nccl"]) == ("12.8", str(home))
+    assert (facts["nccl"], facts["nccl_home"], facts["nvcc"]) == ("2.29.7", str(nccl), "99.0.88")
+    # GPUs in sight, else what torch is built for, else what the caller says.
+    assert facts["architectures"] == "80,90,120"
+    monkeypatch.setenv("GPUS", '["90", "80", "90"]')
+    assert toolchain()["architectures"] == "80,90"
+    monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "70")
+    assert toolchain()["architectures"] == "70"
+
+
+def test_a_build_for_cuda_finds_torchs_nccl_by_links(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl, cuda = cuda_in(machine)
+    monkeypatch.setenv("CUDA_HOME", str(cuda))
+    monkeypatch.setenv("CUDA", '"99.0"')
+    # The links live as long as the build: the stub compiler's last words are what they led to.
+    machine.program("cat", 'while read -r line || [ -n "$line" ]; do echo "$line"; done < "$1"')
+    python = machine.python.read_text()
+    links = (
+        'cat "$HOROVOD_NCCL_LIB/libnccl.so" > "$ROOT/linked"; cat "$HOROVOD_NCCL_LIB/libcudart.so" >> "$ROOT/linked"'
+    )
+    machine.program("python", python.replace('env > "$ROOT/build.env"', f'env > "$ROOT/build.env"; {links}'))
+    machine.install()
+    assert (machine.root / "linked").read_text() == "NCCL\nruntime\n"
+    built = dict(line.split("=", 1) for line in (machine.root / "build.env").read_text().splitlines() if "=" in line)
+    assert (built["HOROVOD_NCCL_LINK"], built["HOROVOD_NCCL_HOME"]) == ("shared", str(nccl))
+    assert built["PATH"].startswith(f"{cuda}/bin:")
+    assert built["CMAKE_LIBRARY_PATH"] == built["LIBRARY_PATH"] == f"{built['HOROVOD_NCCL_LIB']}:{cuda}/lib"
+    assert any("with Gloo, NCCL 2.29.7 and CUDA 99.0.88 for compute capabilities 80,90,120;" in s for s in machine.said)
+
+
+def test_a_torch_for_cuda_without_nvcc_gets_a_horovod_for_cpus_knowingly(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda_in(machine, version="98.1")
+    monkeypatch.setenv("CUDA", '"99.0"')
+    # As an installation guide had it, and a shell still has it.
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    machine.install()
+    assert machine.said[0].startswith("torch is built for CUDA 99.0, but nvcc ")
+    assert "engine ddp serves more" in machine.said[1]
+    built = (machine.root / "build.env").read_text()
+    assert "HOROVOD_GPU" not in built
+    assert "HOROVOD_NCCL" not in built
+    assert any("with Gloo;" in line for line in machine.said)
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_a_source_archive_that_is_here_needs_no_network(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    archive = machine.root / "archive.tar.gz"
+    if way == "variable":
+        monkeypatch.setenv("DLBENCH_HOROVOD_SDIST", str(archive))
+    wheel = install(machine.said.append, source=archive if way == "option" else None)
+    assert machine.pip() == ["install", "wheel", "install"]
+    assert wheel.is_file()
+    archive.write_bytes(b"another")
+    with pytest.raises(RunError, match=r"archive.tar.gz: SHA-256 is .*; nothing was built"):
+        install(machine.said.append, source=archive, rebuild=True)
+    with pytest.raises(UserError, match=r"--source .*/gone: no such file"):
+        install(machine.said.append, source=archive.with_name("gone"))
 
 
 def test_a_machine_without_torch_is_told_what_to_install(machine: Machine) -> None:

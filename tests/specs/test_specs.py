@@ -25,7 +25,11 @@ from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextD
 from dlbench.specs.yamlfile import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
-WORKLOADS = {"resnet50": {"full", "ci"}, "bert": {"full", "base", "ci"}, "cosmoflow": {"full", "ci"}}
+WORKLOADS = {
+    "resnet50": {"full", "sgd90", "gpu", "ci"},
+    "bert": {"full", "gpu", "phase1", "phase2", "base", "ci"},
+    "cosmoflow": {"full", "gpu", "ci"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +216,7 @@ def test_resnet50_is_the_published_one() -> None:
     assert (model.stage_blocks, model.base_width) == ((3, 4, 6, 3), 64)
     assert made.data.format == "images"
     # The reference point of a global batch of 4,096: LR 10, 5 warm-up epochs, 2e-4, 39 to 42 epochs.
-    assert (train.optimizer.learning_rate_scaling, train.optimizer.reference_batch) == ("linear", 4096)
+    assert (train.optimizer.learning_rate_scaling, train.optimizer.reference_batch) == ("table", 4096)
     assert train.schedule.epoch_samples == 1_281_167
     assert train.optimizer.name == "lars"
     assert train.optimizer.learning_rate == 10
@@ -235,17 +239,16 @@ def test_bert_is_the_published_one() -> None:
     assert (model.num_layers, model.hidden_size, model.num_heads, model.intermediate_size) == (24, 1024, 16, 4096)
     assert (model.vocab_size, model.max_positions, model.type_vocab_size) == (30522, 512, 2)
     assert (data.sequence_length, data.max_predictions, data.masked_lm_probability) == (512, 76, 0.15)
-    # The reference point of a global batch of 256: LR 3.5e-4, 2.2 to 2.9 million samples.
+    # The reference point of a global batch of 256: LR 3.5e-4, 13,700 steps, 2.2 to 2.9 million samples to the target.
     assert train.optimizer.reference_batch == 256
     assert train.optimizer.name == "lamb"
     assert train.optimizer.learning_rate == 3.5e-4
     assert (train.optimizer.weight_decay, train.optimizer.epsilon, train.optimizer.clip_norm) == (0.01, 1e-6, 1.0)
     assert (train.schedule.decay, train.schedule.end_learning_rate) == ("linear", 0)
-    assert train.schedule.total_epochs == 1
-    assert train.schedule.epoch_samples is not None
-    assert 2.2e6 <= train.schedule.epoch_samples <= 2.9e6
+    assert (train.schedule.total_epochs, train.schedule.epoch_samples) == (1, 13_700 * 256)
     assert made.quality is not None
     assert (made.quality.target, made.quality.evaluate_samples) == (0.72, 10_000)
+    assert made.quality.starts_from == "checkpoint"
 
 
 def test_bert_base_is_the_published_one() -> None:

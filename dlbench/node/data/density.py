@@ -1,8 +1,11 @@
-"""Density volumes become network input: log(counts + 1), channels first. No augmentation, as in the reference."""
+"""Density volumes become network input: log(counts + 1), channels first. No augmentation, as in the reference.
+
+Counts of two bytes are half of what their logarithms are: on their way to a GPU they stay as they are stored (see
+`dlbench.node.models.density_input`).
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +17,11 @@ from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
+from dlbench.node.models.density_input import logarithms
 from dlbench.specs.workload import CosmoFlowModel
 
 _VOXELS_AT_ONCE = 1 << 16
 """Voxels of one channel that are looked up together: their indices stay in the cache of a core."""
-
-
-@lru_cache(maxsize=1)
-def _logarithms() -> NDArray[np.float32]:
-    # One value for each count that int16 has. Rounded from float64, and so the same on every machine.
-    return np.log1p(np.arange(np.iinfo(np.int16).max + 1, dtype=np.float64)).astype(np.float32)
 
 
 def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
@@ -32,7 +30,7 @@ def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = N
     `out`: of that form, to be filled and returned; None: a new one.
     """
     size, channels = counts.shape[0], counts.shape[3]
-    table = _logarithms()
+    table = logarithms()
     if out is None:
         out = np.empty((channels, *counts.shape[:3]), dtype=np.float32)
     step = max(1, _VOXELS_AT_ONCE // (size * size))
@@ -45,9 +43,15 @@ def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = N
 
 
 class VolumeReader(InHalves):
-    """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32."""
+    """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32.
 
-    def __init__(self, index: DensityIndex) -> None:
+    Args:
+        index: of the folder.
+        counts: the device takes the logarithm: volume is (S, S, S, C) int16.
+    """
+
+    def __init__(self, index: DensityIndex, *, counts: bool = False) -> None:
+        self._counts = counts
         self._index, self._files = index, DensityReader(index)
 
     @property
@@ -86,6 +90,8 @@ class VolumeReader(InHalves):
             raise self._bad(key[1], "x has a negative count")
         if not np.isfinite(target).all():
             raise self._bad(key[1], "y is not finite")
+        if self._counts:
+            return Sample({"volume": counts, "target": target})
         return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
 
     def num_bytes(self, index: int) -> int:
@@ -118,6 +124,7 @@ class VolumeReader(InHalves):
             "shape": [index.size, index.size, index.size, index.channels],
             "index_sha256": index.sha256,
             "chunks_span_samples": index.chunks_span_samples,
+            "logarithm": "device" if self._counts else "reader",
         }
         return about | ({"decompressor": decompressor()} if index.container == "tfrecord" else {})
 
@@ -127,7 +134,7 @@ class VolumeReader(InHalves):
 
 
 def open_density(
-    source: Path, model: CosmoFlowModel, seed: int, *, training: bool, lister: Lister = ALONE
+    source: Path, model: CosmoFlowModel, seed: int, *, training: bool, lister: Lister = ALONE, counts: bool = False
 ) -> SampleReader:
     """The volumes of one split, for a network.
 
@@ -137,6 +144,7 @@ def open_density(
         seed: without effect, for nothing is drawn.
         training: without effect, for volumes are not augmented.
         lister: through which the ranks of a node list the folder once.
+        counts: leave the logarithm to the device.
 
     Raises:
         UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
@@ -150,4 +158,4 @@ def open_density(
     ):
         if stored != getattr(model, key):
             raise UserError(f"data.source {str(source)!r} has {key} {stored}, model.{key} is {getattr(model, key)}")
-    return VolumeReader(index)
+    return VolumeReader(index, counts=counts)

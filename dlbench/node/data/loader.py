@@ -8,23 +8,26 @@ processes read ahead across their border.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.node.data.loader_queue import LoaderContext
+from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
+from dlbench.node.data.loader_queue import LoaderContext, no_room
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.reading.epochs import EpochLedger, EpochReads
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.exchange import SampleExchange
+from dlbench.node.data.slots import MadeSlots, NoRoomError, Slots
 from dlbench.node.preflight import SHARED_MEMORY
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
@@ -37,27 +40,61 @@ RECENT_READS = 2 * MAX_WINDOW_STEPS
 
 
 class _Batches(Dataset[Fetched]):
-    """torch's view of a BatchReader: its "index" is the list of keys of one batch."""
+    """torch's view of a BatchReader: its "index" is the list of keys of one batch, and the slot that it goes to."""
 
     def __init__(self, reader: BatchReader) -> None:
-        self._reader = reader
+        self._reader, self._slots = reader, MadeSlots()
 
-    def __getitem__(self, keys: list[Key]) -> Fetched:
-        fetched = self._reader[keys]
+    def __getitem__(self, asked: tuple[list[Key], int | None]) -> Fetched:
+        keys, slot = asked
+        if slot is None:
+            fetched = self._reader[keys]
+        else:
+            try:
+                fetched = self._reader.read(keys, partial(self._slots.room, slot))
+                self._slots.hand_over(fetched, slot)
+            except NoRoomError as error:
+                fetched = no_room(error)
+            fetched.asked_slot = slot
         info = get_worker_info()
         if info is not None:
             fetched.worker = info.id
         return fetched
 
 
-class _Order(torch.utils.data.Sampler[list[Key]]):
-    """The keys of batches; called anew for each pass."""
+class _Order(torch.utils.data.Sampler[tuple[list[Key], int | None]]):
+    """The keys of batches and their slots; called anew for each pass."""
 
-    def __init__(self, keys: Callable[[], Iterator[list[Key]]]) -> None:
-        self._keys = keys
+    def __init__(self, keys: Callable[[], Iterator[list[Key]]], slots: Slots | None) -> None:
+        self._keys, self._slots = keys, slots
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self._keys()
+    def __iter__(self) -> Iterator[tuple[list[Key], int | None]]:
+        return zip(self._keys(), itertools.repeat(None) if self._slots is None else self._slots.turns(), strict=False)
+
+
+class _Slotted:
+    """A DataLoader whose batches lie in slots."""
+
+    def __init__(self, loader: Iterable[Fetched], slots: Slots) -> None:
+        self._loader, self._slots = loader, slots
+
+    def __iter__(self) -> Iterator[Fetched]:
+        return _SlottedPass(iter(self._loader), self._slots)
+
+
+class _SlottedPass(Iterator[Fetched]):
+    def __init__(self, fetched: Iterator[Fetched], slots: Slots) -> None:
+        self._fetched, self._slots = fetched, slots
+
+    def __next__(self) -> Fetched:
+        fetched = next(self._fetched)
+        self._slots.take(fetched)
+        return fetched
+
+    def end(self) -> None:
+        """Ends the loader processes and lets go of the slots."""
+        end_workers(self._fetched)
+        self._slots.close()
 
 
 def _as_it_is(fetched: Any) -> Any:
@@ -84,8 +121,13 @@ def fetch_batches(
     prefetch_batches: int,
     pin_memory: bool,
     persistent: bool,
+    in_slots: bool = True,
 ) -> Iterable[Fetched]:
-    """Batches of one or more passes over `keys`, from loader processes or, without them, read when asked for."""
+    """Batches of one or more passes over `keys`, from loader processes or, without them, read when asked for.
+
+    `in_slots`: the memory of a batch is used again when no tensor of it is left, so that a copy from it to a GPU must
+    be waited for before; otherwise torch sees to that.
+    """
     if not loader_workers:
 
         def fetch(wanted: list[Key]) -> Fetched:
@@ -96,13 +138,14 @@ def fetch_batches(
     # The first ends them with this process, whose main thread starts them; the second imports torch once for all.
     os.environ[_RANK_VARIABLE] = str(os.getpid())
     context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])
-    return DataLoader(
+    slots = Slots(loader_workers, pin_memory=pin_memory) if in_slots else None
+    loader: Iterable[Fetched] = DataLoader(
         _Batches(batches),
         batch_size=None,
-        sampler=_Order(keys),
+        sampler=_Order(keys, slots),
         num_workers=loader_workers,
         collate_fn=_as_it_is,
-        pin_memory=pin_memory,
+        pin_memory=pin_memory and slots is None,
         worker_init_fn=_PinWorker(sorted(os.sched_getaffinity(0))),
         multiprocessing_context=context,
         prefetch_factor=prefetch_batches,
@@ -110,6 +153,7 @@ def fetch_batches(
         # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
         generator=torch.Generator(),
     )
+    return loader if slots is None else _Slotted(loader, slots)
 
 
 def begun(batches: Iterable[Fetched]) -> Iterator[Fetched]:
@@ -138,6 +182,23 @@ class _Passes:
 
     def __iter__(self) -> Iterator[Fetched]:
         return self._begin()
+
+
+@dataclass(frozen=True)
+class Read:
+    """A batch that was waited for."""
+
+    item: Fetched | None
+    """None at the end of the pass, or with an error."""
+    waited_ns: int
+    error: Exception | None
+    """Raised where the batch is handed out."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether handing it out raises nothing."""
+        item = self.item
+        return item is not None and item.lacks is None and item.error is None and item.not_arrived is None
 
 
 class Ledger:
@@ -171,21 +232,37 @@ class Ledger:
             EnvironmentLacksError: a batch does not fit into shared memory.
             RunError: a loader process died.
         """
+        return self.hand_out(self.read(fetched))
+
+    def read(self, fetched: Iterator[Fetched]) -> Read:
+        """Waits for the next batch; nothing of it counts before it is handed out."""
         begun_ns = time.monotonic_ns()
+        error: Exception | None = None
+        item: Fetched | None = None
         try:
             item = next(fetched, None)
-        except (RuntimeError, OSError, EOFError) as error:
+        except (RuntimeError, OSError, EOFError) as failure:
             # torch begins what a loader process itself raised with "Caught"; all else is the process's death, seen as
             # a signal, a closed socket or a missing one.
-            if self._loader_workers == 0 or str(error).startswith("Caught "):
-                raise
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise RunError(f"a loader process of the rank ended: {reason}") from error
+            error = failure
+            if self._loader_workers and not str(failure).startswith("Caught "):
+                reason = " ".join(str(failure).split()) or type(failure).__name__
+                error = RunError(f"a loader process of the rank ended: {reason}")
+                error.__cause__ = failure
+        except DlbenchError as failure:
+            error = failure
+        return Read(item, time.monotonic_ns() - begun_ns, error)
+
+    def hand_out(self, read: Read) -> Fetched | None:
+        """What was read, which counts from now on; None at the end of the pass. Errors as of `next`."""
+        if read.error is not None:
+            raise read.error
+        item = read.item
         if item is None:
             return None
         self._recent.append((self._taken, item.worker, item.start_ns, item.end_ns))
         self._taken += 1
-        self.epochs.add(item, time.monotonic_ns() - begun_ns)
+        self.epochs.add(item, read.waited_ns)
         self.failures += item.failures
         self.num_converted += len(item.converted)
         for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
@@ -237,6 +314,9 @@ class _OneEpochEach:
 
 def end_workers(iterator: object) -> None:
     """Ends the loader processes of a pass over batches, if it has any."""
+    if isinstance(iterator, _SlottedPass):
+        iterator.end()
+        return
     # torch ends the processes when the last reference to its iterator goes, which the traceback of an error may hold;
     # it has no public call for doing so now.
     end = getattr(iterator, "_shutdown_workers", None)
@@ -259,6 +339,7 @@ class LoadedSource:
         exchange: brings samples of other ranks, and is told how far training is; its owner closes it.
         epoch_by_epoch: read nothing ahead across the border of epochs; what comes before the next epoch is read can be
             done where `is_between_epochs` says so.
+        arrange: what is done last with each batch, where it is read.
     """
 
     def __init__(
@@ -274,13 +355,14 @@ class LoadedSource:
         audit: ReadAudit | None = None,
         exchange: SampleExchange | None = None,
         epoch_by_epoch: bool = False,
+        arrange: Callable[[Batch], Batch] = dict,
     ) -> None:
         self.order, self.audit, self.exchange = order, audit, exchange
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers, self._taken)
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
         self._loader = fetch_batches(
-            BatchReader(reader, on_bad_sample, within_batch=is_held),
+            BatchReader(reader, on_bad_sample, within_batch=is_held, arrange=arrange),
             self._epochs or order.batches,
             loader_workers=loader_workers,
             prefetch_batches=prefetch_batches,
@@ -288,6 +370,8 @@ class LoadedSource:
             persistent=epoch_by_epoch,
         )
         self._fetched: Iterator[Fetched] | None = begun(self._loader)
+        self._looked: deque[Read] = deque()
+        """Read, and not handed out yet."""
 
     @property
     def failures(self) -> list[str]:
@@ -333,9 +417,21 @@ class LoadedSource:
         if self.exchange is not None:
             self.exchange.require_well()
         self.begin_epoch()
-        batch = self._ledger.take(self._fetched)
-        assert batch is not None  # the order has no end
-        return batch
+        item = self._ledger.hand_out(self._looked.popleft() if self._looked else self._ledger.read(self._fetched))
+        assert item is not None  # the order has no end
+        return item.batch
+
+    def ahead(self) -> Batch | None:
+        """The batch after those that were handed out or looked at, read but not handed out; blocks until it is there.
+
+        None: the next cannot be read, which `next` will say, or is of an epoch that is not to begin yet.
+        """
+        is_last = self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken + len(self._looked)
+        if self._fetched is None or is_last or (self._looked and not self._looked[-1].is_good):
+            return None
+        self._looked.append(self._ledger.read(self._fetched))
+        item = self._looked[-1].item
+        return item.batch if item is not None and self._looked[-1].is_good else None
 
     def _taken(self, fetched: Fetched) -> None:
         if self.exchange is not None:
@@ -366,6 +462,7 @@ class LoadedSource:
     def close(self) -> None:
         """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._fetched = self._fetched, None
+        self._looked.clear()
         end_workers(iterator)
         self._reader.close()
 
@@ -408,6 +505,7 @@ class EvaluationSource:
             prefetch_batches=prefetch_batches,
             pin_memory=pin_memory,
             persistent=True,
+            in_slots=False,  # an evaluation does not wait for its copies
         )
 
     @property

@@ -23,6 +23,12 @@ else:
     _Queue = multiprocessing.queues.Queue
 
 
+def no_room(error: Exception) -> Fetched:
+    """What comes in the place of a batch that shared memory has no room for."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return Fetched(lacks=f"a loader process cannot hand over a batch: {reason}; {_REMEDY}")
+
+
 class LoaderQueue(_Queue):
     """A queue of numbered batches; in the place of one that cannot be sent comes the reason."""
 
@@ -30,9 +36,8 @@ class LoaderQueue(_Queue):
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
         traceback.print_exception(error)
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Fetched):
-            reason = " ".join(str(error).split()) or type(error).__name__
             # Without tensors, so that it needs no shared memory.
-            self.put((item[0], Fetched(lacks=f"a loader process cannot hand over a batch: {reason}; {_REMEDY}")))
+            self.put((item[0], no_room(error)))
 
 
 class LoaderContext(multiprocessing.context.ForkServerContext):

@@ -196,6 +196,12 @@ class Fetched:
     """A sample that did not come from another rank, and how long it was waited for, seconds: the run must stop."""
     storage_bytes: int | None = None
     """Bytes that the kernel fetched from storage for it, read-ahead included; None where it does not count."""
+    asked_slot: int | None = None
+    """The slot that it was to be written to (see `dlbench.node.data.slots`); None: there are none."""
+    slot: int | None = None
+    """The slot that it lies in; then `batch` is empty on its way, but for the first time that the slot is used."""
+    num: int = 0
+    """Samples of it, where it lies in a slot."""
 
     def pin_memory(self) -> Self:
         """Moves the batch to page-locked memory; torch calls it where that is asked for."""
@@ -223,6 +229,7 @@ class BatchReader:
         on_bad_sample: what to do where a sample is unreadable.
         replace: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
             batch is smaller and may be empty (an evaluation must not count a sample twice).
+        arrange: what is done last with a batch, where it is read; see `dlbench.node.data.packing`.
         within_batch: take the next of the same batch instead of the next of the data set, which this rank may not hold.
     """
 
@@ -233,17 +240,23 @@ class BatchReader:
         *,
         replace: bool = True,
         within_batch: bool = False,
+        arrange: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
     ) -> None:
         self.reader = reader
+        self._arrange = arrange
         self._on_bad_sample = on_bad_sample
         self._attempts = _SKIP_AT_MOST if replace else 1
         self._replace, self._within_batch = replace, within_batch
         self._forms: Forms = {}
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
+        return self.read(keys, _new_arrays)
+
+    def read(self, keys: list[Key], room: Room) -> Fetched:
+        """A batch of so many samples at most, written into what `room` gives; its errors are passed on."""
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
-        stack = _Stack(len(keys), self._forms)
+        stack = _Stack(len(keys), self._forms, room)
         for place in range(len(keys)):
             try:
                 sample = self._read(place, keys, fetched, stack.place)
@@ -254,7 +267,7 @@ class BatchReader:
                 return fetched
             if sample is not None:
                 stack.add(sample.arrays)
-        fetched.batch, self._forms = stack.batch(), stack.forms
+        fetched.batch, self._forms = self._arrange(stack.batch()), stack.forms
         fetched.end_ns = time.monotonic_ns()
         after = storage_reads()
         if before is not None and after is not None:
@@ -308,6 +321,12 @@ class BatchReader:
 
 Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and type of each array of a sample."""
+Room = Callable[[int, Forms], dict[str, NDArray[Any]]]
+"""Gives arrays for so many samples of these forms."""
+
+
+def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
+    return {name: np.empty((num, *shape), dtype) for name, (shape, dtype) in forms.items()}
 
 
 class _Stack:
@@ -316,14 +335,12 @@ class _Stack:
     Args:
         most: samples that it will have at most.
         forms: of the last batch's samples, which these most likely have, too; empty: not known.
+        room: gives the arrays.
     """
 
-    def __init__(self, most: int, forms: Forms) -> None:
-        self._most, self._num, self.forms = most, 0, forms
-        self._arrays = self._made() if forms else {}
-
-    def _made(self) -> dict[str, NDArray[Any]]:
-        return {name: np.empty((self._most, *shape), dtype) for name, (shape, dtype) in self.forms.items()}
+    def __init__(self, most: int, forms: Forms, room: Room) -> None:
+        self._most, self._num, self.forms, self._room = most, 0, forms, room
+        self._arrays = room(most, forms) if forms else {}
 
     @property
     def place(self) -> Arrays | None:
@@ -340,7 +357,7 @@ class _Stack:
         found = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
         if not self._num and found != self.forms:
             self.forms = found
-            self._arrays = self._made()
+            self._arrays = self._room(self._most, found)
         for name, place in (self.place or {}).items():
             if np.shape(sample[name]) != place.shape:
                 raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {place.shape}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
+from dlbench.node.data.packing import arranged
 from dlbench.node.data.reader import ReadSpan, SampleReader
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.reading.rank_reading import RankReading, planned_readers
@@ -89,6 +91,13 @@ class BatchSource(Protocol):
             RunError: a loader process died, or the source is closed.
         """
 
+    def ahead(self) -> dict[str, torch.Tensor] | None:
+        """The batch after those that were handed out or looked at, without handing it out: to be copied ahead.
+
+        Nothing counts as read by it. None: there is none to look at, for a reason that asking for it tells, or because
+        it belongs to an epoch that is not to begin yet.
+        """
+
     def describe(self) -> dict[str, object]:
         """What was read and what went wrong, for the record; ready for JSON, also after `close`."""
 
@@ -108,11 +117,13 @@ def build_source(
     start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
+    counts: bool = False,
     staged: StagedData | None = None,
     meeting: Meeting | None = None,
     lister: Lister = ALONE,
     reading: RankReading | None = None,
     device: torch.device | None = None,
+    num_parts: int = 1,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -130,10 +141,12 @@ def build_source(
         start: where to begin in the data set, for a run that continues another.
         start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
+        counts: hand out volumes as counts, of which the device takes the logarithm.
         staged: what of the data set is on this node; None: nothing.
         meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
             at the same time.
         lister: through which the ranks of a node list the data set once; all of them must open the same.
+        num_parts: in which each batch is computed.
         reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
             give the readers in numbers.
         device: where the rank computes; None: on its CPU.
@@ -152,11 +165,13 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
             device=_device_of_samples(data_spec, device),
+            counts=counts,
         )
+    opened = partial(open_reader, model_spec=model_spec, data_spec=data_spec, seed=seed, training=True, counts=counts)
     if staged is None:
-        reader = open_training(model_spec, data_spec, seed, lister)
+        reader = opened(train_folder(Path(data_spec.source)), lister=lister)
     else:
-        copied = open_reader(staged.train_source(), model_spec, data_spec, seed, training=True, lister=lister)
+        copied = opened(staged.train_source(), lister=lister)
         reader = staged.reader(copied, rank)
     ownership = ownership_for(data_spec, reader.num_samples, world_size, seed=seed)
     order: ShardedOrder
@@ -179,7 +194,8 @@ def build_source(
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
-    return _loaded(reader, order, data_spec, readers, reading, audit, exchange, pin_memory=pin_memory)
+    arrange = partial(arranged, model=model_spec, num_parts=num_parts)
+    return _loaded(reader, order, data_spec, readers, reading, audit, exchange, arrange, pin_memory=pin_memory)
 
 
 def _loaded(
@@ -190,6 +206,7 @@ def _loaded(
     reading: RankReading | None,
     audit: ReadAudit,
     exchange: SampleExchange | None,
+    arrange: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
     *,
     pin_memory: bool,
 ) -> LoadedSource:
@@ -205,6 +222,7 @@ def _loaded(
             audit=audit,
             exchange=exchange,
             epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
+            arrange=arrange,
         )
     except BaseException:
         if exchange is not None:
@@ -272,6 +290,7 @@ def build_evaluation(
     world_size: int,
     seed: int,
     pin_memory: bool = False,
+    counts: bool = False,
     staged: StagedData | None = None,
     lister: Lister = ALONE,
     readers: Readers | None = None,
@@ -287,6 +306,7 @@ def build_evaluation(
         world_size: ranks in all.
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        counts: as of `build_source`.
         staged: what of the data set is on this node; None: nothing.
         lister: as of `build_source`, another one.
         readers: those of training; None: as the specification says, in numbers.
@@ -295,7 +315,7 @@ def build_evaluation(
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
-    reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister)
+    reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister, counts=counts)
     readers = planned_readers(data_spec) if readers is None else readers
     return EvaluationSource(
         reader,
@@ -321,7 +341,14 @@ def _device_of_samples(spec: DataSpec, device: torch.device | None) -> torch.dev
 
 
 def open_reader(
-    folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool, lister: Lister = ALONE
+    folder: Path,
+    model_spec: ModelSpec,
+    data_spec: DataSpec,
+    seed: int,
+    *,
+    training: bool,
+    lister: Lister = ALONE,
+    counts: bool = False,
 ) -> SampleReader:
     """The reader of one split.
 
@@ -332,6 +359,7 @@ def open_reader(
         seed: of order and augmentation.
         training: augment as for training.
         lister: through which the ranks of a node list the split once.
+        counts: leave the logarithm of volumes to the device.
 
     Raises:
         UserError: the data set is missing, empty, damaged, or does not fit the model.
@@ -343,7 +371,10 @@ def open_reader(
 
         # A validation tree may lack a class; its labels are still those of the training data.
         classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
-        return open_images(folder, model_spec, seed, training=training, classes=classes, lister=lister)
+        decoding = data_spec.decode
+        return open_images(
+            folder, model_spec, seed, training=training, classes=classes, lister=lister, decoding=decoding
+        )
     if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
         from dlbench.node.data.text import open_text
 
@@ -351,5 +382,5 @@ def open_reader(
     if isinstance(data_spec, DensityData) and isinstance(model_spec, CosmoFlowModel):
         from dlbench.node.data.density import open_density
 
-        return open_density(folder, model_spec, seed, training=training, lister=lister)
+        return open_density(folder, model_spec, seed, training=training, lister=lister, counts=counts)
     raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 
 import torch
 
+from dlbench.node.data.packing import arranged
 from dlbench.node.data.reader import ReadSpan
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.exchange import SampleExchange
+from dlbench.node.models.density_input import network_volume
 from dlbench.records.record import Setting
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
 
@@ -38,6 +41,7 @@ class SyntheticSource:
         start_batch: batches to pass over.
         pin_memory: keep the pool in page-locked memory (needs a GPU).
         device: keep the pool there instead, so that no batch is copied in a step; None: in the host's memory.
+        counts: volumes stay counts, of which the device takes the logarithm.
     """
 
     def __init__(
@@ -51,9 +55,13 @@ class SyntheticSource:
         start_batch: int = 0,
         pin_memory: bool = False,
         device: torch.device | None = None,
+        counts: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
-        pool = [synthetic_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES)]
+        made = (
+            synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts) for _ in range(POOL_BATCHES)
+        )
+        pool = [arranged(batch, model_spec) for batch in made]
         if device is not None:
             pool = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in pool]
         elif pin_memory:
@@ -65,6 +73,7 @@ class SyntheticSource:
         self._batch_size = batch_size
         self._device = next(iter(pool[0].values())).device
         self._lies_on = "host" if self._device.type == "cpu" else "device"
+        self._looked: deque[Batch] = deque()
         self._batches: Iterator[Batch] = itertools.cycle(
             pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
         )
@@ -99,7 +108,12 @@ class SyntheticSource:
 
     def __next__(self) -> Batch:
         """The next batch of the pool: the same tensors every `POOL_BATCHES` batches."""
-        return dict(next(self._batches))
+        return self._looked.popleft() if self._looked else dict(next(self._batches))
+
+    def ahead(self) -> Batch | None:
+        """The batch after those that were handed out or looked at."""
+        self._looked.append(dict(next(self._batches)))
+        return self._looked[-1]
 
     def describe(self) -> dict[str, object]:
         """The kind of source and the size of its pool, ready for JSON."""
@@ -122,8 +136,10 @@ class SyntheticSource:
         """Nothing is open."""
 
 
-def synthetic_batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator) -> Batch:
-    """`num` made samples of the shapes that a model takes, on the CPU."""
+def synthetic_batch(
+    model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator, *, counts: bool = False
+) -> Batch:
+    """`num` made samples of the shapes that a model takes, on the CPU; `counts`: volumes are counts."""
     if isinstance(model_spec, ResNetModel):
         size = model_spec.image_size
         return {
@@ -134,9 +150,10 @@ def synthetic_batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, genera
         assert isinstance(data_spec, TextData)  # the workload's validator holds this
         return _text_batch(model_spec.vocab_size, data_spec, num, generator)
     size, channels = model_spec.input_size, model_spec.input_channels
+    # A few particles per cell; of a normal number's exponential, as far as torch draws them, int16 holds all.
+    volume = torch.randn(num, size, size, size, channels, generator=generator).exp_().round_().to(torch.int16)
     return {
-        # The logarithm of counts of a few particles per cell.
-        "volume": torch.randn(num, channels, size, size, size, generator=generator).exp_().log1p_(),
+        "volume": volume if counts else network_volume(volume, channels_last=False),
         "target": torch.rand(num, model_spec.num_targets, generator=generator) * 2 - 1,
     }
 

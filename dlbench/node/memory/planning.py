@@ -201,8 +201,8 @@ def state_bytes(model: nn.Module, train: TrainSpec) -> int:
 
 
 def optimizer_copies(spec: OptimizerSpec) -> int:
-    """How many numbers an optimizer keeps for each trained one: LAMB two moments, momentum one, SGD without it none."""
-    if spec.name == "lamb":
+    """How many numbers an optimizer keeps for each trained one: two moments, momentum one, SGD without it none."""
+    if spec.name in ("adamw", "lamb"):
         return 2
     return 1 if spec.name == "lars" or spec.momentum > 0 else 0
 

@@ -3,9 +3,14 @@
 Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers" (2018), sections 3 and A.2: post-layer-norm
 encoder, exact (erf) GELU, learned positions, decoder tied to the word embedding. Query, key and value are three
 tensors as published, because LAMB adapts its step per tensor. Parameter names are our own.
+
+Padding may be left out of all layers ("unpadded"): the tokens of all samples follow each other in one dimension, and
+only attention knows where a sample begins.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +20,45 @@ NORM_EPSILON = 1e-12
 INIT_STD = 0.02
 
 
+@dataclass(frozen=True)
+class Packing:
+    """Where the samples lie that follow each other without padding."""
+
+    starts: Tensor
+    """(N + 1,) int32, where each begins, and the tokens of all."""
+    lengths: tuple[int, ...]
+    """Tokens of each; none on a GPU, which is not asked for them."""
+    longest: int
+    """No sample has more tokens."""
+
+
+Keep = Tensor | Packing | None
+"""What attention may look at: a mask, bool (N, 1, 1, S), true where a token is, at least one a row; within each sample
+of a packing; or everything."""
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
+    """Attention within each sample of a packing, (T, heads, width) -> the same.
+
+    On a GPU torch's kernels for jagged tensors do it, flash attention in bf16 and fp16. On a CPU, whose kernels know no
+    such tensors, it is sample by sample.
+    """
+    if query.device.type == "cuda":
+        # Bounds of the lengths are enough for the kernels; without them torch would ask the device.
+        starts, most = packing.starts, packing.longest
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=most).transpose(1, 2)
+            for x in (query, key, value)
+        )
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
+    flat = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    each = zip(*(torch.split(x, list(packing.lengths), dim=2) for x in flat), strict=True)
+    mixed = [functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in each]
+    return torch.cat(mixed, dim=2).squeeze(0).transpose(0, 1)
+
+
 class Attention(nn.Module):
-    """Multi-head self-attention with its output projection, (N, S, H) -> (N, S, H)."""
+    """Multi-head self-attention with its output projection, (N, S, H) -> (N, S, H), or (T, H) -> (T, H) packed."""
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -29,24 +71,21 @@ class Attention(nn.Module):
         self.value = nn.Linear(hidden_size, hidden_size)
         self.output = nn.Linear(hidden_size, hidden_size)
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
-
-    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """`keep` is bool (N, 1, 1, S), true where a token may be looked at; at least one a row."""
-        mixed = functional.scaled_dot_product_attention(
-            self._split(self.query(x)),
-            self._split(self.key(x)),
-            self._split(self.value(x)),
-            attn_mask=keep,
-            dropout_p=self.dropout if self.training else 0.0,
-        )
-        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+    def forward(self, x: Tensor, keep: Keep) -> Tensor:
+        """`keep` as in `Keep`."""
+        q, k, v = (y.view(*y.shape[:-1], self.num_heads, -1) for y in (self.query(x), self.key(x), self.value(x)))
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(keep, Packing):
+            mixed = packed_attention(q, k, v, packing=keep, dropout=dropout)
+        else:
+            q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout).transpose(1, 2)
+        projected: Tensor = self.output(mixed.flatten(-2))
         return projected
 
 
 class Layer(nn.Module):
-    """One encoder layer with the norms behind the sums (post-LN), (N, S, H) -> (N, S, H)."""
+    """One encoder layer with the norms behind the sums (post-LN), (N, S, H) -> (N, S, H), or (T, H) packed."""
 
     def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int, dropout: float) -> None:
         super().__init__()
@@ -57,8 +96,8 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(hidden_size, eps=NORM_EPSILON)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """One layer; `keep` as in `Attention`."""
+    def forward(self, x: Tensor, keep: Keep) -> Tensor:
+        """One layer; `keep` as in `Keep`."""
         x = self.attention_norm(x + self.dropout(self.attention(x, keep)))
         y = self.reduce(functional.gelu(self.expand(x)))
         out: Tensor = self.output_norm(x + self.dropout(y))
@@ -107,35 +146,58 @@ class BertForPreTraining(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Three (N, S) int64 tensors (the mask: 1 is a token, 0 is padding) -> (N, S, hidden_size)."""
+    def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Three (N, S) int64 tensors (the mask: 1 is a token, 0 is padding; None: all are tokens) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        keep = None if attention_mask is None else attention_mask.to(torch.bool)[:, None, None, :]
+        return self._layers(input_ids, token_type_ids, positions, keep)
+
+    def _layers(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor, keep: Keep) -> Tensor:
         x = self.word_embedding(input_ids) + self.position_embedding(positions) + self.type_embedding(token_type_ids)
         x = self.dropout(self.embedding_norm(x))
-        keep = attention_mask.to(torch.bool)[:, None, None, :]
         for layer in self.layers:
             x = layer(x, keep)
         encoded: Tensor = x
         return encoded
 
     def forward(
-        self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, masked_positions: Tensor
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        attention_mask: Tensor | None,
+        masked_positions: Tensor,
+        packed: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logits of both heads; the vocabulary is scored at the masked positions only.
 
         Args:
             input_ids: (N, S) int64, S at most max_positions, [CLS] first.
             token_type_ids: (N, S) int64 segment of each token.
-            attention_mask: (N, S) int64, 1 for a token, 0 for padding.
-            masked_positions: (N, P) int64 positions in the sequence; unused ones point at 0.
+            attention_mask: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
+            masked_positions: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given;
+                unused ones point at the first token of the sample.
+            packed: `tokens` and `starts` of `dlbench.node.data.packing`, to leave padding out of all layers; the mask
+                is not read.
 
         Returns:
             masked-LM logits (N, P, vocab_size) and next-sentence logits (N, 2).
         """
-        encoded = self.encode(input_ids, token_type_ids, attention_mask)
-        index = masked_positions.unsqueeze(-1).expand(-1, -1, encoded.shape[-1])
-        masked = encoded.gather(1, index)
+        if packed is None:
+            encoded = self.encode(input_ids, token_type_ids, attention_mask)
+            index = masked_positions.unsqueeze(-1).expand(-1, -1, encoded.shape[-1])
+            masked, first = encoded.gather(1, index), encoded[:, 0]
+        else:
+            tokens, starts = packed
+            longest = input_ids.shape[1]
+            lengths = tuple(starts.diff().tolist()) if starts.device.type == "cpu" else ()
+            encoded = self._layers(
+                input_ids.flatten()[tokens],
+                token_type_ids.flatten()[tokens],
+                tokens % longest,
+                Packing(starts, lengths, longest),
+            )
+            masked, first = encoded[masked_positions], encoded[starts[:-1]]
         masked = self.mlm_norm(functional.gelu(self.mlm_transform(masked)))
         mlm_logits = functional.linear(masked, self.word_embedding.weight, self.mlm_bias)
-        nsp_logits = self.nsp_classifier(torch.tanh(self.pooler(encoded[:, 0])))
+        nsp_logits = self.nsp_classifier(torch.tanh(self.pooler(first)))
         return mlm_logits, nsp_logits

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.cosmoflow import CosmoFlow
+from dlbench.node.models.density_input import network_volume
 from dlbench.node.models.resnet import ResNet
 from dlbench.specs.workload import BertModel, ModelSpec, ResNetModel
 
@@ -24,7 +25,9 @@ Batch = dict[str, Tensor]
 - resnet: image (N, H, W, 3) uint8; label (N,) int64.
 - bert: input_ids, token_type_ids, attention_mask (N, S) int64; masked_positions, masked_ids (N, P) int64;
   masked_weights (N, P) float32, 0 for an unused place; next_sentence (N,) int64, 0 if B follows A, 1 if it is random.
-- cosmoflow: volume (N, C, S, S, S) float32; target (N, T) float32.
+  Without attention_mask where nothing is padding, or where `dlbench.node.data.packing` gives index arrays.
+- cosmoflow: volume (N, C, S, S, S) float32, or on its way to a GPU counts (N, S, S, S, C) int16, whose logarithm is
+  taken there; target (N, T) float32.
 """
 
 Outputs = tuple[Tensor, ...]
@@ -65,9 +68,8 @@ def outputs_for(spec: ModelSpec) -> Callable[[nn.Module, Batch], Outputs]:
         return lambda model, batch: (model(normalised(batch["image"], channels_last=channels_last)),)
     if isinstance(spec, BertModel):
         return _pre_training_logits
-    if spec.memory_format == "channels-last":
-        return lambda model, batch: (model(batch["volume"].contiguous(memory_format=torch.channels_last_3d)),)
-    return lambda model, batch: (model(batch["volume"]),)
+    channels_last = spec.memory_format == "channels-last"
+    return lambda model, batch: (model(network_volume(batch["volume"], channels_last=channels_last)),)
 
 
 def criterion_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Criterion:
@@ -121,9 +123,11 @@ def _pixel_constants(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
-    mlm_logits, nsp_logits = model(
-        batch["input_ids"], batch["token_type_ids"], batch["attention_mask"], batch["masked_positions"]
-    )
+    ids, mask = (batch["input_ids"], batch["token_type_ids"]), batch.get("attention_mask")
+    if "tokens" in batch:
+        mlm_logits, nsp_logits = model(*ids, None, batch["places"], (batch["tokens"], batch["starts"]))
+    else:
+        mlm_logits, nsp_logits = model(*ids, mask, batch["masked_positions"])
     return mlm_logits, nsp_logits
 
 

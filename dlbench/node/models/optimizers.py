@@ -2,12 +2,15 @@
 
 Both keep their norms per tensor and in fp32, whatever buffers the gradients were exchanged in. Tensors of at most one
 dimension (biases, the scales of norms) are neither decayed nor adapted. torch's foreach kernels do the work, so that a
-GPU gets tens of launches per step instead of thousands. The global-norm clip (`clip_norm`) is not here: the training
-loop clips after the gradient exchange and before `step()`.
+GPU gets tens of launches per step instead of thousands; only the last operation of LARS and LAMB is a launch a tensor,
+because no foreach kernel takes a factor of each tensor from the device. `implementation: fused` compiles the whole
+update. The global-norm clip (`clip_norm`) is not here: the training loop clips after the gradient exchange and before
+`step()`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast, overload
 
@@ -30,8 +33,15 @@ def _norms(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
 
 
+Scalar = float | Tensor
+"""A number, or in a compiled update a tensor without dimensions: a number would be part of the program."""
+
+
 class _Foreach(torch.optim.Optimizer):
     """Shared frame: the closure, then one `_update` for each parameter group."""
+
+    _program: Callable[..., None]
+    """The update as it runs where a group is not compiled."""
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -62,8 +72,51 @@ class _Foreach(torch.optim.Optimizer):
                 self.state[p][name] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return [self.state[p][name] for p in params]
 
+    def _run(
+        self, group: dict[str, Any], tensors: tuple[list[Tensor], ...], changing: Sequence[float], **fixed: Any
+    ) -> None:
+        """The update of a group. What is `fixed` may become part of a program, what is `changing` does not."""
+        if not group["fused"]:
+            type(self)._program(*tensors, *changing, **fixed)
+            return
+        first = tensors[0][0]
+        # Filled on the device: a copy from the host would wait for it.
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        scalars = [torch.full((), value, dtype=dtype, device=first.device) for value in changing]
+        _compiled(type(self)._program)(*tensors, *scalars, **fixed)
+
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         raise NotImplementedError
+
+
+@functools.cache
+def _compiled(program: Callable[..., None]) -> Callable[..., None]:
+    compiled: Callable[..., None] = torch.compile(program, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def _lars(
+    params: list[Tensor],
+    grads: list[Tensor],
+    velocity: list[Tensor],
+    rate: Scalar,
+    *,
+    momentum: float,
+    decay: float,
+    trust_coefficient: float,
+    epsilon: float,
+    adapt: bool,
+) -> None:
+    update = list(torch._foreach_add(grads, params, alpha=decay)) if decay else grads
+    torch._foreach_mul_(velocity, momentum)
+    if adapt:
+        w, g = _norms(params), _norms(grads)
+        ratio = trust_coefficient * w / (g + decay * w + epsilon)
+        scale = rate * torch.where((w > 0) & (g > 0), ratio, torch.ones_like(ratio))
+        torch._foreach_addcmul_(velocity, update, scale.unbind())
+    else:
+        torch._foreach_add_(velocity, torch._foreach_mul(update, rate))
+    torch._foreach_sub_(params, velocity)
 
 
 class Lars(_Foreach):
@@ -75,8 +128,11 @@ class Lars(_Foreach):
         v = momentum v + lr ratio (g + weight_decay w)
         w = w - v
 
-    Groups may set `lr`, `momentum`, `weight_decay`, `trust_coefficient`, `epsilon` and `adapt` (bool).
+    Groups may set `lr`, `momentum`, `weight_decay`, `trust_coefficient`, `epsilon`, `adapt` (bool) and `fused` (bool:
+    compile the update; torch raises in the first step where it cannot).
     """
+
+    _program = staticmethod(_lars)
 
     def __init__(
         self,
@@ -87,6 +143,7 @@ class Lars(_Foreach):
         trust_coefficient: float = 0.001,
         epsilon: float = 0.0,
         adapt: bool = True,
+        fused: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -97,21 +154,44 @@ class Lars(_Foreach):
                 "trust_coefficient": trust_coefficient,
                 "epsilon": epsilon,
                 "adapt": adapt,
+                "fused": fused,
             },
         )
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        decay = group["weight_decay"]
-        update = list(torch._foreach_add(grads, params, alpha=decay)) if decay else [g.clone() for g in grads]
-        if group["adapt"]:
-            w, g = _norms(params), _norms(grads)
-            ratio = group["trust_coefficient"] * w / (g + decay * w + group["epsilon"])
-            ratio = torch.where((w > 0) & (g > 0), ratio, torch.ones_like(ratio))
-            torch._foreach_mul_(update, list(ratio.unbind()))
-        velocity = self._buffers(params, "velocity")
-        torch._foreach_mul_(velocity, group["momentum"])
-        torch._foreach_add_(velocity, update, alpha=group["lr"])
-        torch._foreach_sub_(params, velocity)
+        fixed = {key: group[key] for key in ("momentum", "trust_coefficient", "epsilon", "adapt")}
+        tensors = params, grads, self._buffers(params, "velocity")
+        self._run(group, tensors, [group["lr"]], decay=group["weight_decay"], **fixed)
+
+
+def _lamb(
+    params: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    rate: Scalar,
+    slope: Scalar,
+    offset: Scalar,
+    *,
+    betas: tuple[float, float],
+    decay: float,
+    adapt: bool,
+) -> None:
+    """One update; see `Lamb._update` for `slope` and `offset`. u below is r / weight_decay, or r without a decay."""
+    torch._foreach_lerp_(first, grads, 1 - betas[0])
+    torch._foreach_mul_(second, betas[1])
+    torch._foreach_addcmul_(second, grads, grads, 1 - betas[1])
+    divisor = torch._foreach_sqrt(second)
+    torch._foreach_mul_(divisor, slope)
+    torch._foreach_add_(divisor, offset)
+    update = list(torch._foreach_addcdiv(params, first, divisor) if decay else torch._foreach_div(first, divisor))
+    size = decay or 1.0
+    if adapt:
+        w, u = _norms(params), _norms(update)
+        scale = rate * torch.where((w > 0) & (u > 0), w / u, torch.full_like(w, size))
+        torch._foreach_addcmul_(params, update, (-scale).unbind())
+    else:
+        torch._foreach_sub_(params, torch._foreach_mul(update, rate * size))
 
 
 class Lamb(_Foreach):
@@ -123,8 +203,11 @@ class Lamb(_Foreach):
         r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay w
         w = w - lr (|w| / |r|) r             ratio 1 if |w| or |r| is 0, or `adapt` is off
 
-    Groups may set `lr`, `betas`, `epsilon`, `weight_decay` and `adapt` (bool).
+    Groups may set `lr`, `betas`, `epsilon`, `weight_decay`, `adapt` (bool) and `fused` (bool: compile the update; torch
+    raises in the first step where it cannot).
     """
+
+    _program = staticmethod(_lamb)
 
     def __init__(
         self,
@@ -134,31 +217,29 @@ class Lamb(_Foreach):
         epsilon: float = 1e-6,
         weight_decay: float = 0.0,
         adapt: bool = True,
+        fused: bool = False,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "epsilon": epsilon, "weight_decay": weight_decay, "adapt": adapt}
-        super().__init__(params, {**defaults, "step": 0})
+        super().__init__(params, {**defaults, "fused": fused, "step": 0})
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         group["step"] += 1
         beta1, beta2 = group["betas"]
-        first, second = self._buffers(params, "first_moment"), self._buffers(params, "second_moment")
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-
-        update = list(torch._foreach_sqrt(second))
-        torch._foreach_div_(update, (1 - beta2 ** group["step"]) ** 0.5)
-        torch._foreach_add_(update, group["epsilon"])
-        torch._foreach_reciprocal_(update)
-        torch._foreach_mul_(update, first)
-        torch._foreach_div_(update, 1 - beta1 ** group["step"])
-        if group["weight_decay"]:
-            torch._foreach_add_(update, params, alpha=group["weight_decay"])
-        if group["adapt"]:
-            w, r = _norms(params), _norms(update)
-            ratio = torch.where((w > 0) & (r > 0), w / r, torch.ones_like(w))
-            torch._foreach_mul_(update, list(ratio.unbind()))
-        torch._foreach_add_(params, update, alpha=-group["lr"])
+        # Both bias corrections, epsilon and the decay in one linear function of sqrt(v), so that
+        # r / weight_decay = m / (slope sqrt(v) + offset) + w.
+        size = group["weight_decay"] or 1.0
+        first_correction, second_correction = 1 - beta1 ** group["step"], (1 - beta2 ** group["step"]) ** 0.5
+        slope = size * first_correction / second_correction
+        offset = size * first_correction * group["epsilon"]
+        moments = self._buffers(params, "first_moment"), self._buffers(params, "second_moment")
+        self._run(
+            group,
+            (params, grads, *moments),
+            [group["lr"], slope, offset],
+            betas=(beta1, beta2),
+            decay=group["weight_decay"],
+            adapt=group["adapt"],
+        )
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
@@ -181,9 +262,14 @@ def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.opt
     vectors = [p for p in parameters if p.ndim <= 1]
     decayed: dict[str, Any] = {"params": matrices, "weight_decay": spec.weight_decay}
     plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
+    fused = spec.implementation == "fused"
+    kernels: dict[str, Any] = {"foreach": not fused, "fused": fused}
     if spec.name == "sgd":
-        return torch.optim.SGD([decayed, plain], lr=spec.learning_rate, momentum=spec.momentum, foreach=True)
-    groups = [{**decayed, "adapt": True}, {**plain, "adapt": False}]
+        return torch.optim.SGD([decayed, plain], lr=spec.learning_rate, momentum=spec.momentum, **kernels)
+    if spec.name == "adamw":
+        # Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2: decay times the rate.
+        return torch.optim.AdamW([decayed, plain], lr=spec.learning_rate, betas=spec.betas, eps=spec.epsilon, **kernels)
+    groups = [{**decayed, "adapt": True, "fused": fused}, {**plain, "adapt": False, "fused": fused}]
     if spec.name == "lars":
         return Lars(
             groups,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 _ANCHOR_TRIES = 5
+_RATE_FROM_S = 0.1
+"""Between anchors closer than this, their own errors are larger than what the clocks drift apart."""
 
 
 class Clock(Protocol):
@@ -43,8 +45,15 @@ class Clock(Protocol):
     def between(self, first: Any, last: Any) -> float:
         """Seconds from one moment to another."""
 
+    @property
+    def error_s(self) -> float:
+        """By how much `monotonic_ns` may be off, seconds."""
+
     def anchor(self) -> None:
-        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step."""
+        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step.
+
+        Called before and after some moments, it tells the rate of the device's clock, too.
+        """
 
     def monotonic_ns(self, moment: Any) -> int:
         """A moment as nanoseconds of CLOCK_MONOTONIC; after `anchor` and, behind the moment, `settle`."""
@@ -76,11 +85,24 @@ class HostClock:
     def between(self, first: int, last: int) -> float:
         return (last - first) / 1e9
 
+    @property
+    def error_s(self) -> float:
+        return 0.0
+
     def anchor(self) -> None:
         pass
 
     def monotonic_ns(self, moment: int) -> int:
         return moment
+
+
+class Anchor(NamedTuple):
+    """A moment of the device beside one of the host."""
+
+    event: torch.cuda.Event
+    host_ns: int
+    error_ns: float
+    """By how much the two may be apart."""
 
 
 class CudaClock:
@@ -91,7 +113,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._anchor: tuple[torch.cuda.Event, int] | None = None
+        self._anchors: list[Anchor] = []
         self._spare: list[torch.cuda.Event] = []
 
     def enter_thread(self) -> None:
@@ -131,13 +153,21 @@ class CudaClock:
             after = time.monotonic_ns()
             tries.append((after - before, (before + after) // 2, event))
         # An idle device is at the event at once: the middle of the shortest call is off by half of it at most.
-        _, host_ns, event = min(tries, key=lambda found: found[0])
-        self._anchor = event, host_ns
+        took_ns, host_ns, event = min(tries, key=lambda found: found[0])
+        self._anchors.append(Anchor(event, host_ns, took_ns / 2))
+
+    @property
+    def error_s(self) -> float:
+        """Half of the time that the device may have passed an anchor in, of the worst one."""
+        return max((anchor.error_ns for anchor in self._anchors), default=0.0) / 1e9
 
     def monotonic_ns(self, moment: torch.cuda.Event) -> int:
-        assert self._anchor is not None
-        event, host_ns = self._anchor
-        return host_ns + round(self.between(event, moment) * 1e9)
+        first, last = self._anchors[0], self._anchors[-1]
+        elapsed_s = self.between(first.event, moment)
+        apart_s = self.between(first.event, last.event) if last is not first else 0.0
+        # The two clocks run at rates of their own, some parts in a million apart.
+        rate = (last.host_ns - first.host_ns) / 1e9 / apart_s if apart_s > _RATE_FROM_S else 1.0
+        return first.host_ns + round(elapsed_s * rate * 1e9)
 
 
 def clock_for(device: torch.device) -> Clock:

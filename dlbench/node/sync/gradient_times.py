@@ -89,6 +89,7 @@ class BackwardWatch:
             hook.remove()
         self._hooks.clear()
         if self.steps:
+            self.clock.anchor()
             self.clock.settle()
 
     def begin(self) -> None:

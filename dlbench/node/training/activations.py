@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
 from dlbench.machine import resident
+from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.memory.allocator import give_back_freed
 from dlbench.node.memory.executor import OutOfCore
@@ -49,7 +50,10 @@ def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch
     """Makes so many samples of the shapes that training will have, on the device."""
 
     def batch_of(samples: int) -> Batch:
-        made = synthetic_batch(plan.workload.model, plan.workload.data, samples, torch.Generator().manual_seed(_SEED))
+        generator, workload = torch.Generator().manual_seed(_SEED), plan.workload
+        made = synthetic_batch(workload.model, workload.data, samples, generator, counts=device.type == "cuda")
+        if workload.data.is_synthetic:
+            made = arranged(made, workload.model)
         return {name: tensor.to(device) for name, tensor in made.items()}
 
     return batch_of

@@ -116,8 +116,12 @@ def prune(folder: Path, keep: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def find_checkpoint(place: Path) -> Path:
+def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
     """The file itself, or the newest checkpoint of a run's folder.
+
+    Args:
+        place: as the person gave it.
+        key: what it was given to.
 
     Raises:
         UserError: there is none.
@@ -126,7 +130,7 @@ def find_checkpoint(place: Path) -> Path:
         return place
     found = sorted([*place.glob(f"checkpoints/step-*{CHECKPOINT_SUFFIX}"), *place.glob(f"step-*{CHECKPOINT_SUFFIX}")])
     if not found:
-        raise UserError(f"checkpoint.resume_from {str(place)!r}: no checkpoint there; give a file or a run's folder")
+        raise UserError(f"{key} {str(place)!r}: no checkpoint there; give a file or a run's folder")
     return found[-1]
 
 
@@ -196,6 +200,10 @@ class Checkpoint:
                     f"has {value!r}"
                 )
 
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the network, on the CPU."""
+        return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
+
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Puts the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay.
 
@@ -208,8 +216,7 @@ class Checkpoint:
             raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        state = {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
-        model.load_state_dict(state)
+        model.load_state_dict(self.weights())
         content = optimizer.state_dict()
         content["state"] = {}
         for name, tensor in self._tensors.items():
@@ -223,6 +230,11 @@ class Checkpoint:
             if step is not None:
                 group["step"] = step
         optimizer.load_state_dict(content)
+        for parameter, mine in optimizer.state.items():
+            for key, value in mine.items():
+                # A file holds no strides: state lies as its parameter does, or fused updates would mix places up.
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    mine[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.packing import parts
 from dlbench.node.data.reading.rank_reading import EpochRest
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
+from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
@@ -34,6 +37,7 @@ from dlbench.specs.training import TrainSpec
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 Batch = dict[str, torch.Tensor]
@@ -66,10 +70,16 @@ class Trainee:
     """How activations are treated; None where they are left to autograd."""
     compilation: Compilation | None = None
     """What is compiled; None where nothing is."""
+    kernels: Kernels | None = None
+    """Chooses among kernels; None where nobody asks."""
+    delivery: Delivery | None = None
+    """Brings the batches to the device; None on CPUs, where they stay."""
+    initial: InitialWeights | None = None
+    """What weights were read to begin with; None where none were, and on other ranks than the first."""
 
     def settings(self) -> list[Setting]:
-        """What was asked for of memory, compiler and update, and what is in force."""
-        parts = (self.memory, self.compilation, self.host)
+        """What was asked for of memory, compiler, update, kernels, copies and first weights, and what is in force."""
+        parts = (self.memory, self.compilation, self.host, self.kernels, self.delivery, self.initial)
         return [setting for part in parts if part is not None for setting in part.settings()]
 
 
@@ -223,25 +233,38 @@ class TrainingLoop:
 
     def _step(self, step: int) -> tuple[int, torch.Tensor]:
         trainee, timer = self._trainee, self._timer
-        batch = next(trainee.batches)
-        timer.mark(phases.INPUT)
-        batch = {name: tensor.to(trainee.device, non_blocking=True) for name, tensor in batch.items()}
-        timer.mark(phases.H2D)
+        batch = self._batch()
         loss = self._gradients(batch)
         trainee.engine.finish_exchange()
         timer.mark(phases.EXCHANGE)
         self._update(step)
         timer.mark(phases.OPTIMIZER)
+        if trainee.delivery is not None and trainee.delivery.look_ahead():
+            timer.mark(phases.INPUT)  # what the device idled while the next batch was not on the host
         if trainee.fault is not None:
             trainee.fault.end_step()
         return len(next(iter(batch.values()))), loss
+
+    def _batch(self) -> Batch:
+        """The step's batch on the device; what of its copy is not hidden counts as h2d."""
+        trainee, timer = self._trainee, self._timer
+        if trainee.delivery is None:
+            batch = next(trainee.batches)
+            timer.mark(phases.INPUT)
+            batch = {name: tensor.to(trainee.device, non_blocking=True) for name, tensor in batch.items()}
+        else:
+            trainee.delivery.fetch()
+            timer.mark(phases.INPUT)
+            batch = trainee.delivery.deliver()
+        timer.mark(phases.H2D)
+        return batch
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
         """Forward and backward passes over the parts of a batch; returns its mean loss."""
         trainee, timer = self._trainee, self._timer
         num_parts = trainee.train.gradient_accumulation
         total = torch.zeros((), device=trainee.device)
-        for number, part in enumerate(_parts(batch, num_parts)):
+        for number, part in enumerate(parts(batch, num_parts)):
             is_last = number == num_parts - 1
             with nullcontext() if is_last else trainee.engine.hold_exchange():
                 if trainee.host is not None:
@@ -276,9 +299,9 @@ class TrainingLoop:
 
     def _keep(self, done: list[StepTimes]) -> None:
         result = self._result
-        for start_ns, step_ns, parts, samples, loss in done:
+        for start_ns, step_ns, lengths, samples, loss in done:
             warmup = result.steps < self._course.warmup
-            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *parts, samples, loss))
+            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *lengths, samples, loss))
             result.steps += 1
             result.losses.append(loss)
             result.spent_ns += step_ns
@@ -286,13 +309,6 @@ class TrainingLoop:
             if not warmup:
                 result.measured_samples += samples
                 result.measured_ns += step_ns
-
-
-def _parts(batch: Batch, num: int) -> Iterator[Batch]:
-    """A batch in equal parts, as views."""
-    size = len(next(iter(batch.values()))) // num
-    for first in range(0, size * num, size):
-        yield {name: tensor[first : first + size] for name, tensor in batch.items()}
 
 
 def _step_seed(seed: int, rank: int, step: int) -> int:

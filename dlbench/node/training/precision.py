@@ -1,4 +1,6 @@
-"""What a step computes in: fp32, or autocast to bf16 or fp16 with weights, gradients and optimizer in fp32.
+"""What a step computes in: fp32, tf32 (fp32 whose products use TF32), or autocast to bf16 or fp16.
+
+Under autocast weights, gradients and optimizer stay in fp32.
 
 fp16 has a narrow range: the loss is scaled up before the backward pass and gradients are scaled down after the
 exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is left
@@ -16,6 +18,7 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.arithmetic import native_precisions, no_arithmetic
+from dlbench.node.tf32 import lacking_tf32, set_tf32
 from dlbench.specs.training import TrainSpec
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,12 +40,15 @@ class Precision:
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:
         # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        set_tf32(spec.precision == "tf32")
         self._device = device
         self._type = _TYPES.get(spec.precision)
         lacking = _lacking(spec.precision, device)
-        if lacking and (device.type == "cuda" or not spec.allow_emulation):
-            raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {_remedy(device)}")
+        self._has_tf32 = spec.precision == "tf32"
+        if lacking and (device.type == "cuda" or self._has_tf32 or not spec.allow_emulation):
+            raise EnvironmentLacksError(
+                f"train.precision {spec.precision}: {lacking}; {_remedy(spec.precision, device)}"
+            )
         self.is_emulated = bool(lacking)
         """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
         self.warnings = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
@@ -57,7 +63,7 @@ class Precision:
     def text(self) -> str:
         """What is in force, in words."""
         if self._type is None:
-            return "fp32, TF32 off"
+            return "fp32, its matrix products and convolutions in TF32" if self._has_tf32 else "fp32, TF32 off"
         scaled = "" if self._scaler is None else ", loss scaled"
         emulated = ", emulated in fp32 arithmetic" if self.is_emulated else ""
         kind = str(self._type).removeprefix("torch.")
@@ -119,8 +125,8 @@ class Precision:
             self._scaler.load_state_dict(whole)
 
 
-def _remedy(device: torch.device) -> str:
-    if device.type == "cuda":
+def _remedy(precision: str, device: torch.device) -> str:
+    if device.type == "cuda" or precision == "tf32":
         return "use fp32"
     return "torch would emulate it, slower than fp32; use fp32, or test its numerics with train.allow_emulation=true"
 
@@ -129,6 +135,8 @@ def _lacking(precision: str, device: torch.device) -> str:
     """Why a device would have to emulate a precision, in a clause; empty where it has the arithmetic."""
     if precision == "fp32":
         return ""
+    if precision == "tf32":
+        return lacking_tf32(device)
     if device.type != "cuda":
         return "" if _is_native_on_cpu(precision) else no_arithmetic(precision)
     # fp16: since compute capability 5.3 (CUDA C++ Programming Guide, "Arithmetic Instructions").

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
+from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.ranks import RankPlace
@@ -36,6 +38,7 @@ from dlbench.specs.sync import MGWFBP_STEPS
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
 
 
@@ -138,10 +141,13 @@ class _Network:
     """As the engine has it."""
     optimizer: torch.optim.Optimizer
     precision: Precision
+    kernels: Kernels
     loss: Loss
     noise: NoiseProbe | None
     memory: ActivationMemory | None
     compilation: Compilation | None
+    initial: InitialWeights | None
+    """What weights were read; None on other ranks than the first."""
 
     def close(self) -> None:
         """Nothing of it holds a thread or a file any more."""
@@ -161,8 +167,14 @@ def _network(
     workload = plan.workload
     train = workload.train
     precision = Precision(train, device)
+    kernels = Kernels(plan, device)
     torch.manual_seed(train.seed)
-    model = build_model(workload.model).to(device)
+    model = kernels.placed(build_model(workload.model))
+    initial: InitialWeights | None = None
+    if plan.checkpoint.initialize_from is not None and place.rank == 0:  # the engine gives them to the other ranks
+        from dlbench.node.training.beginning.initial_weights import load_initial
+
+        initial = load_initial(plan.checkpoint.initialize_from, model)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     compilation: Compilation | None = None
     memory: ActivationMemory | None = None
@@ -196,10 +208,12 @@ def _network(
         wrapped=wrapped,
         optimizer=optimizer,
         precision=precision,
-        loss=loss,
+        kernels=kernels,
+        loss=kernels.counted(loss),
         noise=noise,
         memory=memory,
         compilation=compilation,
+        initial=initial,
     )
 
 
@@ -223,6 +237,7 @@ def _data(
     staging: Staging | None,
     beat: Callable[[str], None],
 ) -> _Data:
+    require_device_for_data(plan, device)
     progress = resumed.progress if resumed else None
     reading = None if plan.workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
     source, first = _source(plan, place, engine, progress, staging, reading, device)
@@ -280,6 +295,9 @@ def _ready(
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
+        kernels=network.kernels,
+        delivery=_delivery(plan, device, batches, source),
+        initial=network.initial,
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(
@@ -298,6 +316,26 @@ def _ready(
         ),
         reading=reading,
     )
+
+
+def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
+    """What brings batches to a GPU; on a CPU there is nothing to copy."""
+    if device.type != "cuda":
+        return None
+    return Delivery(batches, source.ahead, device, plan.workload.data.device_prefetch)
+
+
+def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
+    """Proves that the device can do what the plan asks of its input.
+
+    Raises:
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead.
+    """
+    ahead = plan.workload.data.device_prefetch
+    if device.type != "cuda" and ahead > 1:
+        raise EnvironmentLacksError(
+            f"data.device_prefetch is {ahead}, but this rank computes on its CPU, where nothing is copied"
+        )
 
 
 def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
@@ -456,8 +494,10 @@ def _source(
         lister=lister_for(plan, place, "training"),
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=device.type == "cuda",
+        counts=device.type == "cuda",
         reading=reading,
         device=device,
+        num_parts=train.gradient_accumulation,
     )
     return source, first
 

@@ -183,6 +183,7 @@ class RankRun:
             world_size=self._place.size,
             seed=workload.train.seed,
             pin_memory=self._device.type == "cuda",
+            counts=self._device.type == "cuda",
             staged=ready.staging.data if ready.staging is not None else None,
             lister=lister_for(self._plan, self._place, "evaluation"),
             readers=ready.reading.readers if ready.reading is not None else None,

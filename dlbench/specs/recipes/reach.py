@@ -44,8 +44,8 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
     batch, row = f"a global batch of {global_batch:,}", f"{place.row.batch:,}"
     if place.where == "beyond":
         return (
-            f"{batch} is beyond the last row of {TABLE} ({row}), whose rate it keeps: speed is measured, but its losses "
-            "show no recipe that converges"
+            f"{batch} is beyond the last row of {TABLE} ({row}), whose rate it keeps: speed is measured, but its "
+            "losses show no recipe that converges"
         )
     if place.where == "below":
         return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down from there, not published"

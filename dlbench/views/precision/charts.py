@@ -13,7 +13,7 @@ from dlbench.views.precision.tables import precision_sheet
 
 MAX_CHARTS = 4
 
-PRECISION_COLOURS = {"fp32": "#8a8f98", "bf16": "#0072b2", "fp16": "#d55e00"}
+PRECISION_COLOURS = {"fp32": "#8a8f98", "tf32": "#009e73", "bf16": "#0072b2", "fp16": "#d55e00"}
 
 
 @dataclass(frozen=True, kw_only=True)

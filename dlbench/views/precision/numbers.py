@@ -17,7 +17,7 @@ from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.views.precision import words
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """In this order; the first that ran is the reference."""
 
 PRECISION_KEYS = ("precision", "allow_emulation", "initial_loss_scale", "loss_scale_growth_steps")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.costs.training_time import time_to_train, training_samples
-from dlbench.costs.utilisation import TERA, datasheet_peak, model_flops_utilisation
+from dlbench.costs.utilisation import TERA, datasheet_peak, model_flops_utilisation, why_no_peak
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate
@@ -34,6 +34,8 @@ class Peak:
     source: str
     is_declared: bool
     """From `node.peak_tflops`; otherwise from a data sheet, by the GPU's name."""
+    memory_bytes_per_s: float | None = None
+    """Of its memory, as the data sheet has it; None where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +123,18 @@ def _peak_text(peak: Peak, group: Group) -> str:
     one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
     many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s per rank"
     how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
-    return f"peak: {one}{many} ({peak.source}{how})"
+    memory = f"; memory {peak.memory_bytes_per_s / TERA:.3g} TB/s" if peak.memory_bytes_per_s else ""
+    return f"peak: {one}{many}{memory} ({peak.source}{how})"
 
 
 def _no_peak(group: Group) -> str:
     plan = group.sample.plan
     unit = "GPU" if plan.system.node.gpus else "core"
+    names = sorted({name for run in group.runs for name in gpu_names(run)})
+    precision = plan.workload.train.precision
+    why = f"{names[0]}: {why_no_peak(names[0], precision)}; " if len(names) == 1 else ""
     return (
-        f"for the MFU declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
+        f"{why}for the MFU declare node.peak_tflops ({{{precision}: TFLOP/s of one {unit}}}) and "
         f"node.peak_source in system {plan.system.name}"
     )
 
@@ -167,12 +173,13 @@ def peak_of(run: Run) -> Peak | None:
     # A declared peak is that of a GPU exactly if the node has some.
     if precision in node.peak_tflops and on_gpu == bool(node.gpus):
         one, source, declared = node.peak_tflops[precision] * TERA, node.peak_source or "", True
+        memory = None
     else:
-        names = {match[1] for device in devices if (match := _GPU.match(device))}
+        names = gpu_names(run)
         sheet = datasheet_peak(names.pop(), precision) if len(names) == 1 else None
         if sheet is None:
             return None
-        one, source, declared = sheet.flops_per_s, sheet.source, False
+        one, source, declared, memory = sheet.flops_per_s, sheet.source, False, sheet.memory_bytes_per_s
     return Peak(
         flops_per_s=one * per_rank,
         unit_flops_per_s=one,
@@ -180,7 +187,14 @@ def peak_of(run: Run) -> Peak | None:
         unit="GPU" if on_gpu else "core",
         source=source,
         is_declared=declared,
+        memory_bytes_per_s=memory,
     )
+
+
+def gpu_names(run: Run) -> set[str]:
+    """Names of the GPUs of a run's ranks, as torch tells them; empty on CPUs."""
+    devices = {rank.device for rank in run.record.ranks} if run.record else set()
+    return {match[1] for device in devices if (match := _GPU.match(device))}
 
 
 def recipe(group: Group) -> Recipe | None:

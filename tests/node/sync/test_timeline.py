@@ -18,6 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.node.sync.clocks import CudaClock
 from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.gradient_times import BackwardWatch, WatchedStep, covered, ring_bytes
 from dlbench.node.sync.horovod.autotune import TuningWatch, parse_log, tuning_cost_s
@@ -178,6 +179,35 @@ def watched_steps(model: nn.Module, number: int) -> BackwardWatch:
     return watch
 
 
+class StandInEvent:
+    """A CUDA event of a device that is idle, and whose clock began 7 s later than the host's."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.device_ns = 0
+
+    @classmethod
+    def at(cls, host_ns: int) -> StandInEvent:
+        event = cls()
+        event.device_ns = host_ns - 7 * 10**9
+        return event
+
+    def record(self) -> None:
+        self.device_ns = time.monotonic_ns() - 7 * 10**9
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: StandInEvent) -> float:
+        return (end.device_ns - self.device_ns) / 1e6
+
+
+@pytest.fixture
+def stand_in_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", StandInEvent)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+
 def small_net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
@@ -187,9 +217,9 @@ def summary_of(watch: BackwardWatch, shift_s: float = 0.0) -> Any:
     return window_of(watch, shift_s).summary()
 
 
-def window_of(watch: BackwardWatch, shift_s: float = 0.0, *, on_gpu: bool = False) -> TimelineWindow:
+def window_of(watch: BackwardWatch, shift_s: float = 0.0) -> TimelineWindow:
     """A window whose Horovod exchanged biases from 0.3 to 0.4 s and weights from 0.5 to 0.8 s of each step."""
-    window = TimelineWindow(watch, on_gpu=on_gpu)
+    window = TimelineWindow(watch)
     window.initialised()
     offset_us = (time.time_ns() - time.monotonic_ns()) // 1000
     entries: list[dict[str, Any]] = [
@@ -201,7 +231,9 @@ def window_of(watch: BackwardWatch, shift_s: float = 0.0, *, on_gpu: bool = Fals
     groups = [(0.3, 0.4, [2, 4]), (0.5, 0.8, [1, 3]), (0.81, 0.95, [5])]
     for step in watch.steps:
         for begin_s, end_s, pids in groups:
-            begin, end = (step.begin / 1e3 + (moment + shift_s) * 1e6 for moment in (begin_s, end_s))
+            begin, end = (
+                watch.clock.monotonic_ns(step.begin) / 1e3 + (moment + shift_s) * 1e6 for moment in (begin_s, end_s)
+            )
             for kind, name, moment in (("B", "ALLREDUCE", begin), ("B", "GLOO_ALLREDUCE", begin), ("E", "", end)):
                 entries += [{"ph": kind, "name": name, "ts": moment, "pid": pid} for pid in pids]
             entries += [{"ph": "E", "ts": end, "pid": p, "args": {"dtype": "float32", "shape": "[2]"}} for p in pids]
@@ -251,9 +283,60 @@ def test_horovods_messages_have_places_on_the_monotonic_clock() -> None:
         assert span.end_ns - begin == pytest.approx(end * 1e8, abs=1e6)
         assert span.method == "GLOO_ALLREDUCE"
     assert window_of(watch, shift_s=3.0).spans() == []
-    # On a GPU the host runs ahead of the backward pass, and there is nothing to check against.
-    assert len(window_of(watch, shift_s=3.0, on_gpu=True).spans()) == 4
-    assert TimelineWindow(watch, on_gpu=False).spans() == []
+    assert TimelineWindow(watch).spans() == []
+
+
+def watched_on_gpu(model: nn.Module, number: int) -> BackwardWatch:
+    """The steps of `watched_steps` in moments of a device's clock."""
+    watch = BackwardWatch(torch.device("cuda"))
+    watch.clock.anchor()
+    host = watched_steps(model, number)
+    watch.attach(model)
+    for step in host.steps:
+        ready = {name: StandInEvent.at(moment) for name, moment in step.ready.items()}
+        begin, backward_end, exchange_end = map(StandInEvent.at, (step.begin, step.backward_end, step.exchange_end))
+        watch.steps.append(WatchedStep(begin=begin, ready=ready, backward_end=backward_end, exchange_end=exchange_end))
+    return watch
+
+
+def test_on_a_gpu_communication_has_both_parts_by_the_anchored_clock(stand_in_cuda: None) -> None:
+    watch = watched_on_gpu(small_net(), 3)
+    seen = summary_of(watch)
+    assert seen is not None
+    assert seen.reason == ""
+    assert seen.exposed_s == pytest.approx(0.2, abs=1e-3)
+    assert seen.hidden_s == pytest.approx(0.2, abs=1e-3)
+    assert seen.messages[1].start_s == pytest.approx(0.5, abs=1e-3)
+    assert 0 < seen.clock_error_s < 1e-3
+    spans = window_of(watch).spans()
+    assert [span.end_ns - span.start_ns for span in spans] == pytest.approx([1e8, 3e8] * 3, rel=1e-3)
+    # An operation that lies outside of its step tells that the clocks do not agree, on a GPU as well.
+    shifted = summary_of(watch, shift_s=3.0)
+    assert (shifted.exposed_s, shifted.hidden_s) == (None, None)
+    assert window_of(watch, shift_s=3.0).spans() == []
+
+
+def test_a_devices_clock_is_anchored_to_the_hosts(stand_in_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tries, the shortest counts; two anchors tell how the rates differ."""
+    host_ns = [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: host_ns[0])
+    waits = iter([9_000, 2_000, 5_000, 7_000, 3_000] * 2)
+
+    def wait(event: StandInEvent) -> None:
+        took = next(waits)
+        event.device_ns = round((host_ns[0] + took / 2 - 5e8) * 1.001)
+        host_ns[0] += took
+
+    monkeypatch.setattr(StandInEvent, "synchronize", wait)
+    clock = CudaClock(torch.device("cuda"))
+    clock.anchor()
+    assert clock.error_s == 1e-6
+    host_ns[0] = 10**9
+    clock.anchor()
+    for real_ns in (5 * 10**8, 10**9):
+        event = StandInEvent()
+        event.device_ns = round((real_ns - 5e8) * 1.001)
+        assert clock.monotonic_ns(event) == pytest.approx(real_ns, abs=10)  # type: ignore[arg-type]
 
 
 # --- sums of times and bytes

@@ -239,6 +239,52 @@ def test_rates_scale_with_the_global_batch(scaling: str, factor: float) -> None:
     assert LearningRate(spec, global_batch=512, steps_per_epoch=None).at(0) == pytest.approx(0.1 * factor)
 
 
+@given(
+    warmup=st.integers(0, 30),
+    steps=st.integers(1, 200),
+    end=st.sampled_from([0.0, 0.01]),
+    at=st.floats(0, 1),
+    start=st.booleans(),
+)
+def test_a_cosine_decay_is_that_of_sgdr(warmup: int, steps: int, end: float, at: float, start: bool) -> None:
+    """Loshchilov and Hutter 2017, equation 5, with one period: from the peak to the end, half-way in between."""
+    total, step = warmup + steps, warmup + int(at * steps)
+    schedule = {"warmup_steps": warmup, "decay": "cosine", "total_steps": total, "end_learning_rate": end}
+    schedule["decay_from"] = "start" if start else "warmup"
+    rate = LearningRate(train_spec(schedule=schedule), global_batch=8, steps_per_epoch=None)
+    began = 0 if start else warmup
+    period = (step - began) / (total - began)
+    expected = end + 0.5 * (0.1 - end) * (1 + math.cos(math.pi * period))
+    assert rate.at(step) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert rate.at(total) == rate.at(total + 5) == end
+    if warmup and not start:
+        assert rate.at(warmup - 1) == pytest.approx(0.1)
+        assert rate.at(warmup) == pytest.approx(0.1)
+
+
+def test_nvidias_published_bert_schedule() -> None:
+    """Rate x (1 - s / T) ** 0.5 counted from step 0, beneath a warm-up of 2,000 steps: schedulers.py of its phase 1."""
+    point = {"batch": 65_536, "learning_rate": 0.006, "warmup_steps": 2000, "total_steps": 7038}
+    spec = train_spec(
+        optimizer={
+            "name": "lamb",
+            "learning_rate": 0.006,
+            "learning_rate_scaling": "table",
+            "reference_batch": 65_536,
+            "learning_rate_table": [point],
+        },
+        schedule={"decay": "polynomial", "power": 0.5, "total_steps": 7038, "decay_from": "start"},
+    )
+    rate = LearningRate(spec, global_batch=65_536, steps_per_epoch=None)
+    assert rate.at(1999) == pytest.approx(0.006)
+    assert rate.at(2000) == pytest.approx(0.006 * (1 - 2000 / 7038) ** 0.5)
+    assert rate.at(7037) == pytest.approx(0.006 * (1 / 7038) ** 0.5)
+    # Half the batch: as many samples of warm-up and in all, and the rate falls with the root.
+    half = LearningRate(spec, global_batch=32_768, steps_per_epoch=None)
+    assert half.at(3999) == pytest.approx(0.006 / 2**0.5)
+    assert half.at(2 * 7038) == 0
+
+
 @given(batch=st.sampled_from([8, 16, 64, 256]), epochs=st.floats(0.5, 20), warmup=st.floats(0.25, 5))
 def test_a_schedule_in_epochs_takes_the_same_share_at_any_batch(batch: int, epochs: float, warmup: float) -> None:
     spec = train_spec(

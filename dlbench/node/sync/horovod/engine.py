@@ -2,9 +2,10 @@
 
 Traps handled here: controller and CPU operations must name the same library (mixing them aborts or
 crashes); fp16 sums overflow above 65,504; bfloat16 tensors do not exist for Horovod; at one rank it
-registers no hooks at all, so its 1-rank baseline holds no Horovod cost; its flags for hierarchical and torus
-all-reduce are silently ignored by builds without NCCL, and on a single node. What ran is taken from Horovod's own
-timeline in a short window (`horovod_window`), what the autotuner did from its log (`autotune`).
+registers no hooks at all, so its 1-rank baseline holds no Horovod cost and needs no NCCL; its flags for
+hierarchical and torus all-reduce are silently ignored by builds without NCCL, and on a single node; its
+timeline changes every step on GPUs unless dlbench's patch is in. What ran is taken from that timeline in a
+short window (`horovod.window`), what the autotuner did from its log (`autotune`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from dlbench.node.sync.gather_json import gather_json
 from dlbench.node.sync.gradient_times import BackwardWatch
 from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
 from dlbench.node.sync.horovod.flags import base_variables, require_flag
+from dlbench.node.sync.horovod.library import (
+    REMEDY,
+    TRACES_ALWAYS,
+    closed_timeline_is_free,
+    require_import,
+    require_nccl,
+)
 from dlbench.node.sync.horovod.settings_report import (
+    NOT_WATCHED,
     exchange_result,
     refuted_by_fusion,
     settings_as_seen,
@@ -39,8 +48,6 @@ from dlbench.node.sync.run_store import open_meeting
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import HorovodSettings
-
-REMEDY = "run `dlbench setup horovod` in the Python environment of the compute nodes"
 
 
 class HorovodEngine:
@@ -83,6 +90,7 @@ class HorovodEngine:
         self._wire = wire
         self._exchange = exchange
         self._is_watched = is_watched and place.size > 1
+        self._why_unseen = NOT_WATCHED
         self._optimizer: Any = None
         self._hvd: Any = None
         self._meeting: rendezvous.MeetingPlace | None = None
@@ -106,7 +114,7 @@ class HorovodEngine:
         try:
             import horovod.torch as hvd
         except ImportError as error:
-            raise EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({error}); {REMEDY}") from None
+            raise require_import(error) from None
         self._hvd = hvd
         if self._exchange != "flat":
             require_flag(hvd, self._exchange, self._place, use_mpi=self._use_mpi)
@@ -114,16 +122,15 @@ class HorovodEngine:
             raise EnvironmentLacksError(
                 f"engine horovod: this Horovod was built without MPI; install Open MPI and {REMEDY}"
             )
-        if self._device.type == "cuda" and not hvd.nccl_built():
-            raise EnvironmentLacksError(
-                f"engine horovod: this Horovod was built without NCCL and would copy gradients by the host; {REMEDY}"
-            )
+        if self._device.type == "cuda":
+            require_nccl(bool(hvd.nccl_built()), self._place.size)
+            self._require_free_timeline()
         if not self._use_mpi:
             if not hvd.gloo_built():
                 raise EnvironmentLacksError(f"engine horovod: this Horovod was built without Gloo; {REMEDY}")
             self._meet()
         if self._is_watched and self._place.rank == 0:
-            self._window = TimelineWindow(self._watch, on_gpu=self._device.type == "cuda")
+            self._window = TimelineWindow(self._watch)
         hvd.init()
         if self._meeting is not None and self._place.rank == 0:
             rendezvous.conceal(self._address_file, self._place, self._meeting)
@@ -135,9 +142,16 @@ class HorovodEngine:
                 f"{self._place.size}; nothing was measured"
             )
 
+    def _require_free_timeline(self) -> None:
+        """Leaves the timeline out where it would change the measured steps, too; Horovod reads its variable later."""
+        if self._is_watched and not closed_timeline_is_free():
+            self._is_watched, self._why_unseen = False, TRACES_ALWAYS
+            del os.environ["HOROVOD_TIMELINE"]
+
     def _set_variables(self) -> None:
         """Horovod's variables, those of the caller's shell overruled."""
         settings = self._settings
+        os.environ.pop("HOROVOD_TIMELINE", None)  # empty would be on
         variables = base_variables(self._exchange, is_watched=self._is_watched)
         if settings.autotune and self._place.size > 1:
             for name in SEARCHED:
@@ -188,7 +202,8 @@ class HorovodEngine:
             elif self._place.size > 1:
                 self._checked = [p for p in model.parameters() if p.requires_grad]
         self._watch.attach(model)
-        self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        if self._place.size > 1:  # alone, a build without NCCL would be asked for what it has not
+            self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self._optimizer = self._hvd.DistributedOptimizer(
             optimizer,
             named_parameters=model.named_parameters(),
@@ -246,6 +261,7 @@ class HorovodEngine:
             overflows=overflows,
             autotune=self._tuning.result() if self._tuning is not None else None,
             calm_text=self._window.calm_text if self._window is not None else "",
+            why_unseen=self._why_unseen,
         )
 
     def finish_exchange(self) -> None:
@@ -293,6 +309,7 @@ class HorovodEngine:
             wire=self._wire,
             exchange=self._exchange,
             autotune=self._tuning.result() if self._tuning is not None else None,
+            why_unseen=self._why_unseen,
         )
         found[0] = refuted_by_fusion(found[0], self._summary, self._settings, self._place)
         return [found[0], found[1], *seen, found[2]]

@@ -9,6 +9,7 @@ from typing import Any
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
+from dlbench.node.sync.horovod.library import loaded_library
 from dlbench.node.sync.horovod.window import TimelineSummary
 from dlbench.records.exchange import AutotuneResult, ExchangeResult
 from dlbench.records.record import Setting
@@ -46,6 +47,7 @@ def exchange_result(
     overflows: int,
     autotune: AutotuneResult | None,
     calm_text: str,
+    why_unseen: str = NOT_WATCHED,
 ) -> ExchangeResult:
     """The exchange as rank 0 saw it.
 
@@ -59,6 +61,7 @@ def exchange_result(
         overflows: sums that left the range of fp16.
         autotune: what the autotuner did.
         calm_text: what was done about the timeline's thread.
+        why_unseen: why no step was watched, where none was.
     """
     inside = across = None
     if seen is not None and carrier == "gloo" and seen.wire_bytes is not None:
@@ -81,15 +84,15 @@ def exchange_result(
         backward_s=watch.backward_s(),
         wire_overflows=overflows,
         window_steps=0 if seen is None else len(seen.counts),
-        evidence=_evidence(seen, carrier, calm_text),
+        evidence=_evidence(seen, carrier, calm_text, why_unseen),
         gradients=watch.gradients(),
         autotune=autotune,
     )
 
 
-def _evidence(seen: TimelineSummary | None, carrier: str, calm_text: str) -> str:
+def _evidence(seen: TimelineSummary | None, carrier: str, calm_text: str, why_unseen: str) -> str:
     if seen is None:
-        parts = [f"Horovod's timeline: {NOT_WATCHED}"]
+        parts = [f"Horovod's timeline: {why_unseen}"]
     else:
         few, many = min(seen.counts), max(seen.counts)
         count = f"{few}" if few == many else f"{few} to {many}"
@@ -102,6 +105,10 @@ def _evidence(seen: TimelineSummary | None, carrier: str, calm_text: str) -> str
         ]
         if seen.timeline.cycle_us is not None:
             parts.append(f"a cycle every {seen.timeline.cycle_us / 1e3:.1f} ms (median)")
+        if carrier == "nccl":
+            parts.append("while it is open rank 0 waits on the host for each message, which measured steps do not")
+        if seen.clock_error_s:
+            parts.append(f"clocks of host and GPU compared to {seen.clock_error_s * 1e6:.0f} µs")
         if seen.reason:
             parts.append(f"exposed and hidden part unknown: {seen.reason}")
         if seen.timeline.is_torn:
@@ -117,7 +124,7 @@ def settings_in_force(
 ) -> list[Setting]:
     """Fusion threshold and cycle time as the running library has them, and what carries the messages."""
     tuned = settings.autotune and place.size > 1
-    library = _loaded_library()
+    library = loaded_library()
     return [
         _read_back(
             library,
@@ -151,6 +158,7 @@ def settings_as_seen(
     wire: str,
     exchange: str,
     autotune: AutotuneResult | None,
+    why_unseen: str = NOT_WATCHED,
 ) -> list[Setting]:
     """What of the requested exchange the timeline and the autotuner's log show."""
     alone = place.size == 1
@@ -176,7 +184,7 @@ def settings_as_seen(
             key="sync.exchange",
             requested=exchange,
             effective=exchange_of(methods) if methods else None,
-            evidence=f"operations in Horovod's timeline: {', '.join(methods)}" if methods else NOT_WATCHED,
+            evidence=f"operations in Horovod's timeline: {', '.join(methods)}" if methods else why_unseen,
         )
     )
     if settings.autotune:
@@ -204,16 +212,6 @@ def refuted_by_fusion(
         return threshold
     evidence = "Horovod's timeline has a fused message of so many bytes"
     return threshold.model_copy(update={"effective": seen.largest_fused_bytes, "evidence": evidence})
-
-
-def _loaded_library() -> ctypes.CDLL | None:
-    """Horovod's own shared library, already in memory."""
-    try:
-        from horovod.torch import mpi_lib_v2
-
-        return ctypes.CDLL(mpi_lib_v2.__file__)
-    except (ImportError, OSError, AttributeError):
-        return None
 
 
 def _read_back(library: ctypes.CDLL | None, symbol: str, kind: Any, key: str, requested: float | None) -> Setting:

@@ -56,14 +56,15 @@ class TimelineSummary:
     timeline: Timeline
     reason: str
     """Why exposed and hidden part are unknown; empty where they are known."""
+    clock_error_s: float
+    """By how much backward pass and messages may be misplaced against each other; 0 on a CPU, which has one clock."""
 
 
 class TimelineWindow:
     """One run's window; made before Horovod is initialised, on rank 0 alone."""
 
-    def __init__(self, watch: BackwardWatch, *, on_gpu: bool) -> None:
+    def __init__(self, watch: BackwardWatch) -> None:
         self._watch = watch
-        self._on_gpu = on_gpu
         self._threads_before = set(_threads())
         self._offset_before = _epoch_offset_ns()
         self._offset_ns: int | None = None
@@ -123,6 +124,7 @@ class TimelineWindow:
             largest_fused_bytes=max(fused, default=0),
             timeline=timeline,
             reason=reason,
+            clock_error_s=self._watch.clock.error_s,
         )
 
     def spans(self) -> list[MessageSpan]:
@@ -131,7 +133,7 @@ class TimelineWindow:
         if timeline is None:
             return []
         steps = list(self._steps(timeline))
-        origin_s, _ = self._host_origin_s([(step, messages) for _, step, messages in steps])
+        origin_s, _ = self._origin_s([(step, messages) for _, step, messages in steps])
         if origin_s is None:
             return []
         return [
@@ -172,31 +174,28 @@ class TimelineWindow:
                 yield number, step, messages
 
     def _origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
-        """Where the timeline's times begin on the clock of the backward pass, seconds; or None and the reason."""
-        if self._on_gpu:
-            return None, "Horovod's times are the host's, those of the backward pass the GPU's"
-        return self._host_origin_s(pairs)
+        """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason.
 
-    def _host_origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
-        """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason."""
+        Horovod's times are the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes
+        them when it is told.
+        """
         timeline = self._timeline
         if timeline is None or timeline.epoch_us is None:
             return None, "the timeline does not say when its times begin"
         if self._offset_ns is None:
             return None, "the wall clock was set while Horovod started"
         origin_s = timeline.epoch_us / 1e6 - self._offset_ns / 1e9
-        # A GPU's host runs ahead of it, so nothing can be checked there.
-        for step, messages in () if self._on_gpu else pairs:
-            begin_s, end_s = step.begin / 1e9, step.exchange_end / 1e9
-            for message in messages:
-                first, last = origin_s + message.begin_us / 1e6, origin_s + message.end_us / 1e6
-                if first < begin_s - _CLOCK_SLACK_S or last > end_s + _CLOCK_SLACK_S:
+        slack_s = _CLOCK_SLACK_S + self._watch.clock.error_s
+        for step, messages in pairs:
+            length_s = self._watch.clock.between(step.begin, step.exchange_end)
+            for first_s, last_s in (self._way(step, message, origin_s) for message in messages):
+                if first_s < -slack_s or last_s > length_s + slack_s:
                     return None, "an operation seems to lie outside of its step: the clocks do not agree"
         return origin_s, ""
 
     def _parts(self, step: WatchedStep, messages: Sequence[FusedMessage], origin_s: float) -> tuple[float, float]:
         """Exposed and hidden part of one step's communication, seconds."""
-        ways = [_way(step, message, origin_s) for message in messages]
+        ways = [self._way(step, message, origin_s) for message in messages]
         ready = self._watch.clock.between(step.begin, step.backward_end)
         return covered(ways, begin=ready), covered(ways, end=ready)
 
@@ -207,15 +206,14 @@ class TimelineWindow:
             num_tensors=len(message.tensors),
             method=message.method,
             ready_s=max((ready[name] for name in message.tensors if name in ready), default=None),
-            start_s=None if origin_s is None else max(0.0, _way(step, message, origin_s)[0]),
+            start_s=None if origin_s is None else max(0.0, self._way(step, message, origin_s)[0]),
             exchange_s=(message.end_us - message.begin_us) / 1e6,
         )
 
-
-def _way(step: WatchedStep, message: FusedMessage, origin_s: float) -> Interval:
-    """Begin and end of an operation, seconds after the start of the backward pass (monotonic clock)."""
-    begin_s = step.begin / 1e9
-    return origin_s + message.begin_us / 1e6 - begin_s, origin_s + message.end_us / 1e6 - begin_s
+    def _way(self, step: WatchedStep, message: FusedMessage, origin_s: float) -> Interval:
+        """Begin and end of an operation, seconds after the start of the backward pass (monotonic clock)."""
+        begin_s = self._watch.clock.monotonic_ns(step.begin) / 1e9
+        return origin_s + message.begin_us / 1e6 - begin_s, origin_s + message.end_us / 1e6 - begin_s
 
 
 def _epoch_offset_ns() -> int:

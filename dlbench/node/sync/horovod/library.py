@@ -1,0 +1,72 @@
+"""Horovod's shared library on this rank: what dlbench's build adds to it, and why it cannot serve GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import torch
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.machine.cuda_build import find_cuda_parts
+
+REMEDY = "run `dlbench setup horovod` in the Python environment of the compute nodes"
+
+TRACES_ALWAYS = (
+    "not measured here: with its timeline at hand this Horovod waits for the GPU on the host of rank 0 in every step, "
+    "so it was left out; `dlbench setup horovod` builds one that does so only while it is open"
+)
+"""Why there are no messages of a Horovod on GPUs without dlbench's patch."""
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """Horovod's own shared library, already in memory."""
+    try:
+        from horovod.torch import mpi_lib_v2
+
+        return ctypes.CDLL(mpi_lib_v2.__file__)
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def closed_timeline_is_free() -> bool:
+    """Whether a timeline that can be opened, but is not, leaves operations on GPUs as they are without it."""
+    function = getattr(loaded_library(), "horovod_closed_timeline_is_free", None)
+    if function is None:
+        return False
+    function.restype, function.argtypes = ctypes.c_bool, []
+    return bool(function())
+
+
+def require_import(error: ImportError) -> EnvironmentLacksError:
+    """The error of a Horovod that cannot be imported; it names the library that it lacks, where it is one."""
+    said = " ".join(str(error).split())
+    if missing := re.search(r"(\S+\.so[.\d]*): cannot open shared object file", said):
+        return EnvironmentLacksError(
+            f"engine horovod: Horovod was built with {missing[1]}, which the loader does not find here; load the "
+            f"module that brings it, or {REMEDY}; or use --engine ddp"
+        )
+    return EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({said}); {REMEDY}, or use --engine ddp")
+
+
+def require_nccl(is_built: bool, ranks: int) -> None:
+    """Refuses several ranks on GPUs, whose gradients would go by the host; one rank exchanges nothing.
+
+    Raises:
+        EnvironmentLacksError: Horovod was built without NCCL; it says what such a build lacks here.
+    """
+    if is_built or ranks == 1:
+        return
+    raise EnvironmentLacksError(
+        f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {_way_to_nccl()}, or "
+        "use --engine ddp"
+    )
+
+
+def _way_to_nccl() -> str:
+    cuda = torch.version.cuda
+    if cuda is None:
+        return "this torch is not built for CUDA, the only GPUs that `dlbench setup horovod` builds for"
+    lacks = find_cuda_parts(cuda, Path(torch.__file__).parent.parent)
+    return f"a build with it lacks this here: {lacks}" if isinstance(lacks, str) else f"for one with it, {REMEDY}"

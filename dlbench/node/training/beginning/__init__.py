@@ -1,0 +1,1 @@
+"""Where training begins: weights of a checkpoint."""

@@ -1,0 +1,262 @@
+"""Published recipes: rows of the tables as they are, nothing made up beyond them, no target that is out of reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import UserError
+from dlbench.node.models.schedule import LearningRate
+from dlbench.specs.choices import WorkloadFile
+from dlbench.specs.expand import expand
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.recipes.rate_table import RatePoint, place_in
+from dlbench.specs.recipes.reach import recipe_note
+from dlbench.specs.requests import Request
+from dlbench.specs.resolve import find
+
+BUNDLED = [
+    (name, preset)
+    for name in ("resnet50", "bert", "cosmoflow")
+    for preset in WorkloadFile(find("workloads", name)).presets
+]
+
+
+@pytest.fixture(autouse=True)
+def bundled_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DLBENCH_PATH", raising=False)
+
+
+def plan_of(workload: str, preset: str, ranks: int = 1, **settings: Any) -> RunPlan:
+    asked = {key.replace("__", "."): value for key, value in settings.items()}
+    request = Request(workload=workload, preset=preset, points=(ranks,), overrides=asked)
+    return expand(request, machine_cores=ranks)[0]
+
+
+@pytest.mark.parametrize(("workload", "preset"), BUNDLED)
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_every_preset_is_a_plan_with_a_rate_for_every_step(workload: str, preset: str, ranks: int) -> None:
+    plan = plan_of(workload, preset, ranks)
+    train = plan.workload.train
+    epoch = train.schedule.epoch_samples
+    rate = LearningRate(
+        train, global_batch=plan.global_batch, steps_per_epoch=epoch / plan.global_batch if epoch else None
+    )
+    rates = [rate.at(step) for step in (0, 1, 10, 1000, 100_000, 10_000_000)]
+    largest = max(rate.peak, train.optimizer.learning_rate)  # warm-up may begin at the rate before scaling
+    assert all(0 <= one <= largest * (1 + 1e-9) for one in rates)
+    assert rates[0] > 0
+
+
+@pytest.mark.parametrize("workload", ["resnet50", "bert", "cosmoflow"])
+def test_preset_gpu_is_what_tables_of_gpus_show(workload: str) -> None:
+    workload_of = {preset: plan_of(workload, preset).workload for preset in ("gpu", "full")}
+    gpu, full = workload_of["gpu"], workload_of["full"]
+    assert (gpu.meant_for, gpu.train.precision, gpu.data.synthetic_on) == ("gpu", "bf16", "device")
+    assert (gpu.data.loader_workers, gpu.train.optimizer.implementation) == ("auto", "fused")
+    assert gpu.train.compile == full.train.compile == "none"
+    assert gpu.train.batch_per_rank == {"resnet50": 256, "bert": 56, "cosmoflow": 8}[workload]
+    assert getattr(gpu.model, "memory_format", "channels-last") == "channels-last"
+    assert full.train.precision == "fp32"
+    assert full.meant_for == "any"
+    assert "fp32" in full.about
+
+
+# --- rows
+
+
+def in_force(plan: RunPlan) -> tuple[object, ...]:
+    train = plan.workload.train
+    now = train.at_batch(plan.global_batch)
+    peak = train.optimizer.peak(plan.global_batch)
+    rule, schedule = now.optimizer, now.schedule
+    length = schedule.total_steps if schedule.total_steps is not None else schedule.total_epochs
+    warmup = schedule.warmup_steps if schedule.warmup_epochs is None else schedule.warmup_epochs
+    return (
+        pytest.approx(peak),
+        warmup,
+        length,
+        rule.weight_decay,
+        rule.betas if rule.name == "lamb" else rule.momentum,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "row"),
+    [
+        (16, 256, (10, 5, 42, 2e-4, 0.9)),
+        (32, 256, (17, 5, 44, 2e-4, 0.9)),
+        (128, 256, (21.2, 16, 58, 2.5e-5, 0.94)),
+        (256, 256, (24.699, 31, 89, 1e-4, 0.951807)),
+        (1, 1024, (2.5, 5, 42, 2e-4, 0.9)),  # below: linear
+        (1, 20_480, (19.1, 5, 44, 2e-4, 0.9)),  # half-way between 8,192 and 32,768: the rate; the rest of the lower
+        (2, 65_536, (24.699, 31, 89, 1e-4, 0.951807)),  # beyond
+    ],
+)
+def test_lars_has_the_published_rows(ranks: int, batch: int, row: tuple[object, ...]) -> None:
+    assert in_force(plan_of("resnet50", "full", ranks, train__batch_per_rank=batch)) == row
+
+
+@pytest.mark.parametrize(
+    ("batch", "row"),
+    [
+        (256, (3.5e-4, 0, 1.0, 0.01, (0.9, 0.999))),
+        (1536, (2e-3, 0, 2254, 0.01, (0.66, 0.996))),
+        (3072, (2e-3, 100, 1141, 0.01, (0.66, 0.998))),
+        (4096, (2.4e-3, 0, 855, 0.01, (0.66, 0.998))),
+        (64, (1.75e-4, 0, 1.0, 0.01, (0.9, 0.999))),  # below: the root
+    ],
+)
+def test_lamb_has_the_published_rows(batch: int, row: tuple[object, ...]) -> None:
+    assert in_force(plan_of("bert", "full", train__batch_per_rank=batch)) == row
+
+
+def test_sgd_is_scaled_linearly_as_far_as_it_was_published() -> None:
+    for ranks in (1, 3, 8, 16):
+        plan = plan_of("resnet50", "gpu", ranks)
+        assert plan.workload.train.optimizer.peak(plan.global_batch) == pytest.approx(0.256 * ranks)
+    place = plan_of("resnet50", "gpu", 32).workload.train.optimizer.place(8192)
+    assert place is not None
+    assert place.where == "beyond"
+
+
+@given(
+    batches=st.lists(st.integers(1, 10_000), min_size=1, max_size=6, unique=True).map(sorted),
+    rates=st.lists(st.floats(1e-3, 50), min_size=6, max_size=6),
+    batch=st.integers(1, 12_000),
+)
+def test_a_rate_never_leaves_what_was_published_around_it(batches: list[int], rates: list[float], batch: int) -> None:
+    table = [RatePoint(batch=b, learning_rate=r) for b, r in zip(batches, rates, strict=False)]
+    place = place_in(table, batch, below="linear")
+    near = [row.learning_rate for row in (place.row, place.above) if row is not None]
+    if place.where == "below":
+        assert place.learning_rate == pytest.approx(near[0] * batch / batches[0])
+    else:
+        assert min(near) - 1e-12 <= place.learning_rate <= max(near) + 1e-12
+    assert (place.where == "row") == (batch in batches)
+    assert (place.where == "beyond") == (batch > batches[-1])
+
+
+def test_a_persons_rate_scales_the_whole_table() -> None:
+    plan = plan_of("resnet50", "full", 1, train__batch_per_rank=8192, train__optimizer__learning_rate=5.0)
+    assert plan.workload.train.optimizer.peak(8192) == pytest.approx(8.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "batch"),
+    [
+        ("train.optimizer.weight_decay", 0.1, 32_768),
+        ("train.optimizer.momentum", 0.5, 32_768),
+        ("train.schedule.warmup_epochs", 1.0, 32_768),
+        ("train.schedule.total_epochs", 50.0, 8192),
+    ],
+)
+def test_what_a_row_replaces_cannot_be_set(key: str, value: float, batch: int) -> None:
+    with pytest.raises(UserError, match=r"the row of train\.optimizer\.learning_rate_table for this global batch"):
+        plan_of("resnet50", "full", 1, **{"train.batch_per_rank": batch, key: value})
+    assert plan_of("resnet50", "full", 1, **{"train.batch_per_rank": 4096, key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"learning_rate_table": []}, "learning_rate_scaling table needs learning_rate_table"),
+        ({"learning_rate_table": [{"batch": 9, "learning_rate": 1}, {"batch": 8, "learning_rate": 1}]}, "must ascend"),
+        ({"reference_batch": 100}, "reference_batch 100 is no row"),
+        (
+            {"learning_rate_table": [{"batch": 4096, "learning_rate": 1, "total_steps": 2, "total_epochs": 1.0}]},
+            r"exclude each other \(row 4096",
+        ),
+    ],
+)
+def test_a_wrong_table_is_refused(change: dict[str, Any], text: str) -> None:
+    rule = plan_of("resnet50", "full").workload.train.optimizer
+    with pytest.raises(ValueError, match=text):
+        type(rule).model_validate({**rule.model_dump(), **change})
+
+
+# --- targets
+
+
+def to_target(workload: str, preset: str, ranks: int = 1, **settings: Any) -> RunPlan:
+    return plan_of(workload, preset, ranks, measure__until="quality", data__source="/data", **settings)
+
+
+def test_a_target_that_is_out_of_reach_is_not_offered() -> None:
+    for preset in ("full", "gpu"):
+        with pytest.raises(
+            UserError, match=r"reaches 0\.72 from trained weights only: give checkpoint\.initialize_from"
+        ):
+            to_target("bert", preset)
+    assert to_target("bert", "full", checkpoint__initialize_from="/phase1.safetensors")
+    assert to_target("bert", "full", checkpoint__resume_from="/run")
+    for preset in ("phase1", "phase2", "base"):
+        with pytest.raises(UserError, match=rf"preset {preset} of bert has no `quality` section"):
+            to_target("bert", preset)
+    with pytest.raises(UserError, match=r"131,072 is beyond the last row of .* \(65,536\): no rate is published"):
+        to_target("resnet50", "full", 2, train__batch_per_rank=65_536)
+    with pytest.raises(UserError, match=r"8,192 is beyond the last row of .* \(4,096\)"):
+        to_target("resnet50", "gpu", 32)
+    for workload in ("resnet50", "bert", "cosmoflow"):
+        assert to_target(workload, "ci", 4)
+        if workload != "bert":
+            assert to_target(workload, "gpu", 8)
+
+
+def test_a_longer_recipe_gives_up_later() -> None:
+    short, long = (to_target("resnet50", "full", ranks, train__batch_per_rank=4096) for ranks in (1, 8))
+    assert short.goal is not None
+    assert long.goal is not None
+    assert short.goal.max_epochs == 44
+    assert long.goal.max_epochs == pytest.approx(44 * 58 / 42)
+    bert = to_target("bert", "gpu", 8, checkpoint__initialize_from="/x").goal
+    assert bert is not None
+    assert bert.max_samples == 6700 * 448
+
+
+def test_planning_says_what_no_row_has() -> None:
+    lars = plan_of("resnet50", "full").workload.train
+    assert recipe_note(lars, global_batch=4096, to_quality=True) is None
+    assert recipe_note(lars, global_batch=5000, to_quality=False) is None
+    between = recipe_note(lars, global_batch=5000, to_quality=True) or ""
+    assert "between the rows 4,096 and 8,192" in between
+    assert "below the first row" in (recipe_note(lars, global_batch=64, to_quality=True) or "")
+    assert "speed is measured" in (recipe_note(lars, global_batch=100_000, to_quality=False) or "")
+    assert recipe_note(plan_of("cosmoflow", "full").workload.train, global_batch=1, to_quality=True) is None
+
+
+# --- a global batch of its own
+
+
+@pytest.mark.parametrize(("preset", "batch", "part"), [("phase1", 65_536, 256), ("phase2", 32_768, 32)])
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_a_phase_has_its_published_batch_at_every_rank_count(preset: str, batch: int, part: int, ranks: int) -> None:
+    plan = plan_of("bert", preset, ranks)
+    train = plan.workload.train
+    assert (plan.global_batch, train.batch_per_rank // train.gradient_accumulation) == (batch, part)
+    assert plan.workload.quality is None
+    place = train.optimizer.place(plan.global_batch)
+    assert place is not None
+    assert place.where == "row"
+
+
+def test_a_global_batch_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UserError, match=r"65,536 over 3 ranks is no number of parts of 256"):
+        plan_of("bert", "phase1", 3)
+    with pytest.raises(UserError, match=r"decides train\.gradient_accumulation"):
+        plan_of("bert", "phase1", 1, train__gradient_accumulation=2)
+    with pytest.raises(UserError, match="use --scaling strong"):
+        expand(Request(workload="bert", preset="phase1", points=(1, 2)), machine_cores=2)
+    strong = expand(Request(workload="bert", preset="phase1", points=(1, 2), scaling="strong"), machine_cores=2)
+    assert [plan.global_batch for plan in strong] == [65_536, 65_536]
+
+
+def test_a_pickle_is_refused_with_how_to_convert_it() -> None:
+    with pytest.raises(UserError, match=r"model\.bin: only safetensors are read.*save_file") as caught:
+        plan_of("bert", "full", checkpoint__initialize_from="/x/pytorch_model.bin")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="resume_from and initialize_from exclude each other"):
+        plan_of("bert", "full", checkpoint__initialize_from="/x", checkpoint__resume_from="/y")
