@@ -34,7 +34,7 @@ from dlbench.records.collectives import CommRecord
 from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
-from dlbench.records.rows.steps import FIELDS, STEPS_VERSION, step_dtype
+from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, RankStatus
 from dlbench.records.watch_cost import WatchCost
 from dlbench.report.formats.schema import schema_of
@@ -78,6 +78,9 @@ STEP_MEANINGS = {
     "optimizer_ns": "clipping, learning rate, update, clearing of gradients, ns",
     "samples": "samples this rank processed in the step",
     "loss": "this rank's loss, before any averaging over ranks",
+    "launch_forward_ns": "of forward, ns: the GPU waited for the host's calls for so long at most; GPUs only",
+    "launch_backward_ns": "the same of backward; GPUs only",
+    "launch_optimizer_ns": "the same of optimizer; GPUs only",
 }
 
 
@@ -245,7 +248,8 @@ def steps_layout() -> str:
     dtype = step_dtype()
     assert dtype.fields is not None
     lines = [f"- `{name}` (`{kind}` at {dtype.fields[name][1]}): {STEP_MEANINGS[name]}" for name, kind in FIELDS]
-    return "\n".join((*lines, f"\nA row takes {dtype.itemsize} bytes, without padding."))
+    further = [f"- `{name}` (`{kind}`): {STEP_MEANINGS[name]}" for name, kind in LAUNCH_FIELDS]
+    return "\n".join((*lines, *further, f"\nA row takes {dtype.itemsize} bytes, without padding and the last three."))
 
 
 def format_versions() -> str:
@@ -314,22 +318,21 @@ def presets() -> str:
 
 
 def recipes() -> str:
-    """Learning rate and goal of the presets."""
-    rows = []
+    """Learning rate and goal of the presets that have one; those that agree in a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for chosen in _every_preset():
         rule, goal = chosen.train.optimizer, chosen.quality
+        if goal is None:
+            continue
         rate = f"{rule.learning_rate:g}"
         if rule.learning_rate_scaling != "none":
             rate += f" at {rule.reference_batch:,} ({rule.learning_rate_scaling})"
-        if goal is None:
-            rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, "none", "", ""))
-            continue
         wanted = f"{goal.target:g}" + (" at most" if chosen.model.family == "cosmoflow" else " at least")
         if goal.starts_from == "checkpoint":
             wanted += ", from a checkpoint"
         every = _so_much(goal.evaluate_every_epochs, goal.evaluate_every_samples)
         most = _so_much(goal.max_epochs, goal.max_samples)
-        rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, wanted, every, most))
+        rows.setdefault((f"`{chosen.name}`", rate, wanted, every, most), []).append(f"`{chosen.preset}`")
     header = (
         "Workload",
         "Preset",
@@ -338,7 +341,7 @@ def recipes() -> str:
         "Evaluated every",
         "Gives up after",
     )
-    return table(header, rows)
+    return table(header, [(name, ", ".join(presets), *rest) for (name, *rest), presets in rows.items()])
 
 
 def _so_much(epochs: float | None, samples: int | None) -> str:

@@ -50,8 +50,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"specs", "records", "datasets", "costs", "setup", "jobs", "stats", "reading", "report"}
     | {"views", "gate", "history", "collectives", "perfetto", "exports"},
     "node.models": NODE_FLOOR,
+    "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},
-    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets", "node.devices"},
     "node.memory": NODE_FLOOR | {"node.models", "node.data"},
     "node.training": NODE_FLOOR
     | {
@@ -59,6 +60,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.data",
         "node.memory",
         "node.sync",
+        "node.devices",
+        "node.failures",
+        "node.tf32",
         "node.torch_facts",
         "node.garbage",
         "node.watching",
@@ -69,11 +73,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR
     | {"node.sync", "node.torch_facts", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
-    | {"node.watching"},
+    | {"node.watching", "node.devices"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
-    "node.torch_facts": set(),
+    "node.tf32": NODE_FLOOR,
+    "node.torch_facts": {"node.tf32"},
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.failures": NODE_FLOOR,
@@ -81,9 +86,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
     "node.__main__": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.preflight"}
-    | {"node.sync", "node.watching", "node.training", "node.collectives"},
+    | {"node.sync", "node.watching", "node.training", "node.collectives", "node.devices"},
     "node.memory_profile": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.failures", "node.models", "node.memory", "node.training"},
+    | {"node.ranks", "node.cores", "node.failures", "node.models", "node.memory", "node.training", "node.devices"},
     "__main__": {"cli"},
 }
 
@@ -207,6 +212,7 @@ OPENED_OTHERWISE = {
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
+    "node/training/beginning/initial_weights": "after `require_file`",
     "datasets/making/production": "what it has just made, to sync it",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/journal": "opened to be written and locked; refused unless it is a regular file",

@@ -174,7 +174,7 @@ SHEETS: tuple[Sheet, ...] = (
 _AMBIGUOUS: tuple[tuple[str, str], ...] = (
     (r".*\bMIG\b.*", "a MIG slice has a part of its card's peak, which the name does not tell"),
     (r"(?i:INSTINCT) MI250X */.*", "the name is that of MI250X and MI250 alike, whose peaks differ"),
-    (r"Graphics Device|AMD Radeon Graphics|\s*", "the driver tells no product"),
+    (r"Graphics Device|Radeon Graphics|\s*", "the driver tells no product"),
     (r"A100|A100-SXM4|H100|GH200", "the name does not tell which variant of the product it is"),
     (r"GRID .*", "a share of a card (vGPU) has a part of its peak"),
 )

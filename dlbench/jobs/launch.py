@@ -70,6 +70,9 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
 
     Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
     as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
+
+    GPUs are not bound to ranks: a bound rank, as under gpus-per-task (srun(1), --tres-bind), cannot open the others',
+    and NCCL goes by the host's memory. Each rank takes its own by its place on the node.
     """
     layout, launch = plan.layout, plan.system.launch
     words = [
@@ -81,7 +84,10 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
         f"--ntasks-per-node={layout.ranks_per_node}",
         "--distribution=block:block",
     ]
-    if plan.system.slurm.cpus_per_task:
+    slurm = plan.system.slurm
+    if slurm.gpu_request != "none" and slurm.gpu_bind != "site":
+        words.append(f"--gpu-bind={slurm.gpu_bind}")
+    if slurm.cpus_per_task:
         words.append(f"--cpus-per-task={layout.cores_per_rank}")
     return [*words, *node_command(folder.plan, python)]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import dlbench
 from dlbench.confidential import is_secret_name, is_secret_value
+from dlbench.machine.gpu.placing import adapters
 from dlbench.units import utf8_text
 
 PACKAGES = (
@@ -129,6 +130,7 @@ def _facts(
     yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
     lists = {k: variables[k] for k in DIGESTED if variables.get(k) and k not in withheld}
     yield "list of folders", lambda: {f"variable.{k}": _list_digest(v) for k, v in lists.items()}
+    yield "adapter", lambda: {f"adapter.{name}.numa_node": str(node) for name, node in adapters().items()}
     yield "gpu", _gpus
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
-from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
+from dlbench.node.failures import RankFailure, Whereabouts, failure_of  # noqa: E402
 from dlbench.node.preflight import require_machine  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
@@ -57,11 +57,13 @@ def main(arguments: list[str]) -> int:
     progress: Progress | None = None
     plan: RunPlan | CommPlan | None = None
     sampler: NodeSampler | None = None
+    where: Whereabouts | None = None
     try:
         plan = load_plan(path)
         place = detect(plan)
         sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)
+        where = Whereabouts(rank=place.rank, host=place.host, gpu=binding.gpu)
         progress = Progress(plan, RunFolder(path.parent), place)
         progress.enter("starting")
         require_machine(plan, place)
@@ -70,7 +72,7 @@ def main(arguments: list[str]) -> int:
         else:
             valid = _exchange(plan, RunFolder(path.parent), place, binding, progress)
     except Exception as error:
-        failure = failure_of(error)
+        failure = failure_of(error, where)
         code = _fail(progress, failure)
         # A defect, or a library's failure: the log gets all of it.
         if failure.whole or not isinstance(error, DlbenchError):
@@ -124,14 +126,17 @@ def _train(
     progress: Progress,
     sampler: NodeSampler | None,
 ) -> bool:
+    from dlbench.node.devices.choice import device_for
+    from dlbench.node.devices.identity import rank_gpu
+    from dlbench.node.devices.nccl_log import NcclLog
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training.instruments import RankWatch
-    from dlbench.node.training.prepare import device_for
     from dlbench.node.training.run import RankRun
     from dlbench.node.training.watchdog import Watchdog
 
     device = device_for(plan, place)
-    engine = build_engine(plan, folder, place, device)
+    engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
+    nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
     watchdog = Watchdog(
         plan.measure.stall_timeout_s,
         lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled"),
@@ -159,10 +164,17 @@ def _train(
             on_staging=progress.on_staging,
             beat=watchdog.beat,
             started=STARTED,
+            nccl=nccl,
         )
         record = run.run()
+    except BaseException:
+        if nccl is not None:
+            nccl.close(failed=True)
+        raise
     finally:
         watch.close()
+        if nccl is not None:
+            nccl.close()
     progress.enter("finishing")
     engine.barrier()
     engine.stop()
@@ -172,7 +184,7 @@ def _train(
 
 def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress) -> bool:
     from dlbench.node.collectives.run import CommRun
-    from dlbench.node.training.prepare import device_for
+    from dlbench.node.devices.choice import device_for
     from dlbench.node.training.watchdog import Watchdog
 
     device = device_for(plan, place)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlbench.machine.arithmetic import has_gpu
+from dlbench.machine.gpu.placing import nvidia_buses, place_of
+from dlbench.machine.gpu.visible import BY_BUS, ORDER, VISIBLE, Gpu, gpus_of_node, slices_listed
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.plan import YIELD, LaunchPlan
 
@@ -21,6 +24,8 @@ class CoreBinding:
     """Whether it was bound, by itself or by its launcher; to cores of its own, if no other rank may run there."""
     threads: int
     warnings: tuple[str, ...]
+    gpu: Gpu | None = None
+    """The GPU that this rank will compute on, as far as that is known before torch is imported."""
 
 
 def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None = None) -> list[int]:
@@ -48,27 +53,107 @@ def _read_siblings(cpu: int) -> str:
         return ""
 
 
-def bind(plan: LaunchPlan, place: RankPlace) -> CoreBinding:
-    """Pins this process as planned and sets the thread counts that libraries read at import.
+def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBinding:
+    """Pins this process as planned, beside its GPU, and sets what libraries read at import: threads, order of GPUs.
 
     Must run before numpy, torch or Horovod are imported. Whether a mask that the launcher gave is this rank's own shows
     only when ranks have met: see `settle`.
+
+    Args:
+        plan: the run.
+        place: this rank.
+        root: where `dev` and `sys` are.
     """
     allowed = by_physical_core(os.sched_getaffinity(0))
     wanted = plan.layout.cores_per_rank
     needed = wanted * place.local_size
+    seat, seats = _seats_by_gpu(place, root)
     pinned = False
     cores = allowed
     if plan.system.launch.pin:
         if len(allowed) == wanted and place.local_size > 1 and plan.system.launch.launcher != "local":
             pinned = True  # the launcher has bound each rank to its own share already
         elif needed <= len(allowed):
-            cores = allowed[place.local_rank * wanted : (place.local_rank + 1) * wanted]
+            if seat is None or wanted * len(seats) > len(allowed):
+                cores = allowed[place.local_rank * wanted : (place.local_rank + 1) * wanted]
+            else:
+                cores = list(deal(allowed, wanted, [gpu.cores for gpu in seats])[seat])
             os.sched_setaffinity(0, cores)
             pinned = True
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(wanted)
-    return CoreBinding(cores=tuple(cores), pinned=pinned, threads=wanted, warnings=tuple(_doubts(plan)))
+    return CoreBinding(
+        cores=tuple(cores),
+        pinned=pinned,
+        threads=wanted,
+        warnings=tuple(_doubts(plan)),
+        gpu=None if seat is None else seats[seat],
+    )
+
+
+def _seats_by_gpu(place: RankPlace, root: Path) -> tuple[int | None, list[Gpu]]:
+    """This rank's GPU among those of the ranks of its node, as a number, and these; None where that is not known.
+
+    A rank that is shown one GPU, as its launcher chose, does not see the others' GPUs: all GPUs of the machine count
+    then, also those of no rank.
+    """
+    if not has_gpu(root):
+        return None, []
+    os.environ.setdefault(ORDER, BY_BUS)
+    slices = slices_listed(os.environ.get(VISIBLE))
+    if len(slices) > 1 and place.local_size <= len(slices):
+        # CUDA shows a process the first slice alone: each rank is given its own.
+        os.environ[VISIBLE] = slices[place.local_rank]
+    seen = list(gpus_of_node(os.environ, root))
+    if len(seen) == 1 and place.local_size > 1:
+        buses = list(nvidia_buses(root))
+        if seen[0].is_slice or seen[0].pci_bus_id not in buses:
+            return None, seen
+        others = [place_of(bus, root) for bus in buses]
+        seats = [
+            Gpu(uuid="", pci_bus_id=bus, numa_node=node, cores=cores)
+            for bus, (node, cores) in zip(buses, others, strict=True)
+        ]
+        own = buses.index(seen[0].pci_bus_id)
+        seats[own] = seen[0]
+        return own, seats
+    if place.local_size > len(seen):
+        return None, seen
+    return place.local_rank, seen[: place.local_size]
+
+
+def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:
+    """Gives each rank of a node so many cores of its own, those beside its GPU first.
+
+    Ranks with the same cores beside them share these evenly where they do not suffice, and take the rest from what the
+    others leave over.
+
+    Args:
+        cores: those that ranks may use, in the order in which they are dealt; at least `wanted` for each rank.
+        wanted: cores of a rank.
+        near: for each rank, the processors beside its GPU: sets that are equal or disjoint; empty where not known.
+
+    Returns:
+        For each rank its cores.
+    """
+    left = list(cores)
+    dealt: list[list[int]] = [[] for _ in near]
+    groups: dict[frozenset[int], list[int]] = {}
+    for rank, beside in enumerate(near):
+        groups.setdefault(frozenset(beside), []).append(rank)
+    for beside, ranks in groups.items():
+        own = [core for core in left if core in beside]
+        share, more = divmod(len(own), len(ranks))
+        for place, rank in enumerate(ranks):
+            take = min(wanted, share + (place < more))
+            dealt[rank], own = own[:take], own[take:]
+        taken = {core for rank in ranks for core in dealt[rank]}
+        left = [core for core in left if core not in taken]
+    for rank in range(len(near)):
+        missing = wanted - len(dealt[rank])
+        dealt[rank] += left[:missing]
+        left = left[missing:]
+    return [tuple(own) for own in dealt]
 
 
 def _doubts(plan: LaunchPlan) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.errors import DlbenchError, ExitCode, PeerLostError, RunError
+from dlbench.machine.gpu.visible import Gpu, gpu_trouble
 from dlbench.records.status import FailureKind
 
 MAX_CHARACTERS = 200
@@ -44,6 +45,13 @@ _PEER = re.compile(
     r"|failed to recv, got 0 bytes|[Cc]onnectFullMesh failed|Wait timeout|aborted because .* peer",
 )
 _UNLOADABLE = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
+_DEVICE_FAULT = re.compile(
+    r"CUDA (?:driver )?error: (?!out of memory)|CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)"
+    r"|CUBLAS_STATUS_EXECUTION_FAILED|ncclUnhandledCudaError|device-side assert|GPU is lost"
+)
+_OWN_CHECK = re.compile(r"device-side assert|illegal memory access|misaligned address|no kernel image|invalid ")
+"""What a defect of a program or an installation shows as; other faults are the device's, its driver's or its bus's."""
+_TORCH_ADVICE = re.compile(r" (?:CUDA kernel errors might|Search for `|For debugging consider|Compile with)")
 _ADVICE = {
     "OutOfMemoryError": "a smaller train.batch_per_rank needs less",
     "MemoryError": "a smaller train.batch_per_rank or fewer ranks per node need less",
@@ -62,8 +70,23 @@ class RankFailure:
     """All that the library said, where the reason is less."""
 
 
-def failure_of(error: BaseException) -> RankFailure:
-    """What a rank says of the exception that ends it."""
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """Whose failure it is."""
+
+    rank: int
+    host: str
+    gpu: Gpu | None = None
+    """As NVML named it; None on a CPU, or where it is not known."""
+
+
+def failure_of(error: BaseException, where: Whereabouts | None = None) -> RankFailure:
+    """What a rank says of the exception that ends it.
+
+    Args:
+        error: the exception.
+        where: whose it is; the line names rank, host and GPU where a GPU failed.
+    """
     kind: FailureKind = "peer" if is_of_peer(error) else "own"
     said = " ".join(str(error).split())
     code = error.exit_code if isinstance(error, DlbenchError) else ExitCode.RUN_FAILED
@@ -78,6 +101,9 @@ def failure_of(error: BaseException) -> RankFailure:
     elif isinstance(error, ImportError | OSError) and (library := _UNLOADABLE.search(said)):
         code = ExitCode.ENVIRONMENT
         reason = f"{library[1]} is not found at run time: load the module that brings it, or install it again"
+    elif where is not None and is_device_fault(error):
+        kind = "own"  # others lose this rank, whatever NCCL says of them
+        reason = _device_fault(condensed(said), where)
     elif isinstance(error, OSError) and error.strerror and error.filename is not None:
         reason = f"{error.filename}: {error.strerror}"
     else:
@@ -87,6 +113,34 @@ def failure_of(error: BaseException) -> RankFailure:
         if name in _ADVICE:
             reason += f"; {_ADVICE[name]}"
     return RankFailure(reason=reason, exit_code=code, kind=kind, whole="" if said in reason else str(error))
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether a GPU failed: it fell off the bus, a kernel could not end, or one of its own checks failed.
+
+    torch raises `torch.AcceleratorError` from 2.8 on, and before that a RuntimeError of the same words.
+    """
+    if isinstance(error, DlbenchError) or not isinstance(error, RuntimeError):
+        return False
+    if type(error).__name__ == "OutOfMemoryError":
+        return False
+    return type(error).__name__ == "AcceleratorError" or _DEVICE_FAULT.search(str(error)) is not None
+
+
+def _device_fault(words: str, where: Whereabouts) -> str:
+    gpu = "its GPU" if where.gpu is None else f"GPU {where.gpu.uuid} ({where.gpu.pci_bus_id})"
+    # Of several sentences the first is the cause; torch's advice on debugging follows it.
+    words = _TORCH_ADVICE.split(words)[0].strip()
+    reason = f"rank {where.rank} on {where.host}, {gpu}: {words}"
+    state = gpu_trouble(where.gpu.uuid) if where.gpu is not None else ""
+    if state:
+        reason += f"; NVML says of it: {state}"
+    if _OWN_CHECK.search(words) and not state:
+        return f"{reason}; a kernel refused its input: set CUDA_LAUNCH_BLOCKING=1 to find which"
+    return (
+        f"{reason}; look for Xid in the kernel's log of {where.host} (dmesg), leave the node out (slurm.exclude) and "
+        "run again"
+    )
 
 
 def passed_on(text: str, error: BaseException) -> RunError:

@@ -12,8 +12,12 @@ server.
 
 from __future__ import annotations
 
+import random
+import re
 import socket
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,10 +33,21 @@ FORMAT, VERSION = "dlbench.rendezvous", 1
 
 MAX_BYTES = 1 << 16
 """Of the file at most: it holds an address."""
-WAIT_S = 180.0
-"""How long ranks wait for rank 0. Shared file systems show new files late (NFS: up to 60 s by default)."""
+PATIENCE = 0.95
+"""Share of the run's stall time-out for which ranks wait for each other: who is missing is said before the watchdog
+ends them."""
+GRACE_S = 60.0
+"""Libraries' own time-outs beyond the stall time-out: NCCL's watchdog ends a process without a word."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+"""Between two looks at the file, longer each time: 1,000 ranks are 1,000 opens a second on one metadata server."""
 
 LOOPBACK = "127.0.0.1"
+
+_INNER = re.compile(r"^(lo|docker|br-|virbr|veth|vnet|cni|flannel|cali|podman|lxc|lxd|tap|dummy)")
+"""Interfaces of containers and virtual machines on this node, which no other node reaches."""
+_SOMEWHERE = ("192.0.2.1", 9)
+"""An address of nobody (RFC 5737), for asking which way packets would leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +84,22 @@ def _open_part(place: RankPlace, meeting: MeetingPlace) -> dict[str, str | int]:
     return {"format": FORMAT, "version": VERSION, **content}
 
 
-def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> MeetingPlace:
+def await_address(
+    path: Path, place: RankPlace, wait_s: float, pause: Callable[[float], None] = time.sleep
+) -> MeetingPlace:
     """Where rank 0 listens, as soon as it has published it for this start.
+
+    Args:
+        path: the file.
+        place: this rank.
+        wait_s: for so long. Shared file systems show new files late (NFS: up to 60 s by default).
+        pause: waits between two looks, so many seconds.
 
     Raises:
         RunError: nothing was published in time.
     """
     deadline = time.monotonic() + wait_s
+    pauses = pauses_s(random.Random(place.rank))
     while time.monotonic() < deadline:
         try:
             content = read_json(path, MAX_BYTES)
@@ -85,11 +109,19 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> Meeti
             return MeetingPlace(
                 address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"])
             )
-        time.sleep(0.02)
+        pause(next(pauses))
     raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
         "all nodes see the run's folder?"
     )
+
+
+def pauses_s(chance: random.Random) -> Iterator[float]:
+    """Pauses that grow to `LONGEST_PAUSE_S`, each shortened by up to half at random: ranks do not look in step."""
+    longest = FIRST_PAUSE_S
+    while True:
+        yield longest * (1 - chance.random() / 2)
+        longest = min(LONGEST_PAUSE_S, longest * 1.5)
 
 
 def own_address(single_machine: bool, interface: str | None = None) -> str:
@@ -111,10 +143,8 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
         address = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
     except OSError:
         raise RunError(f"the host name {name} does not resolve on the node itself; check /etc/hosts or DNS") from None
-    if str(address).startswith("127."):
-        # Debian maps the own name to 127.0.1.1, which no other node reaches.
-        return _first_routable_address()
-    return str(address)
+    # Debian maps the own name to 127.0.1.1, some sites to a bridge of the node's own: no other node reaches these.
+    return str(address) if _is_reachable(str(address)) else _routed_address()
 
 
 def gloo_interface(single_machine: bool, planned: str | None, meeting: MeetingPlace) -> str:
@@ -137,14 +167,36 @@ def _address_of(interface: str) -> str:
     raise RunError(f"launch.interface {interface}: this node has no such interface with an IPv4 address")
 
 
-def _first_routable_address() -> str:
+def _is_reachable(address: str) -> bool:
+    """Whether other nodes may reach it: no loopback, and no bridge of this node's own."""
+    return not address.startswith("127.") and all(address not in found for _, found in _inner_addresses())
+
+
+def _inner_addresses() -> Iterator[tuple[str, list[str]]]:
+    return ((name, found) for name, found in _addresses() if _INNER.match(name))
+
+
+def _addresses() -> Iterator[tuple[str, list[str]]]:
+    """IPv4 addresses of each interface that is up, by name."""
     import psutil
 
-    for name, addresses in sorted(psutil.net_if_addrs().items()):
-        for item in addresses:
-            if item.family == socket.AF_INET and not item.address.startswith("127.") and name != "lo":
-                return str(item.address)
-    raise RunError("this node has no network address but loopback")
+    states = psutil.net_if_stats()
+    for name, items in sorted(psutil.net_if_addrs().items()):
+        if name not in states or states[name].isup:
+            yield name, [str(item.address) for item in items if item.family == socket.AF_INET]
+
+
+def _routed_address() -> str:
+    """The address from which packets leave this node; without a route, the first of an interface to the outside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(_SOMEWHERE)  # a datagram socket: chooses the route, sends nothing
+        if _is_reachable(address := str(probe.getsockname()[0])):
+            return address
+    for name, found in _addresses():
+        outside = [address for address in found if not address.startswith("127.")]
+        if outside and not _INNER.match(name):
+            return outside[0]
+    raise RunError("this node has no network address but loopback and bridges of its own: set launch.interface")
 
 
 def _interface_towards(address: str, port: int) -> str:

@@ -1,8 +1,7 @@
 """Steps of a rank as intervals: where each phase begins and ends, drawn one after the other from the step's start.
 
 A step file holds sums: with gradient accumulation forward and backward take turns, and only how long they took
-together is known. On a GPU a step's start is the host's and its length the device's, so that a step may seem to begin
-before the one before has ended; it is moved behind it, which is where the device began it.
+together is known. A step that would begin before the one before has ended is moved behind it, and that is told.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ them. From the phases to the parts seconds are only moved, never estimated anew,
 * `input` is waiting for data and the copy to the device. Where the run says what its readers did, the wait is shared
   out as their time was: fetching (storage) against preparing (CPU);
 * `host` is what lies between the phases;
+* `launch` is what GPUs idled within forward, backward and optimizer because the host came late with its calls, as
+  `dlbench.reading.launching` defines it, and is taken from those phases first of all;
 * `throttling` is the share of the computing time that lowered clocks, or a used-up quota of CPU time, cost; from the
   samples of the run, and taken from forward, backward and optimizer in proportion;
 * `memory` is recomputing, and waiting for activations that are swapped, as every rank measured it; it happens in the
@@ -27,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
+from dlbench.reading.launching import shared_among, waited_for_host
 from dlbench.reading.leaving import Leaving, leaving
 from dlbench.reading.measures import RunSteps, load_steps
 from dlbench.reading.samples.node_samples import Interval, node_ranks
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-CAUSES = ("compute", "exchange", "straggler", "input", "host", "throttling", "memory", "rest")
+CAUSES = ("compute", "exchange", "straggler", "input", "host", "launch", "throttling", "memory", "rest")
 """In the order in which they are printed; together they are the whole step."""
 
 EXCHANGE_PHASE = "exchange_phase"
@@ -54,7 +57,7 @@ INPUT_PARTS = ("fetch", "prepare", "copy")
 WAIT_PARTS = ("wait", "copy")
 """The same where a run does not say what its readers did: the wait for batches, and the copy."""
 
-_OUT_OF_COMPUTE = ("throttling", "memory")
+_OUT_OF_COMPUTE = ("launch", "throttling", "memory")
 """Parts whose seconds lie in the phases of computing."""
 
 
@@ -71,12 +74,14 @@ class Causes:
     """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
     throttling_evidence: str
     """How the share of lowered clocks is known; empty where it is not."""
+    launch_evidence: str = ""
+    """How `launch` is known; empty where it is not, and on CPUs, where nothing is launched."""
     memory_evidence: str = ""
     """How `memory` is known, or why it is 0; empty where it is not known."""
     compute_ns: dict[str, int]
     """`compute` by `COMPUTE_PARTS`, nanoseconds."""
     taken_ns: dict[str, dict[str, int]]
-    """`throttling` and `memory` by the `COMPUTE_PARTS` that they were taken from, nanoseconds."""
+    """`launch`, `throttling` and `memory` by the `COMPUTE_PARTS` that they were taken from, nanoseconds."""
     input_ns: dict[str, int]
     """`input` by `WAIT_PARTS`, nanoseconds; with `fetch` and `prepare`, the wait's own parts, where the run says what
     its readers did."""
@@ -131,12 +136,13 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     assert run.record is not None
     share, why = _throttled(run, loaded)
     memory_ns, memory_why = _memory(run)
+    launch_ns, launch_why = waited_for_host(loaded, synchronised=run.record.phases == "synchronised")
     found = waiting(loaded)
     ranks, count = loaded.step_ns.shape
     work = loaded.step_ns.sum(axis=1)
     if ranks > 1:
         work = work - loaded.phase_ns["exchange"].sum(axis=1)
-    compute, taken = _compute_parts(loaded.phase_ns, found, share or 0.0, memory_ns or 0)
+    compute, taken = _compute_parts(loaded.phase_ns, found, launch_ns or {}, share or 0.0, memory_ns or 0)
     sums = _sums(loaded.step_ns, loaded.phase_ns, found, compute, taken)
     copy = int(loaded.phase_ns["h2d"].sum()) - found.moved_phases_ns["h2d"]
     return Causes(
@@ -149,8 +155,10 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         not_measured={
             **({"throttling": why} if share is None else {}),
             **({"memory": memory_why} if memory_ns is None else {}),
+            **({"launch": launch_why} if launch_ns is None else {}),
         },
         throttling_evidence="" if share is None else why,
+        launch_evidence="" if launch_ns is None else launch_why,
         memory_evidence="" if memory_ns is None else memory_why,
         waiting=found,
         work_ns=tuple(int(value) for value in work),
@@ -203,7 +211,11 @@ def _memory(run: Run) -> tuple[int | None, str]:
 
 
 def _compute_parts(
-    phase_ns: Mapping[str, npt.NDArray[np.int64]], found: Waiting, throttled: float, memory_ns: int
+    phase_ns: Mapping[str, npt.NDArray[np.int64]],
+    found: Waiting,
+    launch_ns: Mapping[str, int],
+    throttled: float,
+    memory_ns: int,
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Nanoseconds of all ranks and steps by `COMPUTE_PARTS`, and what is taken out of each; whole numbers."""
     left = {name: int(phase_ns[name].sum()) - found.moved_phases_ns[name] for name in COMPUTE_PARTS}
@@ -212,6 +224,8 @@ def _compute_parts(
         if left[name] < 0:
             most = max(left, key=lambda one: left[one])
             left[most], left[name] = left[most] + left[name], 0
+    launch = shared_among(launch_ns, left)
+    left = {name: value - launch[name] for name, value in left.items()}
     memory: dict[str, int] = {}
     for name in ("backward", "forward", "optimizer"):
         # What stragglers took longer is charged to them, whatever it was.
@@ -219,7 +233,11 @@ def _compute_parts(
         left[name] -= memory[name]
     throttling = _shared_out(round(throttled * sum(left.values())), left)
     left = {name: value - throttling[name] for name, value in left.items()}
-    return left, {"throttling": throttling, "memory": {name: memory[name] for name in COMPUTE_PARTS}}
+    return left, {
+        "launch": launch,
+        "throttling": throttling,
+        "memory": {name: memory[name] for name in COMPUTE_PARTS},
+    }
 
 
 def _shared_out(amount: int, among: Mapping[str, int]) -> dict[str, int]:

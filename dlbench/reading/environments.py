@@ -18,7 +18,7 @@ _EXPECTED = re.compile(
     r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
     r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*"
     # dlbench sets these itself, over what a shell has: by the plan, whose settings are compared, or by the rank count.
-    r"|HOROVOD_(AUTOTUNE\w*|FUSION_THRESHOLD|CYCLE_TIME|(HIERARCHICAL|TORUS)_ALLREDUCE|DYNAMIC_PROCESS_SETS))"
+    r"|HOROVOD_(AUTOTUNE\w*|FUSION_THRESHOLD|CYCLE_TIME|(HIERARCHICAL|TORUS)_ALLREDUCE|GLOO_TIMEOUT_SECONDS|DYNAMIC_PROCESS_SETS))"
 )
 
 # Interfaces that dlbench chooses, each a variable: ranks of one node meet at the loopback.

@@ -71,7 +71,7 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     bounds = [_to_node_0(line, times) for line, times in zip(known, left_ns, strict=True)]
     left_ns -= np.median(left_ns, axis=0).astype(np.int64)
     own = largest_by_host(hosts, np.median(left_ns, axis=1).tolist())
-    drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000
+    drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000 + max(rank.clock_error_s for rank in ranks) * 1e9
     bound = {host: max(b for b, name in zip(bounds, hosts, strict=True) if name == host) + drift for host in own}
     others = of_others(own)
     # A median rises with each of its values.

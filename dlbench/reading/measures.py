@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.clocks import MAX_DRIFT_PPM
+from dlbench.reading.launching import kernel_ns
 from dlbench.records.record import RankResult
-from dlbench.records.rows.steps import PHASES, StepReader, read_alike_steps
+from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ TOLERANCE = 0.01
 # Step files that are read together.
 _AT_ONCE = 16
 _COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
+_BOUNDS = tuple(name for name, _ in LAUNCH_FIELDS)
+_KERNELS = tuple(f"kernel_{phase}_ns" for phase in LAUNCHED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,16 @@ class RunMeasures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Launching:
+    """How long devices waited for their hosts' calls, see `dlbench.reading.launching`; by `LAUNCHED`, nanoseconds."""
+
+    bound_ns: dict[str, Times]
+    """At most, of all measured steps; shape (ranks, steps)."""
+    kernel_ns: dict[str, Times]
+    """What the phase's kernels take alone, `UNKNOWN_NS` where no step shows it; shape (ranks,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSteps:
     """Times of all measured steps of one run, nanoseconds; times have shape (ranks, steps)."""
 
@@ -78,6 +90,8 @@ class RunSteps:
     """By phase, in the order of `PHASES`."""
     unbroken: int
     """First steps that follow each other without a pause (evaluation, checkpoint) on every rank."""
+    launch: Launching | None = None
+    """None on CPUs."""
 
     @property
     def other_ns(self) -> Times:
@@ -195,29 +209,53 @@ def _all_ranks(run: Run) -> RunSteps:
                     step_ns=np.empty(shape, np.int64),
                     phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
                     unbroken=len(own["step"]),
+                    launch=_no_launching(shape) if _KERNELS[0] in own else None,
                 )
             result.begin_ns[entry.rank] = own["start_ns"][0]
             result.end_ns[entry.rank] = own["start_ns"][-1] + own["step_ns"][-1]
             result.step_ns[entry.rank] = own["step_ns"]
             for phase in PHASES:
                 result.phase_ns[phase][entry.rank] = own[f"{phase}_ns"]
-            unbroken = min(result.unbroken, _unbroken(own["start_ns"], own["step_ns"], run.record.clock))
+            if (result.launch is None) != (_KERNELS[0] not in own):
+                raise IncompleteDataError(f"{run.folder.steps(entry.rank)}: other columns than on rank 0")
+            if result.launch is not None:
+                for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
+                    result.launch.kernel_ns[phase][entry.rank] = own[kernels]
+                    result.launch.bound_ns[phase][entry.rank] = own[bound]
+            unbroken = min(result.unbroken, _unbroken(own["start_ns"], own["step_ns"]))
             result = replace(result, unbroken=unbroken)
     assert result is not None
     return result
 
 
-def _unbroken(start_ns: Times, step_ns: Times, clock: str) -> int:
-    """First steps of a rank without a pause between them.
+def _columns(reader: StepReader) -> tuple[str, ...]:
+    return (*_COLUMNS, *_BOUNDS) if reader.launches else _COLUMNS
 
-    On a CPU a step begins where the one before ends. On a GPU its start is when the host enters it, which is earlier,
-    or, after a pause, later by more than two clocks drift apart.
-    """
+
+def _no_launching(shape: tuple[int, int]) -> Launching:
     import numpy as np
 
-    elapsed = np.cumsum(step_ns[:-1])
-    allowed = (elapsed * MAX_DRIFT_PPM // 1_000_000 if clock == "cuda-events" else 0) + ROUNDING_NS
-    late = np.flatnonzero(start_ns[1:] - start_ns[0] - elapsed > allowed)
+    return Launching(
+        bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
+        kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
+    )
+
+
+def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
+    """What the kernels of each phase take, of all steps of one rank, as columns of one value."""
+    if _BOUNDS[0] not in steps:
+        return {}
+    return {
+        name: kernel_ns(steps[f"{phase}_ns"], steps[bound], steps["warmup"])
+        for name, phase, bound in zip(_KERNELS, LAUNCHED, _BOUNDS, strict=True)
+    }
+
+
+def _unbroken(start_ns: Times, step_ns: Times) -> int:
+    """First steps of a rank without a pause between them: a step begins where the one before ends."""
+    import numpy as np
+
+    late = np.flatnonzero(start_ns[1:] - start_ns[0] - np.cumsum(step_ns[:-1]) > ROUNDING_NS)
     return int(late[0]) + 1 if len(late) else len(step_ns)
 
 
@@ -228,7 +266,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     assert run.record is not None
     try:
         readers = [StepReader(run.folder.steps(entry.rank)) for entry in entries]
-        steps = read_alike_steps(readers, _COLUMNS)
+        steps = read_alike_steps(readers, _columns(readers[0]))
     except IncompleteDataError:
         return None
     if steps is None or any(reader.torn_bytes for reader in readers):
@@ -243,6 +281,8 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
         return None
     chosen: dict[str, Any] = {name: values[:, begin:] for name, values in steps.items()}
+    kernels = [_with_kernels({name: values[row] for name, values in steps.items()}) for row in range(len(entries))]
+    chosen |= {name: [one[name] for one in kernels] for name in kernels[0]}
     if (chosen["step"] != (chosen["step"][0] if numbers is None else numbers)).any():
         return None
     sums = zip(entries, chosen["samples"].sum(axis=1).tolist(), chosen["step_ns"].sum(axis=1).tolist(), strict=True)
@@ -256,7 +296,7 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
     assert run.record is not None
     path = run.folder.steps(entry.rank)
     reader = StepReader(path)
-    steps: dict[str, Any] = reader.read(_COLUMNS)
+    steps: dict[str, Any] = reader.read(_columns(reader))
     if reader.torn_bytes:
         raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
     if foreign := _foreign(run, reader, entry):
@@ -266,13 +306,13 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
     if count != run.record.steps:
         raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
     is_measured = steps["warmup"] == 0
-    found: dict[str, Times] = {name: values[is_measured] for name, values in steps.items()}
+    found: dict[str, Any] = {name: values[is_measured] for name, values in steps.items()}
     count = len(found["step"])
     if count == 0 or (numbers is not None and not np.array_equal(found["step"], numbers)):
         raise IncompleteDataError(f"{path}: {count} measured steps, not the same as on the other ranks")
     if other := _other_sums(entry, int(found["samples"].sum()), int(found["step_ns"].sum())):
         raise IncompleteDataError(f"{path}: {other}; no figure is made")
-    return found
+    return found | _with_kernels(steps)
 
 
 def _foreign(run: Run, reader: StepReader, entry: RankResult) -> str:

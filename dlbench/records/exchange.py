@@ -78,3 +78,25 @@ class ExchangeResult(Spec):
     costs: tuple[LineCost, ...] = Field((), description="Lines measured or given for mgwfbp and hybrid.")
     hybrid_threshold_bytes: CountOrZero | None = Field(None, description="Threshold in force, for hybrid.")
     autotune: AutotuneResult | None = Field(None, description="Horovod's autotuner, if it was on.")
+
+
+class NcclTransport(Spec):
+    """What NCCL said of itself while it started, by its own log (NCCL_DEBUG=INFO), ranks together."""
+
+    version: str | None = Field(None, description="NCCL's version.")
+    network: str | None = Field(None, description="Network module in use, e.g. IB, Socket, AWS Libfabric.")
+    plugin: str | None = Field(None, description="Network plugin that was loaded; null: none.")
+    channels: dict[str, Count] = Field(
+        default_factory=dict, description="Connections by way, e.g. P2P/CUMEM, SHM/direct/direct, NET/IB/GDRDMA."
+    )
+    collective_channels: CountOrZero | None = Field(None, description="Channels for collectives, of a rank; the most.")
+    nvls_channels: CountOrZero | None = Field(None, description="Channels of NVLink SHARP, of a rank; the most.")
+    nvls: Flag = Field(False, description="Whether the switch can add and multicast (NVLink SHARP).")
+    rings: CountOrZero = Field(0, description="Rings of the largest communicator.")
+    trees: CountOrZero = Field(0, description="Trees of the largest communicator.")
+    warnings: tuple[str, ...] = Field((), description="NCCL's warnings, each once.")
+
+    @property
+    def has_peer_access(self) -> bool:
+        """Whether GPUs of a node were reached directly."""
+        return any(way.startswith("P2P") for way in self.channels)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
-from dlbench.records.exchange import ExchangeResult
+from dlbench.records.exchange import ExchangeResult, NcclTransport
 from dlbench.records.memory import HostUpdate, MemoryResult
 from dlbench.records.watch import NodeLoad, WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
@@ -41,6 +41,19 @@ class Setting(Spec):
         return self.requested not in (None, "auto", self.effective) and self.effective is not None
 
 
+class RankGpu(Spec):
+    """The GPU of one rank."""
+
+    uuid: str = Field(description="GPU-..., or MIG-... for a slice of one.")
+    pci_bus_id: str | None = Field(None, description="As /sys has it, 0000:1b:00.0; null where not known.")
+    numa_node: CountOrZero | None = Field(None, description="Its NUMA node; null where the machine does not tell.")
+    is_slice: Flag = Field(False, description="Whether it is a MIG slice, which is no whole GPU.")
+    visible: Count = Field(description="GPUs that this rank sees.")
+    no_peer_access: tuple[int, ...] = Field(
+        (), description="GPUs it sees whose memory its own cannot reach, by CUDA's numbers."
+    )
+
+
 class RankResult(Spec):
     """What one rank says of itself at the end."""
 
@@ -51,6 +64,8 @@ class RankResult(Spec):
     cores: tuple[int, ...] = Field(description="Cores it was bound to (those it may use, where not bound).")
     threads: Count = Field(description="Compute threads.")
     pinned: Flag = Field(description="Whether it was bound to cores of its own.")
+    numa_nodes: tuple[int, ...] = Field((), description="NUMA nodes of its cores; none where the machine has one.")
+    gpu: RankGpu | None = Field(None, description="Its GPU; null on a CPU.")
     samples: CountOrZero = Field(description="Samples of all measured steps.")
     measured_s: NonNegative = Field(description="Start of the first to end of the last measured step, seconds.")
     first_loss: float | None = Field(description="Loss of the first step (warm-up included); null if not finite.")
@@ -78,6 +93,11 @@ class RankResult(Spec):
         "Null where not known.",
     )
     garbage_s: NonNegative | None = Field(None, description="What that took, seconds; part of no step.")
+    clock_error_s: NonNegative = Field(
+        0.0,
+        description="How far starts of steps may be off the clock of the machine, seconds: a GPU's events are tied to "
+        "it between steps.",
+    )
     bad_samples: tuple[str, ...] = Field((), description="Unreadable samples, named.")
     bad_sample_count: CountOrZero = Field(0, description="How many samples were unreadable.")
 
@@ -205,6 +225,7 @@ class Record(Spec):
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
+    nccl: NcclTransport | None = Field(None, description="How NCCL joined the GPUs; null where it does not say.")
     watch: WatchResult | None = Field(None, description="What monitoring saw and cost; null where there was none.")
     load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     inert: tuple[str, ...] = Field(

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dlbench.machine.cuda_build import find_cuda_parts
 from dlbench.machine.host_name import REMEDY, host_name_problem
 from dlbench.units import format_bytes, utf8_text
 
@@ -170,13 +171,15 @@ def _torch() -> Iterable[Finding]:
 
 
 _ASK_HOROVOD = """
-import ctypes, json
+import ctypes, json, torch
 import horovod, horovod.torch as hvd
 from horovod.torch import mpi_lib_v2
 library = ctypes.CDLL(mpi_lib_v2.__file__)
 print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(),
     "nccl": bool(hvd.nccl_built()), "cuda": hvd.cuda_built(),
-    "readback": hasattr(library, "horovod_effective_cycle_time_ms")}))
+    "readback": hasattr(library, "horovod_effective_cycle_time_ms"),
+    "free_timeline": hasattr(library, "horovod_closed_timeline_is_free"),
+    "torch_cuda": torch.version.cuda, "torch_file": torch.__file__}))
 """
 
 
@@ -212,6 +215,30 @@ def _horovod() -> Iterable[Finding]:
             detail="Horovod was built without the MPI that is here",
             needed_for="engine horovod with launchers mpirun and srun-mpi",
             remedy="dlbench setup horovod (builds it anew, with MPI)",
+        )
+    if answer["torch_cuda"]:
+        yield from _horovod_on_gpus(answer)
+
+
+def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
+    """What a Horovod beside a torch for CUDA lacks."""
+    if not answer["nccl"]:
+        lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
+        here = "NCCL and nvcc are here now" if not isinstance(lacks, str) else lacks
+        yield Finding(
+            name="Horovod with NCCL",
+            state="absent",
+            detail=f"Horovod was built without NCCL; {here}",
+            needed_for="engine horovod on two and more GPUs (ddp needs nothing more)",
+            remedy="dlbench setup horovod (builds it anew, with NCCL, where nothing lacks)",
+        )
+    elif not answer["free_timeline"]:
+        yield Finding(
+            name="Horovod's timeline",
+            state="absent",
+            detail="this build would trace every step on GPUs, so its timeline stays off there",
+            needed_for="messages of engine horovod on GPUs",
+            remedy="dlbench setup horovod",
         )
 
 

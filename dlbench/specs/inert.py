@@ -8,7 +8,7 @@ from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
 from dlbench.specs.training import DECAYS_TO_AN_END
-from dlbench.specs.workload import BertModel
+from dlbench.specs.workload import BertModel, ImageData
 
 
 def _by_mpi(plan: RunPlan) -> bool:
@@ -115,6 +115,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         for key in ("prefetch_batches", "staging", "keep_staged", "shuffle", "partition", "cache")
     ),
     (
+        "data.decode",
+        lambda plan: isinstance(plan.workload.data, ImageData) and not plan.workload.data.is_synthetic,
+        "only images that are read are decoded",
+    ),
+    (
         "data.prefetch_batches",
         lambda plan: plan.workload.data.loader_workers != 0,
         "data.loader_workers is 0: the training process reads each batch when it is asked for",
@@ -141,7 +146,10 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ("data.synthetic_on", lambda plan: plan.workload.data.is_synthetic, "data is read from files"),
     ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
     ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
-    ("measure.measured_steps", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target"),
+    *(
+        (f"measure.{key}", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target")
+        for key in ("measured_steps", "measured_s", "warmup_s")
+    ),
     ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
     (
         "train.allow_emulation",
@@ -218,6 +226,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         for key in ("swap_folder", "verify")
     ),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
+    (
+        "system.slurm.gpu_bind",
+        lambda plan: plan.system.slurm.gpu_request != "none" and plan.system.launch.launcher != "mpirun",
+        "only srun with a slurm.gpu_request reads it",
+    ),
     *(
         (
             key,

@@ -129,8 +129,7 @@ class CheckpointSpec(Spec):
     initialize_from: str | None = Field(
         None,
         min_length=1,
-        description="Weights to begin with, optimizer and schedule anew: a safetensors file with BERT's public names, "
-        "or a checkpoint of dlbench or a run's folder with some.",
+        description="Weights to begin with: safetensors with BERT's public names, or a checkpoint of dlbench.",
     )
 
     @property

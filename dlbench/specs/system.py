@@ -37,6 +37,9 @@ class SlurmSpec(Spec):
         "none", description="How this site wants GPUs asked for."
     )
     gpu_type: SlurmWord | None = Field(None, description="GPU type in the request, e.g. a100.")
+    gpu_bind: SlurmWord = Field(
+        "none", description="srun --gpu-bind; none: ranks reach all GPUs of their node; site: not given."
+    )
     cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
     extra: tuple[SlurmWord, ...] = Field((), description="Further options, e.g. --switches=1, as they are.")
 

@@ -24,16 +24,15 @@ class OptimizerSpec(Spec):
     learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
         "none",
-        description="Scale the learning rate with the global batch, or with its root, or take it from "
-        "learning_rate_table.",
+        description="Scale the learning rate with the global batch, with its root, or by learning_rate_table.",
     )
     reference_batch: Count | None = Field(
         None, description="Global batch that learning_rate belongs to, samples; for learning_rate_scaling."
     )
     learning_rate_table: tuple[RatePoint, ...] = Field(
         (),
-        description="Rows of published recipes, by global batch: batch, learning_rate, and what else differs. Between "
-        "rows the rate is interpolated; beyond the last it stays, and --to-accuracy is refused.",
+        description="Published rows by global batch; interpolated between, constant beyond, where --to-accuracy is "
+        "refused.",
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
@@ -41,6 +40,11 @@ class OptimizerSpec(Spec):
     epsilon: NonNegative = Field(1e-6, description="Added to the denominator (adamw, lars, lamb).")
     trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
     clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch's compiler makes its update."""
+        return self.implementation == "fused" and self.name in ("lars", "lamb")
 
     def peak(self, global_batch: int) -> float:
         """The learning rate after warm-up: scaled with the global batch (samples), where that is asked for.
@@ -90,8 +94,7 @@ class ScheduleSpec(Spec):
     )
     decay_from: Literal["warmup", "start"] = Field(
         "warmup",
-        description="Where polynomial, linear and cosine begin to count: at the warm-up's end, or at step 0 beneath "
-        "it.",
+        description="Whether the decay counts from the warm-up's end, or beneath it from step 0.",
     )
     power: Positive = Field(2.0, description="Power of the polynomial.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate when the decay ends; not scaled.")
@@ -139,8 +142,8 @@ class TrainSpec(Spec):
     batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
     global_batch: Count | None = Field(
         None,
-        description="Samples of one step over all ranks: each rank computes its share in parts of batch_per_rank; "
-        "none: batch_per_rank times the ranks.",
+        description="Samples of one step over all ranks, in parts of batch_per_rank; none: batch_per_rank times the "
+        "ranks.",
     )
     gradient_accumulation: Count = Field(
         1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."
@@ -260,6 +263,16 @@ class TrainSpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _host_updates_uncompiled(self) -> Self:
+        optimizer = self.optimizer
+        if optimizer.is_compiled and self.optimizer_state == "host":
+            raise ValueError(
+                f"optimizer.implementation fused and optimizer_state host exclude each other for {optimizer.name}: the "
+                "host updates block by block, and each block would be a program of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _parts_are_even(self) -> Self:
         if self.batch_per_rank % self.gradient_accumulation:
             raise ValueError(
@@ -280,8 +293,7 @@ class QualitySpec(Spec):
     max_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
     starts_from: Literal["random", "checkpoint"] = Field(
         "random",
-        description="Weights from which the recipe reaches the target; checkpoint: --to-accuracy needs "
-        "checkpoint.initialize_from.",
+        description="checkpoint: --to-accuracy needs checkpoint.initialize_from.",
     )
     stop_at_target: Flag = Field(True, description="End at the first evaluation that meets the target.")
 

@@ -85,12 +85,15 @@ class _Data(Spec):
         "host",
         description="Where synthetic samples lie: host (copied in each step) or device (a GPU's memory; no copy).",
     )
-    reader: Literal["dlbench", "dali", "nvimagecodec"] = Field(
-        "dlbench", description="What reads and decodes samples: dlbench's reader, or NVIDIA's for JPEGs on GPUs."
+    reader: Literal["dlbench", "nvimagecodec"] = Field(
+        "dlbench",
+        description="What decodes samples of training: dlbench's reader, on CPUs; or, for images, NVIDIA's "
+        "nvImageCodec, on the GPU, with the same order, crops and flips.",
     )
     decode: Literal["region", "full"] = Field(
         "region",
-        description="JPEGs in training: only the region of the crop, at the smallest scale that is enough; or whole.",
+        description="Images in training. region: without the rows below the crop, and at the smallest scale that is "
+        "enough (nvimagecodec: the crop alone); full: whole.",
     )
     device_prefetch: CountOrZero = Field(
         1, description="Batches copied to the GPU ahead on a stream of its own; 0: copied in the step."
@@ -141,6 +144,13 @@ class _Data(Spec):
         if self.shuffle.startswith("partial:"):
             return float(self.shuffle.removeprefix("partial:"))
         return 1.0 if self.shuffle == "global" else 0.0
+
+    @model_validator(mode="after")
+    def _reader_fits_data(self) -> Self:
+        if self.reader == "nvimagecodec" and (self.is_synthetic or not isinstance(self, ImageData)):
+            what = "synthetic data" if self.is_synthetic else "this format"
+            raise ValueError(f"reader nvimagecodec decodes images, and {what} has none; leave reader at dlbench")
+        return self
 
     @model_validator(mode="after")
     def _shuffling_fits_staging(self) -> Self:
@@ -223,6 +233,20 @@ class Workload(Spec):
             )
         if self.train.label_smoothing and self.model.family != "resnet":
             raise ValueError(f"train.label_smoothing has no effect on model.family {self.model.family!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_may_differ(self) -> Self:
+        train = self.train
+        if not isinstance(self.model, BertModel) or self.model.attention != "unpadded":
+            return self
+        for key in ("compile", "cuda_graphs", "recompute", "swap"):
+            value = getattr(train, key)
+            if value != "none":
+                raise ValueError(
+                    f"model.attention unpadded and train.{key} {value} exclude each other: without padding every step "
+                    "has another shape"
+                )
         return self
 
     @model_validator(mode="after")

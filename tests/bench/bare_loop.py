@@ -26,10 +26,11 @@ def main(plan_file: Path, out: Path) -> None:
 
     import torch
 
+    from dlbench.node.devices.choice import device_for
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import Trainee, TrainingLoop
-    from dlbench.node.training.prepare import device_for, prepare
+    from dlbench.node.training.prepare import prepare
     from dlbench.node.training.progress import Progress
     from dlbench.node.training.watchdog import Watchdog
     from dlbench.records.rows.steps import StepWriter

@@ -70,3 +70,27 @@ def test_the_rate_of_a_product_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert 1e8 < rate < 1e13
     monkeypatch.setattr(this_machine.sys, "executable", "/nonexistent")
     assert this_machine.product_rate() is None
+
+
+def test_tf32_is_refused_on_a_cpu_even_where_emulation_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"train.precision": "tf32"}
+    with pytest.raises(EnvironmentLacksError, match="tf32: no tf32 arithmetic, and there is none here; use fp32"):
+        expand_request(Request(workload="cosmoflow", preset="ci", overrides=settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"train.precision": "fp8"}, "fp8 is not built: .*; bf16 is the narrowest"),
+        ({"train.cudnn_benchmark": "on"}, "has no effect in any run of this request: the network has no convolutions"),
+        ({"model.attention": "unpadded"}, "has no effect in any run of this request: synthetic text has no padding"),
+        ({"model.attention": "unpadded", "train.compile": "default"}, "attention unpadded and train.compile default"),
+        (
+            {"train.optimizer.implementation": "fused", "train.optimizer_state": "host"},
+            "implementation fused and optimizer_state host exclude each other for lamb",
+        ),
+    ],
+)
+def test_what_the_plan_shows_cannot_act_is_refused(settings: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(UserError, match=refusal):
+        expand_request(Request(workload="bert", preset="ci", overrides=settings))

@@ -679,6 +679,57 @@ def test_decoding_smaller_changes_little(with_simplejpeg: bool, monkeypatch: pyt
     assert used >= {2, 4}
 
 
+@given(
+    st.tuples(st.integers(1, 90), st.integers(1, 150)),
+    st.sampled_from([0, 1, 2, "4:1:1", "grey"]),
+    st.sampled_from(jpeg_decode.FACTORS),
+    st.sampled_from([{}, {"restart_marker_rows": 1}, {"progressive": True}, {"optimize": True}]),
+    st.data(),
+)
+def test_rows_below_a_crop_are_left_out_and_no_pixel_of_it_changes(
+    size: tuple[int, int], colours: Any, factor: int, form: dict[str, Any], data: st.DataObject
+) -> None:
+    pytest.importorskip("simplejpeg")
+    image = Image.fromarray(np.random.default_rng(size).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+    buffer = io.BytesIO()
+    if colours == "grey":
+        image.convert("L").save(buffer, "jpeg", **form)
+    else:
+        image.save(buffer, "jpeg", subsampling=colours, **form)
+    encoded = jpeg_decode.inspect(buffer.getvalue())
+    rows = data.draw(st.integers(1, size[1]))
+    factor = factor if factor <= min(size) else 1
+    whole, part = encoded.pixels(factor)[0], encoded.pixels(factor, rows)[0]
+    needed = -(-rows // factor)
+    assert part.shape[1:] == whole.shape[1:]
+    assert needed <= len(part) <= len(whole)
+    np.testing.assert_array_equal(part[:needed], whole[:needed])
+    if rows + 2 * factor + 16 <= size[1] and "progressive" not in form:
+        assert len(part) < len(whole)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_region_of_a_crop_gives_the_image_that_the_whole_gives(seed: int) -> None:
+    """Crops of less than twice the wanted size, which are not decoded smaller."""
+    data = smooth_jpeg(300, 220)
+    region, full = (
+        jpeg.training_image(data, 160, np.random.default_rng(seed), decoding)[0]
+        for decoding in ("region", "full")  # type: ignore[arg-type]
+    )
+    np.testing.assert_array_equal(region, full)
+    out = np.zeros_like(full)
+    assert jpeg.training_image(data, 160, np.random.default_rng(seed), out=out)[0] is out
+    np.testing.assert_array_equal(out, full)
+
+
+def test_an_image_without_its_end_is_bad_wherever_the_crop_lies() -> None:
+    pytest.importorskip("simplejpeg")
+    data = smooth_jpeg(300, 220)
+    for cut in (data[:-2], data[: len(data) * 3 // 4]):
+        with pytest.raises(ValueError, match="remature end"):
+            jpeg_decode.inspect(cut).pixels(1, 8)
+
+
 @given(*[st.integers(1, 4000)] * 4)
 def test_decoding_smaller_never_enlarges_a_crop(width: int, height: int, wide: int, high: int) -> None:
     factor = jpeg.decode_factor(width, height, wide, high)

@@ -60,4 +60,7 @@ def test_the_reason_names_the_flags_and_a_gpu_is_asked_by_the_ranks(
     )
     (root / "dev").mkdir()
     (root / "dev/nvidiactl").touch()
+    # Hidden, it computes nothing.
+    assert lacking_arithmetic("bf16", root) != ""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert lacking_arithmetic("bf16", root) == ""

@@ -30,7 +30,7 @@ def test_the_meeting_place_is_its_owner_s_alone_whatever_the_umask(tmp_path: Pat
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert rendezvous.await_address(path, place(1)) == MEETING
+    assert rendezvous.await_address(path, place(1), wait_s=9) == MEETING
 
 
 def test_once_all_have_met_the_secret_is_gone_and_the_file_as_the_others(tmp_path: Path) -> None:

@@ -116,10 +116,10 @@ def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str
             writer.append((step, 0, start, took, *phases, 4, 1.0))
 
 
-def test_steps_of_a_gpu_that_lags_behind_its_host_follow_one_another(tmp_path: Path) -> None:
+def test_steps_that_would_overlap_follow_one_another(tmp_path: Path) -> None:
     folder = one_rank(tmp_path)
     write_spans(folder, 0, [])
-    # The host begins a step each 10 ms, the device takes 12: it falls behind, waits for nothing, and catches up.
+    # One begins each 10 ms and takes 12; the last comes later.
     starts = [FIRST_NS + n * 10 * MS for n in range(5)] + [FIRST_NS + 100 * MS]
     written_steps(folder, [(start, 12 * MS, 0, 0, 5 * MS, 5 * MS, 0, MS) for start in starts], "cuda-events")
     found = exported(folder)

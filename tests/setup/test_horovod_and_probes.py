@@ -555,6 +555,12 @@ def findings() -> dict[str, Finding]:
     return {finding.name: finding for finding in found}
 
 
+def horovod_answer(**changes: object) -> str:
+    """What a Horovod of dlbench's build beside a torch for CPUs answers."""
+    answer = {"version": VERSION, "gloo": True, "mpi": True, "nccl": False, "cuda": False, "readback": True}
+    return json.dumps({**answer, "free_timeline": True, "torch_cuda": None, "torch_file": None, **changes})
+
+
 @pytest.fixture
 def installed(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine on which torch, Horovod and NVML's bindings are installed, and answer what a test says."""
@@ -569,8 +575,7 @@ def installed(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    answer = {"version": VERSION, "gloo": True, "mpi": True, "nccl": False, "cuda": False, "readback": True}
-    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps(answer))
+    monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer())
     monkeypatch.setenv("TORCH_ANSWER", json.dumps({"version": "2.99.0", "cuda": None, "gpus": 0, "nccl": False}))
     return machine
 
@@ -650,8 +655,7 @@ def test_slurm_without_a_cluster(installed: Machine) -> None:
 
 
 def test_a_horovod_that_is_not_dlbench_s_build(installed: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = {"version": "0.27.0", "gloo": True, "mpi": False, "nccl": False, "cuda": False, "readback": False}
-    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps(answer))
+    monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(version="0.27.0", mpi=False, readback=False))
     found = findings()["Horovod"]
     assert found.state == "problem"
     assert "0.27.0, built with gloo; without mpi, nccl, cuda; not dlbench's build" in found.detail
@@ -661,8 +665,7 @@ def test_a_horovod_that_is_not_dlbench_s_build(installed: Machine, monkeypatch: 
 def test_a_horovod_without_the_mpi_that_came_later_is_named(
     installed: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = {"version": "0.28.1", "gloo": True, "mpi": False, "nccl": False, "cuda": False, "readback": True}
-    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps(answer))
+    monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(mpi=False))
     assert "Horovod with MPI" not in findings()
     for program in ("mpirun", "mpicxx"):
         installed.program(program, "echo 'mpirun (Open MPI) 4.1.4'")
@@ -670,8 +673,27 @@ def test_a_horovod_without_the_mpi_that_came_later_is_named(
     assert (found["Horovod"].state, found["MPI"].state) == ("ok", "ok")
     assert found["Horovod with MPI"].state == "absent"
     assert found["Horovod with MPI"].remedy.startswith("dlbench setup horovod ")
-    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps({**answer, "mpi": True}))
+    monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer())
     assert "Horovod with MPI" not in findings()
+
+
+def test_a_horovod_beside_a_torch_for_cuda_says_what_it_lacks(
+    installed: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {"torch_cuda": "99.0", "torch_file": str(installed.root / "site/torch/__init__.py")}
+    monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here))
+    found = findings()["Horovod with NCCL"]
+    assert found.state == "absent"
+    assert found.detail.startswith("Horovod was built without NCCL; nccl.h is missing (looked for include/nccl.h in ")
+    _, cuda = cuda_in(installed)
+    monkeypatch.setenv("CUDA_HOME", str(cuda))
+    assert findings()["Horovod with NCCL"].detail.endswith("; NCCL and nvcc are here now")
+    monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here, nccl=True, cuda=True, free_timeline=False))
+    found = findings()
+    assert "Horovod with NCCL" not in found
+    assert "messages of engine horovod on GPUs" in found["Horovod's timeline"].needed_for
+    monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here, nccl=True, cuda=True))
+    assert not {"Horovod with NCCL", "Horovod's timeline"} & findings().keys()
 
 
 def test_an_mpi_that_horovod_cannot_be_built_for(installed: Machine) -> None:

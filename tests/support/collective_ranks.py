@@ -59,7 +59,7 @@ class Rank:
         self.plan = CommPlan.model_validate_json(own.read_text(encoding="utf-8")) if own.exists() else plan
 
     def control(self) -> Control:
-        control = Control(self.place, self.plan.comm.timeout_s)
+        control = Control(self.place, self.plan.comm.timeout_s, self.plan.stall_timeout_s)
         control.start(self.folder, None)
         return control
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch.distributed as dist
 
 from dlbench.errors import PeerLostError, RunError
-from dlbench.node import rendezvous
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.gather_json import gather_over_torch
@@ -26,9 +25,10 @@ def first_line(error: BaseException) -> str:
 class Control:
     """A gloo group over all ranks. Every call names what it is for: ranks that differ are told so and do not hang."""
 
-    def __init__(self, place: RankPlace, timeout_s: float) -> None:
-        """`timeout_s` is the longest wait for other ranks, once all have met, seconds."""
+    def __init__(self, place: RankPlace, timeout_s: float, meeting_s: float) -> None:
+        """`meeting_s` is the longest wait until all ranks have met, `timeout_s` any later one, seconds."""
         self._place = place
+        self._meeting_s = meeting_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._store: RunStore | None = None  # torch holds no more than its C++ half
 
@@ -43,7 +43,7 @@ class Control:
             RunError: not all ranks came.
         """
         place = self._place
-        patience = datetime.timedelta(seconds=rendezvous.WAIT_S)
+        patience = datetime.timedelta(seconds=self._meeting_s)
         self._store = store = meet(folder.rendezvous, place, interface, patience)
         try:
             # Ranks may start minutes apart; from here on the short timeout holds.

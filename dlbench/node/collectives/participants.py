@@ -92,6 +92,7 @@ class Lineup:
             address_file=self._folder.rendezvous.with_name(HOROVOD_RENDEZVOUS),
             interface=self._plan.system.launch.interface,
             is_watched=False,
+            stall_timeout_s=self._plan.stall_timeout_s,
         )
         deadline.begin("start of Horovod")
         try:

@@ -11,12 +11,14 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
+from dlbench.node import rendezvous
 from dlbench.node.collectives.contestants import Contestant
 from dlbench.node.collectives.control import Control
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.measure import Measurement
 from dlbench.node.collectives.participants import Lineup
 from dlbench.node.cores import CoreBinding, Seat, settle
+from dlbench.node.devices.identity import rank_gpu, require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
@@ -76,8 +78,10 @@ class CommRun:
             RunError: ranks differ in what to do, or one is gone; the others get this within the plan's `timeout_s`.
         """
         plan, comm = self._plan, self._plan.comm
-        control = Control(self._place, comm.timeout_s)
+        control = Control(self._place, comm.timeout_s, plan.stall_timeout_s * rendezvous.PATIENCE)
         control.start(self._folder, plan.system.launch.interface)
+        gpu = rank_gpu(self._device, self._binding.gpu)
+        require_own_gpu(gpu, self._place, lambda told: control.gather("GPUs", told), by_nccl=gpu is not None)
         self._deadline.start()
         lineup = Lineup(plan, self._folder, self._place, self._device, control)
         clock = lineup.stream_clock()

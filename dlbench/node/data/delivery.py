@@ -12,6 +12,8 @@ from dlbench.records.record import Setting
 Batch = dict[str, torch.Tensor]
 Ahead = Callable[[], Batch | None]
 """The batch after those that were handed out or looked at, without handing it out; None where it must not be read."""
+Decode = Callable[[Batch], tuple[Batch, object]]
+"""Brings a batch to the device in another form, on its current stream; and what must live until that is there."""
 _KEY = "data.device_prefetch"
 
 
@@ -26,15 +28,24 @@ class Delivery:
         ahead: looks at those that come next.
         device: the GPU.
         prefetch: batches that are copied ahead; 0: each is copied in its step, on the stream that computes.
+        decode: makes of a batch what is trained with; None: it is copied as it is.
     """
 
-    def __init__(self, batches: Iterator[Batch], ahead: Ahead, device: torch.device, prefetch: int) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        ahead: Ahead,
+        device: torch.device,
+        prefetch: int,
+        decode: Decode | None = None,
+    ) -> None:
         self._batches, self._ahead, self._device, self._prefetch = batches, ahead, device, prefetch
+        self._decode = decode
         self._stream = torch.cuda.Stream(device) if prefetch else None  # type: ignore[no-untyped-call]
-        self._coming: deque[tuple[Batch, Batch, torch.cuda.Event | None]] = deque()
-        """On the host, on the device, and the end of the copy; None where nothing was copied."""
-        self._copying: deque[tuple[Batch, torch.cuda.Event]] = deque()
-        """Batches on the host that may still be read."""
+        self._coming: deque[tuple[object, Batch, torch.cuda.Event | None]] = deque()
+        """What the copy reads, the copy, and its end; None where nothing was copied."""
+        self._copying: deque[tuple[object, torch.cuda.Event]] = deque()
+        """What copies may still read."""
         self._batch: Batch = {}
         self._copies = self._copies_ahead = 0
 
@@ -48,7 +59,7 @@ class Delivery:
         taken, self._batch = self._batch, {}
         if not self._coming:
             self._copy(taken)
-        host, moved, copied = self._coming.popleft()
+        kept, moved, copied = self._coming.popleft()
         if copied is None:
             return moved
         compute = torch.cuda.current_stream(self._device)
@@ -57,7 +68,7 @@ class Delivery:
             for tensor in moved.values():
                 # It belongs to the copy stream, which must not use its memory again before the step has ended.
                 tensor.record_stream(compute)
-        self._copying.append((host, copied))
+        self._copying.append((kept, copied))
         return moved
 
     def look_ahead(self) -> bool:
@@ -79,10 +90,15 @@ class Delivery:
             return
         # None: the current stream.
         with torch.cuda.stream(self._stream):
-            moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in host.items()}
+            kept: object = host
+            if self._decode is None:
+                moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in host.items()}
+            else:
+                moved, decoded = self._decode(host)
+                kept = (host, decoded)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(torch.cuda.current_stream(self._device))
-        self._coming.append((host, moved, copied))
+        self._coming.append((kept, moved, copied))
         self._copies += 1
 
     def _release(self) -> None:

@@ -26,6 +26,7 @@ def open_images(
     classes: tuple[str, ...] | None = None,
     lister: Lister = ALONE,
     decoding: Decoding = "region",
+    by_gpu: bool = False,
 ) -> SampleReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
@@ -37,6 +38,7 @@ def open_images(
         classes: names by label, for a set whose own classes may be fewer (validation); None: the set's own.
         lister: through which the ranks of a node list the set once.
         decoding: what of an image is decoded in training.
+        by_gpu: images are not decoded here, but by the GPU (see `dlbench.node.data.gpu_images`).
 
     Returns:
         Samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
@@ -52,7 +54,12 @@ def open_images(
             f"data.source {str(source)!r} has {len(known)} classes, model.num_classes is {model.num_classes}"
         )
     labels = None if classes is None else class_labels(images, classes)
-    return JpegReader(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
+    kind: type[JpegReader] = JpegReader
+    if by_gpu:
+        from dlbench.node.data.gpu_images import EncodedReader
+
+        kind = EncodedReader
+    return kind(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 
 def _listed(source: Path, lister: Lister) -> ImageSet:

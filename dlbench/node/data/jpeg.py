@@ -55,6 +55,11 @@ def crop_box(width: int, height: int, generator: np.random.Generator) -> Box:
     return left, top, left + w, top + h
 
 
+def training_crop(width: int, height: int, generator: np.random.Generator) -> tuple[Box, bool]:
+    """A random-resized crop, and whether it is mirrored."""
+    return crop_box(width, height, generator), generator.random() < 0.5
+
+
 def decode_factor(width: int, height: int, least_width: int, least_height: int) -> int:
     """How many times smaller an area may be decoded so that it is still no smaller than what is wanted of it."""
     return next(f for f in FACTORS if f == 1 or (width >= f * least_width and height >= f * least_height))
@@ -107,8 +112,7 @@ def training_image(
         ValueError: the image is empty, truncated, or none.
     """
     encoded = inspect(data)
-    box = crop_box(encoded.width, encoded.height, generator)
-    is_mirrored = generator.random() < 0.5
+    box, is_mirrored = training_crop(encoded.width, encoded.height, generator)
     if decoding == "full":
         factor, (pixels, remark) = 1, encoded.pixels()
     else:
@@ -202,10 +206,12 @@ class JpegReader(InHalves):
                 image, remark = evaluation_image(data, self._size)
         except ValueError as error:
             raise BadSampleError(f"{self._images.name(index)}: {error}") from None
-        label = self._images.label(index)
-        label = label if self._labels is None else self._labels[label]
         converted = None if remark is None else f"{self._images.name(index)}: {remark}"
-        return Sample({"image": image, "label": np.asarray(label, dtype=np.int64)}, converted)
+        return Sample({"image": image, "label": self._label(index)}, converted)
+
+    def _label(self, index: int) -> NDArray[np.int64]:
+        label = self._images.label(index)
+        return np.asarray(label if self._labels is None else self._labels[label], dtype=np.int64)
 
     def num_bytes(self, index: int) -> int:
         """Bytes of the encoded image."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -101,16 +101,47 @@ def _as_it_is(fetched: Any) -> Any:
     return fetched
 
 
+class RankCores:
+    """The cores of a rank, shared out among its loader processes and its training process.
+
+    On a CPU training computes on all of them. A GPU's training process needs few, but needs them at once: with more
+    cores than loader processes each process has one of its own, from the last core down, and training the others.
+    """
+
+    _shared_out: ClassVar[list[int] | None] = None
+    """All of the rank, while its training process keeps to a part of them."""
+
+    def __init__(self) -> None:
+        self.all = RankCores._shared_out or sorted(os.sched_getaffinity(0))
+
+    def of_worker(self, worker: int, *, spares_first: bool) -> int:
+        """The core of a loader process; `spares_first`: never the first, if there is another."""
+        cores = self.all[1:] if spares_first and len(self.all) > 1 else self.all
+        return cores[-1 - worker % len(cores)]
+
+    def keep_to_rest(self, workers: int) -> None:
+        """Binds the calling thread, and those that it starts, to what loader processes leave, if they leave any."""
+        if 0 < workers < len(self.all):
+            RankCores._shared_out = self.all
+            os.sched_setaffinity(0, self.all[:-workers])
+
+    @classmethod
+    def release(cls) -> None:
+        """The calling thread may run on all cores of the rank again."""
+        if cls._shared_out is not None:
+            os.sched_setaffinity(0, cls._shared_out)
+            cls._shared_out = None
+
+
 class _PinWorker:
     """Gives each loader process one thread and, where the rank has several cores, one of them."""
 
-    def __init__(self, cores: list[int]) -> None:
-        self._cores = cores
+    def __init__(self, *, spares_first: bool) -> None:
+        self._cores, self._spares_first = RankCores(), spares_first
 
     def __call__(self, worker: int) -> None:
         torch.set_num_threads(1)
-        # From the last core down: the training process's main thread tends to sit on the first.
-        os.sched_setaffinity(0, {self._cores[-1 - worker % len(self._cores)]})
+        os.sched_setaffinity(0, {self._cores.of_worker(worker, spares_first=self._spares_first)})
 
 
 def fetch_batches(
@@ -146,7 +177,7 @@ def fetch_batches(
         num_workers=loader_workers,
         collate_fn=_as_it_is,
         pin_memory=pin_memory and slots is None,
-        worker_init_fn=_PinWorker(sorted(os.sched_getaffinity(0))),
+        worker_init_fn=_PinWorker(spares_first=pin_memory),
         multiprocessing_context=context,
         prefetch_factor=prefetch_batches,
         persistent_workers=persistent,
@@ -334,6 +365,7 @@ class LoadedSource:
         prefetch_batches: batches that each of them reads ahead.
         on_bad_sample: stop the run, or take the next sample of the data set instead.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        in_slots: see `fetch_batches`.
         is_held: whether the reader has this rank's samples alone: then one of the same batch is taken instead.
         audit: told of everything that is handed out.
         exchange: brings samples of other ranks, and is told how far training is; its owner closes it.
@@ -351,6 +383,7 @@ class LoadedSource:
         prefetch_batches: int = 2,
         on_bad_sample: Literal["stop", "skip"],
         pin_memory: bool = False,
+        in_slots: bool = True,
         is_held: bool = False,
         audit: ReadAudit | None = None,
         exchange: SampleExchange | None = None,
@@ -368,8 +401,11 @@ class LoadedSource:
             prefetch_batches=prefetch_batches,
             pin_memory=pin_memory,
             persistent=epoch_by_epoch,
+            in_slots=in_slots,
         )
         self._fetched: Iterator[Fetched] | None = begun(self._loader)
+        if pin_memory:
+            RankCores().keep_to_rest(loader_workers)
         self._looked: deque[Read] = deque()
         """Read, and not handed out yet."""
 
@@ -463,6 +499,7 @@ class LoadedSource:
         """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._fetched = self._fetched, None
         self._looked.clear()
+        RankCores.release()
         end_workers(iterator)
         self._reader.close()
 

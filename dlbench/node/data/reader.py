@@ -321,6 +321,8 @@ class BatchReader:
 
 Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and type of each array of a sample."""
+RAGGED = "encoded"
+"""Arrays of this name differ in length: in a batch they stand one behind another, and `ends` (N,) says up to where."""
 Room = Callable[[int, Forms], dict[str, NDArray[Any]]]
 """Gives arrays for so many samples of these forms."""
 
@@ -341,6 +343,7 @@ class _Stack:
     def __init__(self, most: int, forms: Forms, room: Room) -> None:
         self._most, self._num, self.forms, self._room = most, 0, forms, room
         self._arrays = room(most, forms) if forms else {}
+        self._ragged: list[NDArray[Any]] = []
 
     @property
     def place(self) -> Arrays | None:
@@ -354,6 +357,9 @@ class _Stack:
         Raises:
             ValueError: it has another shape than the first.
         """
+        if RAGGED in sample:
+            self._ragged.append(sample[RAGGED])
+            sample = {name: array for name, array in sample.items() if name != RAGGED}
         found = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
         if not self._num and found != self.forms:
             self.forms = found
@@ -369,7 +375,11 @@ class _Stack:
         """What has been added, as tensors; empty if nothing was."""
         if not self._num:
             return {}
-        return {name: torch.from_numpy(array[: self._num]) for name, array in self._arrays.items()}
+        batch = {name: torch.from_numpy(array[: self._num]) for name, array in self._arrays.items()}
+        if self._ragged:
+            batch[RAGGED] = torch.from_numpy(np.concatenate(self._ragged))
+            batch["ends"] = torch.from_numpy(np.cumsum([len(array) for array in self._ragged]))
+        return batch
 
 
 def _is_same(one: NDArray[Any], other: NDArray[Any]) -> bool:

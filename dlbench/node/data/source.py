@@ -122,8 +122,8 @@ def build_source(
     meeting: Meeting | None = None,
     lister: Lister = ALONE,
     reading: RankReading | None = None,
-    device: torch.device | None = None,
     num_parts: int = 1,
+    device: torch.device | None = None,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -164,8 +164,8 @@ def build_source(
             seed=seed,
             start_batch=start_batch,
             pin_memory=pin_memory,
-            device=_device_of_samples(data_spec, device),
             counts=counts,
+            device=_device_of_samples(data_spec, device),
         )
     opened = partial(open_reader, model_spec=model_spec, data_spec=data_spec, seed=seed, training=True, counts=counts)
     if staged is None:
@@ -217,7 +217,9 @@ def _loaded(
             loader_workers=readers.loader_workers,
             prefetch_batches=max(1, readers.prefetch_batches),
             on_bad_sample=data_spec.on_bad_sample,
-            pin_memory=pin_memory,
+            # What a GPU decodes is read on the host first, and its length is not known beforehand.
+            pin_memory=pin_memory and data_spec.reader == "dlbench",
+            in_slots=data_spec.reader == "dlbench",
             is_held=data_spec.staging == "shard",
             audit=audit,
             exchange=exchange,
@@ -371,9 +373,15 @@ def open_reader(
 
         # A validation tree may lack a class; its labels are still those of the training data.
         classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
-        decoding = data_spec.decode
         return open_images(
-            folder, model_spec, seed, training=training, classes=classes, lister=lister, decoding=decoding
+            folder,
+            model_spec,
+            seed,
+            training=training,
+            classes=classes,
+            lister=lister,
+            decoding=data_spec.decode,
+            by_gpu=training and data_spec.reader == "nvimagecodec",
         )
     if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
         from dlbench.node.data.text import open_text

@@ -40,8 +40,8 @@ class SyntheticSource:
         seed: of all values.
         start_batch: batches to pass over.
         pin_memory: keep the pool in page-locked memory (needs a GPU).
-        device: keep the pool there instead, so that no batch is copied in a step; None: in the host's memory.
         counts: volumes stay counts, of which the device takes the logarithm.
+        device: keep the pool there instead, so that no batch is copied in a step; None: in the host's memory.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class SyntheticSource:
         seed: int,
         start_batch: int = 0,
         pin_memory: bool = False,
-        device: torch.device | None = None,
         counts: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
         made = (
@@ -71,9 +71,9 @@ class SyntheticSource:
         self.audit: ReadAudit | None = None
         self.exchange: SampleExchange | None = None
         self._batch_size = batch_size
+        self._looked: deque[Batch] = deque()
         self._device = next(iter(pool[0].values())).device
         self._lies_on = "host" if self._device.type == "cpu" else "device"
-        self._looked: deque[Batch] = deque()
         self._batches: Iterator[Batch] = itertools.cycle(
             pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
         )

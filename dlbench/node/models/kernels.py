@@ -1,4 +1,4 @@
-"""What decides, beside the precision, which kernels compute: cuDNN's search, the order of weights, attention's mask."""
+"""What decides, beside the precision, which kernels compute: cuDNN's search, order of weights, mask, fused update."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.models.build import Batch, Loss
+from dlbench.node.models.optimizers import update_evidence
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import BertModel, ResNetModel, TextData
@@ -81,6 +82,10 @@ class Kernels:
                     evidence=f"torch.backends.cudnn.benchmark is {is_on}",
                 )
             )
+        optimizer = self._plan.workload.train.optimizer
+        if optimizer.implementation == "fused":
+            key, how = "train.optimizer.implementation", update_evidence(optimizer)
+            found.append(Setting(key=key, requested="fused", effective="fused", evidence=how))
         if not isinstance(self._model, BertModel):
             if self._model.memory_format == "channels-last":
                 found.append(self._weights_setting())

@@ -89,10 +89,30 @@ class _Foreach(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-@functools.cache
-def _compiled(program: Callable[..., None]) -> Callable[..., None]:
-    compiled: Callable[..., None] = torch.compile(program, fullgraph=True, dynamic=False)
-    return compiled
+class _Compiled:
+    """An update as a program of torch's compiler, and how many programs it became: one for each set of shapes."""
+
+    def __init__(self, program: Callable[..., None]) -> None:
+        self._call: Callable[..., None] = torch.compile(program, fullgraph=True, dynamic=False)
+        self.graphs = 0
+
+    def __call__(self, *args: Any, **fixed: Any) -> None:
+        from torch._dynamo.utils import counters
+
+        before = counters["stats"]["unique_graphs"]
+        self._call(*args, **fixed)
+        self.graphs += counters["stats"]["unique_graphs"] - before
+
+
+_compiled = functools.cache(_Compiled)
+
+
+def update_evidence(spec: OptimizerSpec) -> str:
+    """What runs the updates of a fused optimizer on this rank, in words."""
+    program = {"lars": _lars, "lamb": _lamb}.get(spec.name)
+    if program is None:
+        return "torch.optim's fused kernel"
+    return f"torch.compile of the update: {_compiled(program).graphs} graphs"
 
 
 def _lars(

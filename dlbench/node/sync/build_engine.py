@@ -7,10 +7,13 @@ import torch
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.records.folder import RunFolder
+from dlbench.records.record import RankGpu
 from dlbench.specs.plan import RunPlan
 
 
-def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device) -> Engine:
+def build_engine(
+    plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None = None
+) -> Engine:
     """The engine that the plan names; Horovod and torch.distributed are imported only where used.
 
     Where the plan leaves the exchange of gradients to dlbench, the engine only carries its messages; where no gradient
@@ -19,7 +22,7 @@ def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: tor
     Raises:
         UserError: the plan's exchange is not possible here.
     """
-    engine = _library(plan, folder, place, device)
+    engine = _library(plan, folder, place, device, gpu)
     if plan.sync.exchange == "none" and place.size > 1:
         from dlbench.node.sync.no_exchange import ApartEngine
 
@@ -31,7 +34,7 @@ def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: tor
     return engine
 
 
-def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device) -> Engine:
+def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None) -> Engine:
     launch = plan.system.launch
     if plan.engine.name == "single":
         from dlbench.node.sync.single import SingleEngine
@@ -49,6 +52,8 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
             # Sparse messages are numbers of fp32 and their places.
             wire="fp32" if plan.sync.wire == "topk" else plan.sync.wire,
             powersgd_rank=plan.sync.powersgd_rank,
+            stall_timeout_s=plan.measure.stall_timeout_s,
+            gpu=gpu,
         )
     from dlbench.node.sync.horovod.engine import HorovodEngine
 
@@ -63,4 +68,6 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
         wire="fp32" if plan.wire == "topk" else plan.wire,
         exchange=plan.sync.exchange if is_watched else "flat",
         is_watched=is_watched,
+        stall_timeout_s=plan.measure.stall_timeout_s,
+        gpu=gpu,
     )

@@ -9,13 +9,46 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 _ANCHOR_TRIES = 5
 _RATE_FROM_S = 0.1
 """Between anchors closer than this, their own errors are larger than what the clocks drift apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """An event of the stream in force, and when it passed."""
+
+    event: torch.cuda.Event
+    host_ns: int
+    """CLOCK_MONOTONIC."""
+    delay_ns: int
+    """From the call to the host's knowing that the event has passed, on a device that had nothing else to do."""
+
+    @property
+    def error_ns(self) -> int:
+        """How far `host_ns` may be off: it is the middle of `delay_ns`."""
+        return (self.delay_ns + 1) // 2
+
+
+def anchored() -> Anchor:
+    """Ties an event of the stream in force to the host's clock; waits for the stream, so not within a step."""
+    found: Anchor | None = None
+    for _ in range(_ANCHOR_TRIES):
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        before = time.monotonic_ns()
+        event.record()
+        event.synchronize()
+        after = time.monotonic_ns()
+        # An idle device is at the event at once, so the shortest try is the closest; the first waits for former work.
+        if found is None or after - before < found.delay_ns:
+            found = Anchor(event=event, host_ns=(before + after) // 2, delay_ns=after - before)
+    assert found is not None
+    return found
 
 
 class Clock(Protocol):
@@ -96,15 +129,6 @@ class HostClock:
         return moment
 
 
-class Anchor(NamedTuple):
-    """A moment of the device beside one of the host."""
-
-    event: torch.cuda.Event
-    host_ns: int
-    error_ns: float
-    """By how much the two may be apart."""
-
-
 class CudaClock:
     """GPU: a stream of its own for exchanges. Events that were given back are recorded again."""
 
@@ -145,16 +169,7 @@ class CudaClock:
 
     def anchor(self) -> None:
         self.settle()
-        tries = []
-        for _ in range(_ANCHOR_TRIES):
-            before = time.monotonic_ns()
-            event = self.mark()
-            event.synchronize()
-            after = time.monotonic_ns()
-            tries.append((after - before, (before + after) // 2, event))
-        # An idle device is at the event at once: the middle of the shortest call is off by half of it at most.
-        took_ns, host_ns, event = min(tries, key=lambda found: found[0])
-        self._anchors.append(Anchor(event, host_ns, took_ns / 2))
+        self._anchors.append(anchored())
 
     @property
     def error_s(self) -> float:

@@ -31,19 +31,20 @@ _SLACK_S = 60.0
 """How long rank 0 may take to answer, beside the time it was asked to wait."""
 
 
-def open_meeting(path: Path, place: RankPlace, interface: str | None) -> MeetingPlace:
+def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> MeetingPlace:
     """Where all ranks meet: on rank 0 made and published, on the others waited for.
 
     Args:
         path: `rendezvous.json` of the run.
         place: this rank.
         interface: the planned network interface; None: the one the host name stands for.
+        wait_s: the longest wait for rank 0, whose node may be minutes behind in importing.
 
     Raises:
         RunError: rank 0 has not published, or cannot listen.
     """
     if place.rank != 0:
-        return rendezvous.await_address(path, place)
+        return rendezvous.await_address(path, place, wait_s)
     address = rendezvous.own_address(place.num_nodes == 1, interface)
     try:
         server = KeyServer(address)  # its thread keeps it
@@ -66,7 +67,7 @@ def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.
     Raises:
         RunError: as `open_meeting`, or not all ranks came.
     """
-    meeting = open_meeting(path, place, interface)
+    meeting = open_meeting(path, place, interface, timeout.total_seconds())
     store = RunStore(meeting, timeout)
     try:
         if store.add(_ARRIVED, 1) == place.size:
@@ -136,6 +137,13 @@ class RunStore(Store):
 
     def list_keys(self) -> list[str]:
         return [str(name) for name in self._ask(op="names")]
+
+    def of_node(self, name: str, value: Any, place: RankPlace) -> list[Any]:
+        """`value` (what JSON can hold) of every rank of this rank's node, by rank; before there is a group to ask."""
+        self.set(f"dlbench/{name}/{place.rank}", json.dumps(value))
+        first = place.rank - place.local_rank
+        keys = [f"dlbench/{name}/{rank}" for rank in range(first, first + place.local_size)]
+        return [json.loads(found) for found in self.multi_get(keys)]
 
     def has_extended_api(self) -> bool:
         return True

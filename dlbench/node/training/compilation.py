@@ -23,6 +23,8 @@ from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 
+NO_COMPILE = "set train.compile to none"
+
 MOST_BLOCKS = 1024
 """Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""
 
@@ -39,7 +41,7 @@ class Compilation:
     """
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
-        _require_compiler(device)
+        require_compiler(device)
         self._plan, self._train, self._device = plan, plan.workload.train, device
         import torch._dynamo.config
         import torch._inductor.config
@@ -177,21 +179,31 @@ def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Ba
     return sum(storages.values())
 
 
-def _require_compiler(device: torch.device) -> None:
+def require_compiler(device: torch.device, asked: str = "train.compile default", instead: str = NO_COMPILE) -> None:
+    """Proves that torch can compile for a device.
+
+    Args:
+        device: where programs will run.
+        asked: the setting that needs it.
+        instead: what to do without.
+
+    Raises:
+        EnvironmentLacksError: it cannot.
+    """
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
         get_cpp_compiler()
     except RuntimeError:
         raise EnvironmentLacksError(
-            "train.compile default: torch.compile needs a C++ compiler, and none works here; install g++, name one in "
-            "CXX, or set train.compile to none"
+            f"{asked}: torch.compile needs a C++ compiler, and none works here; install g++, name one in CXX, or "
+            f"{instead}"
         ) from None
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
         if not has_triton():
             raise EnvironmentLacksError(
-                "train.compile default: torch.compile needs Triton on a GPU, and there is none that knows this one; "
-                "install it, or set train.compile to none"
+                f"{asked}: torch.compile needs Triton on a GPU, and there is none that knows this one; install it, or "
+                f"{instead}"
             )

@@ -10,6 +10,7 @@ import torch
 from dlbench.machine import environment
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.naming import data_set
+from dlbench.node.devices.nccl_log import together
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
@@ -31,7 +32,7 @@ from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]
-"""Of every rank: `result`, `environment`, `warnings`, `reads`, `norms`, `memory`, `watch`, `staging`,
+"""Of every rank: `result`, `environment`, `nccl`, `warnings`, `reads`, `norms`, `memory`, `watch`, `staging`,
 `samples`."""
 
 
@@ -70,7 +71,8 @@ def make_record(
     settled = settle([_seat(plan, rank) for rank in ranks])
     ranks = [rank.model_copy(update={"pinned": rank.rank in settled.pinned}) for rank in ranks]
     precision, reading = ready.trainee.precision, ready.reading
-    steps = seen.steps - ready.course.warmup
+    # Training to a quality ends when it is met, everywhere after the same step.
+    steps = ready.course.measured if plan.measure.until == "steps" else seen.steps - ready.course.warmup
     checks = sanity.check(plan, ranks, measured_steps=steps, exchange=exchange, is_scaled=precision.is_scaled)
     checks += shuffle.checks
     layers = forward_macs(plan.workload.model, plan.workload.data)
@@ -94,6 +96,7 @@ def make_record(
             "checks": checks,
             "settings": settings,
             "exchange": with_tuning_cost(exchange, seen.step_s),
+            "nccl": together([item["nccl"] for item in everyone]),
             "watch": watch_result(plan, ready.course, watched, ranks),
             "load": node_loads([item["load"] for item in watched], ranks, [rank.node_rank for rank in ranks]),
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),

@@ -8,6 +8,7 @@ where training pauses, and to collect garbage every `COLLECT_EVERY` steps.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from dlbench.node.training import phases
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
+from dlbench.node.training.pacing import Pacing
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
@@ -110,9 +112,11 @@ class TrainingLoop:
         on_step: Callable[[int], None],
         pause: Pause | None = None,
         watch: RankWatch | None = None,
+        pacing: Pacing | None = None,
     ) -> None:
         """`on_step` is told each step's number in this run before it begins (progress, watchdog).
 
+        `pacing` settles how many steps there are; None where the course says it.
         `watch` is told of every place where its window begins or ends; measured steps carry nothing of it.
         """
         self._trainee = trainee
@@ -122,6 +126,7 @@ class TrainingLoop:
         self._on_step = on_step
         self._pause = pause
         self._watch = watch
+        self._pacing = pacing
         self._is_measuring = False
         self._result = LoopResult()
         self._garbage = self._result.garbage
@@ -140,7 +145,9 @@ class TrainingLoop:
 
     def _all_steps(self) -> None:
         timer, course = self._timer, self._course
-        for step in range(course.steps):
+        for step in itertools.count():
+            if step == course.steps:  # the warm-up may lengthen it
+                break
             # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
             self._on_step(step)
             if step <= course.warmup:
@@ -160,18 +167,25 @@ class TrainingLoop:
     def _before_warmup(self, step: int) -> None:
         """Before a step of the warm-up, and before the first measured one: windows open and close outside of steps."""
         course, watch = self._course, self._watch
+        while self._pacing is not None and self._pacing.is_due(step):
+            self._drain()
+            self._pacing.agree(self._result.step_s)
+            self._trainee.engine.barrier()
         if step == course.warmup:
             self._enter_measurement()
             return
         is_edge = bool(course.window) and step in (course.window.start, course.window.stop)
-        if is_edge or step == course.watch_from:
+        on_device = self._trainee.device.type != "cpu"
+        is_held = on_device and step == course.held.start and bool(course.held)
+        if is_edge or is_held or step == course.watch_from:
             self._drain()
             self._garbage.hold()
+            self._timer.hold(is_held)
         if watch is not None:
             watch.before_warmup(step)
         if self._trainee.memory is not None:
             self._trainee.memory.before_warmup(step, course)
-        if is_edge or step == course.watch_from:
+        if is_edge or is_held or step == course.watch_from:
             # Ranks take unlike long to put hooks on and off and to collect garbage, which must not count as waiting in
             # an exchange.
             self._trainee.engine.barrier()
@@ -237,6 +251,7 @@ class TrainingLoop:
         loss = self._gradients(batch)
         trainee.engine.finish_exchange()
         timer.mark(phases.EXCHANGE)
+        timer.hold_back()
         self._update(step)
         timer.mark(phases.OPTIMIZER)
         if trainee.delivery is not None and trainee.delivery.look_ahead():
@@ -269,11 +284,13 @@ class TrainingLoop:
             with nullcontext() if is_last else trainee.engine.hold_exchange():
                 if trainee.host is not None:
                     trainee.host.before_forward()
+                timer.hold_back()
                 with trainee.precision.autocast():
                     loss = trainee.loss(trainee.model, part) / num_parts
                 if trainee.host is not None:
                     trainee.host.settle()  # parameters that no module waited for
                 timer.mark(phases.FORWARD)
+                timer.hold_back()
                 if is_last:
                     trainee.engine.begin_backward()
                 trainee.precision.backward(loss)
@@ -299,9 +316,11 @@ class TrainingLoop:
 
     def _keep(self, done: list[StepTimes]) -> None:
         result = self._result
-        for start_ns, step_ns, lengths, samples, loss in done:
+        for step in done:
+            samples, loss, step_ns = step.samples, step.loss, step.step_ns
             warmup = result.steps < self._course.warmup
-            self._writer.append((result.steps, int(warmup), start_ns, step_ns, *lengths, samples, loss))
+            times = (step.start_ns, step_ns, *step.phases)
+            self._writer.append((result.steps, int(warmup), *times, samples, loss, *step.launch))
             result.steps += 1
             result.losses.append(loss)
             result.spent_ns += step_ns

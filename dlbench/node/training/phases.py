@@ -2,31 +2,76 @@
 
 On a GPU an event only enters the stream's queue, so nothing waits for it; times are read steps
 later, when the events have passed. The input wait measured so is the part the GPU really idled.
+
+**Where a step lies on the host's clock.** Wherever the device stands still between steps, an event is tied to
+CLOCK_MONOTONIC (`dlbench.node.sync.clocks.anchored`); from there starts are summed up step by step, so that steps
+neither overlap nor leave gaps. They are not taken from the anchor in one go: CUDA gives the time between two events as
+a float32 of milliseconds, which after ten minutes resolves 62 microseconds, and within a step of 100 ms 8 nanoseconds.
+How far both clocks have come apart is seen at the next standstill; `clock_error_ns` bounds it.
+
+**How long the device waited for the host.** The host's clock is read at each mark too. Kernels of a stream run in
+order, so once the host has queued the last of a phase, the device is busy until the phase ends. With h the host's and d
+the device's time of a mark, all idling of a phase lies between the end of the phase before and the host's last call:
+
+    idle of a phase  <=  min(d_k - d_(k-1), max(0, h_k + delay - d_(k-1)))
+
+`delay` is what an event takes from the call to the host's knowing that it passed, as anchors measured it here. Where
+the bound is 0 there was none, and d_k - d_(k-1) is what the kernels take. `hold_back` makes such steps in the warm-up:
+the device sleeps while the host queues. `dlbench.reading.launching` makes the idle time of measured steps of both.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
-from dlbench.records.rows.steps import PHASES
+from dlbench.node.sync.clocks import Anchor, anchored
+from dlbench.records.rows.steps import LAUNCHED, PHASES
 
 INPUT, H2D, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = range(len(PHASES))
 
-StepTimes = tuple[int, int, tuple[int, ...], int, float]
-"""start_ns, step_ns, nanoseconds of each phase, samples, loss."""
+_SLEEP_CYCLES = 1_000_000
+"""Of the sleep that is timed to learn how long a cycle is; half a millisecond and more, so that events resolve it."""
+
+_HOLD_FACTOR = 1.25
+"""How much longer the device is held back than the host took for the whole step before; where that is not enough, the
+bound of the phase is not 0, and its time is not taken for that of its kernels."""
+
+
+class StepTimes(NamedTuple):
+    """One step; times are nanoseconds."""
+
+    start_ns: int
+    """CLOCK_MONOTONIC."""
+    step_ns: int
+    phases: tuple[int, ...]
+    """By `PHASES`."""
+    samples: int
+    loss: float
+    launch: tuple[int, ...] = ()
+    """By `LAUNCHED`: how long the device waited for the host's calls, at most; nothing on a CPU, whose calls return
+    when their work is done."""
 
 
 class PhaseTimer(Protocol):
     """Called around every phase of every step."""
 
     clock: str
+    clock_error_ns: int
+    """How far `start_ns` may be off CLOCK_MONOTONIC."""
 
     def begin(self) -> None:
-        """A step begins; the one before, if any, ends."""
+        """A step begins; the one before, if any, ends. After `close` it may wait for the device."""
+
+    def hold(self, holds: bool) -> None:
+        """Whether `hold_back` acts from now on; between steps, after `close`."""
+
+    def hold_back(self) -> None:
+        """The device sleeps until the host has queued what follows; the time counts as input. Nothing on a CPU."""
 
     def mark(self, phase: int) -> None:
         """A phase has ended; the time since the last mark is added to it, so that phases may take turns."""
@@ -45,6 +90,7 @@ class CpuTimer:
     """The monotonic clock: work on a CPU is done when its call returns."""
 
     clock = "monotonic"
+    clock_error_ns = 0
 
     def __init__(self) -> None:
         self._spent = [0] * len(PHASES)
@@ -58,6 +104,12 @@ class CpuTimer:
         self._end_step(now)
         self._begun = self._last = now
         self._spent = [0] * len(PHASES)
+
+    def hold(self, holds: bool) -> None:
+        pass
+
+    def hold_back(self) -> None:
+        pass
 
     def mark(self, phase: int) -> None:
         now = time.monotonic_ns()
@@ -78,12 +130,29 @@ class CpuTimer:
         if self._begun is None or self._pending is None:
             return
         samples, loss = self._pending
-        self._done.append((self._begun, now - self._begun, tuple(self._spent), samples, loss))
+        self._done.append(StepTimes(self._begun, now - self._begun, tuple(self._spent), samples, loss))
         self._pending = None
 
 
-_Events = tuple["torch.cuda.Event", list[tuple[int, "torch.cuda.Event"]], "torch.cuda.Event"]
-"""Start of a step, each phase's end in order, end of the step."""
+class _Mark(NamedTuple):
+    """The end of a phase: the event, and the host's clock once it had entered the queue."""
+
+    phase: int
+    event: torch.cuda.Event
+    host_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """A step whose events may not have passed yet."""
+
+    anchor: Anchor | None
+    """Of its start; None where it begins as the step before ends."""
+    start: torch.cuda.Event
+    marks: list[_Mark]
+    end: torch.cuda.Event
+    samples: int
+    loss: torch.Tensor
 
 
 class CudaTimer:
@@ -93,48 +162,113 @@ class CudaTimer:
 
     def __init__(self, *, synchronise: bool = False) -> None:
         """`synchronise`: wait for the device at every mark (the plan's phase mode)."""
+        self.clock_error_ns = 0
         self._synchronise = synchronise
         self._start: torch.cuda.Event | None = None
-        self._marks: list[tuple[int, torch.cuda.Event]] = []
-        self._host_start = 0
+        self._anchor: Anchor | None = None
+        self._marks: list[_Mark] = []
+        self._begun_ns = 0
+        self._host_ns = 0
+        self._ns_per_cycle: float | None = None
         self._pending: tuple[int, torch.Tensor] | None = None
-        self._queue: deque[tuple[int, _Events, int, torch.Tensor]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._spare: list[torch.cuda.Event] = []
+        self._delay_ns = 0
+        self._end_ns: int | None = None
+        """Of the last step whose times are known, on the host's clock."""
+        self._last_anchor: Anchor | None = None
 
     def begin(self) -> None:
+        if self._start is None:
+            # Between steps, with everything done that was ordered: nothing is lost by waiting.
+            self._anchor = anchored()
         event = self._record()
         self._end_step(event)
         self._start = event
-        self._host_start = time.monotonic_ns()
+        self._begun_ns = time.monotonic_ns()
+
+    def hold(self, holds: bool) -> None:
+        self._ns_per_cycle = None
+        if not holds or self._synchronise:
+            return
+        first = self._record()
+        torch.cuda._sleep(_SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+        last = self._record()
+        last.synchronize()
+        self._ns_per_cycle = _nanoseconds(first, last) / _SLEEP_CYCLES
+        self._spare += [first, last]
+
+    def hold_back(self) -> None:
+        if self._ns_per_cycle is None:
+            return
+        torch.cuda._sleep(round(_HOLD_FACTOR * self._host_ns / self._ns_per_cycle))  # type: ignore[no-untyped-call]
+        self.mark(INPUT)
 
     def mark(self, phase: int) -> None:
-        self._marks.append((phase, self._record()))
+        self._marks.append(_Mark(phase, self._record(), time.monotonic_ns()))
 
     def finish(self, samples: int, loss: torch.Tensor) -> None:
         host = torch.empty((), dtype=torch.float32, pin_memory=True)
         host.copy_(loss.detach(), non_blocking=True)
         self._pending = (samples, host)
+        if self._ns_per_cycle is None:
+            self._host_ns = time.monotonic_ns() - self._begun_ns
 
     def close(self) -> None:
-        self._end_step(self._record())
+        if self._start is not None:
+            self._end_step(self._record())
+            self._start = None
 
     def collect(self, *, wait: bool) -> list[StepTimes]:
         done: list[StepTimes] = []
         while self._queue:
-            host_start, (start, marks, end), samples, loss = self._queue[0]
+            step = self._queue[0]
             if wait:
-                end.synchronize()
-            elif not end.query():  # type: ignore[no-untyped-call]
+                step.end.synchronize()
+            elif not step.end.query():  # type: ignore[no-untyped-call]
                 break
             self._queue.popleft()
-            phases, last = [0] * len(PHASES), start
-            for phase, event in marks:
-                phases[phase] += _nanoseconds(last, event)
-                last = event
-            done.append((host_start, _nanoseconds(start, end), tuple(phases), samples, float(loss)))
+            done.append(self._times(step))
             # The end is the next step's start, and this start may still be the one before's end.
-            self._spare.extend(event for _, event in marks)
+            self._spare.extend(mark.event for mark in step.marks)
+        if wait and self._start is None and self._last_anchor is not None:
+            self._compare(anchored())
         return done
+
+    def _times(self, step: _Queued) -> StepTimes:
+        if step.anchor is not None:
+            self._end_ns = self._anchored_start(step.anchor, step.start)
+        assert self._end_ns is not None
+        start_ns = self._end_ns
+        phases, launch = [0] * len(PHASES), [0] * len(PHASES)
+        last, last_ns = step.start, start_ns
+        for phase, event, host_ns in step.marks:
+            took = _nanoseconds(last, event)
+            phases[phase] += took
+            if not self._synchronise:
+                launch[phase] += min(took, max(0, host_ns + self._delay_ns - last_ns))
+            last, last_ns = event, last_ns + took
+        step_ns = _nanoseconds(step.start, step.end)
+        self._end_ns = start_ns + step_ns
+        waited = tuple(launch[PHASES.index(phase)] for phase in LAUNCHED)
+        return StepTimes(start_ns, step_ns, tuple(phases), step.samples, float(step.loss), waited)
+
+    def _anchored_start(self, anchor: Anchor, start: torch.cuda.Event) -> int:
+        """When a step begins that follows an anchor."""
+        self._compare(anchor)
+        self._delay_ns = anchor.delay_ns
+        begins = anchor.host_ns + _nanoseconds(anchor.event, start)
+        return begins if self._end_ns is None else max(begins, self._end_ns)
+
+    def _compare(self, anchor: Anchor) -> None:
+        """Notes how far the clocks may have come apart since the anchor before."""
+        error, before = anchor.error_ns, self._last_anchor
+        if before is not None:
+            # The same interval by the host's clock and by the device's.
+            apart = anchor.host_ns - before.host_ns - _nanoseconds(before.event, anchor.event)
+            error += before.error_ns + abs(apart)
+        self._last_anchor = anchor
+        self.clock_error_ns = max(self.clock_error_ns, error)
 
     def _record(self) -> torch.cuda.Event:
         if self._synchronise:
@@ -148,13 +282,14 @@ class CudaTimer:
         if self._pending is None or self._start is None:
             return
         samples, loss = self._pending
-        self._queue.append((self._host_start, (self._start, self._marks, now), samples, loss))
+        self._queue.append(_Queued(self._anchor, self._start, self._marks, now, samples, loss))
+        self._anchor = None
         self._marks = []
         self._pending = None
 
 
 def _nanoseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
-    # Events resolve about half a microsecond; elapsed_time is in milliseconds.
+    # Events resolve about half a microsecond; elapsed_time is in milliseconds, a float32 of CUDA's.
     milliseconds: float = start.elapsed_time(end)
     return round(milliseconds * 1e6)
 

@@ -32,42 +32,15 @@ from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
-from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.workload import ResNetModel
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.beginning.initial_weights import InitialWeights
     from dlbench.node.training.compilation import Compilation
-
-
-def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
-    """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
-
-    Raises:
-        EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
-    """
-    asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
-    if not torch.cuda.is_available():
-        if asked != "none":
-            raise EnvironmentLacksError(
-                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: check the driver and torch's "
-                "build, or set gpu_request to none to train on CPUs"
-            )
-        return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if asked == "gpus-per-task" and visible == 1 and plan.system.launch.launcher != "mpirun":
-        index = 0  # srun shows each rank its own GPU only; mpirun shows all ranks the same
-    elif place.local_size <= visible:
-        index = place.local_rank
-    else:
-        raise EnvironmentLacksError(
-            f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
-            "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
-        )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +141,10 @@ def _network(
     train = workload.train
     precision = Precision(train, device)
     kernels = Kernels(plan, device)
+    if train.optimizer.is_compiled:
+        from dlbench.node.training.compilation import require_compiler
+
+        require_compiler(device, "train.optimizer.implementation fused", "set it to foreach")
     torch.manual_seed(train.seed)
     model = kernels.placed(build_model(workload.model))
     initial: InitialWeights | None = None
@@ -245,7 +222,10 @@ def _data(
         if resumed is not None:
             resumed.require(data_identity(source))
         course = plan_course(
-            plan, first=first, batches_per_epoch=source.order.batches_per_epoch if source.order else None
+            plan,
+            first=first,
+            batches_per_epoch=source.order.batches_per_epoch if source.order else None,
+            on_gpu=device.type == "cuda",
         )
     except BaseException:
         _close(source)
@@ -322,16 +302,30 @@ def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], sou
     """What brings batches to a GPU; on a CPU there is nothing to copy."""
     if device.type != "cuda":
         return None
-    return Delivery(batches, source.ahead, device, plan.workload.data.device_prefetch)
+    data, model, decode = plan.workload.data, plan.workload.model, None
+    if data.reader == "nvimagecodec":
+        from dlbench.node.data.gpu_images import RegionDecoder
+
+        assert isinstance(model, ResNetModel)  # the workload's validators hold this
+        decode = RegionDecoder(device, model.image_size, is_whole=data.decode == "full", name=source.sample_name)
+    return Delivery(batches, source.ahead, device, data.device_prefetch, decode)
 
 
 def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
     """Proves that the device can do what the plan asks of its input.
 
     Raises:
-        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead.
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
     """
     ahead = plan.workload.data.device_prefetch
+    if plan.workload.data.reader == "nvimagecodec":
+        from dlbench.node.data.gpu_images import nvimagecodec
+
+        if device.type != "cuda":
+            raise EnvironmentLacksError(
+                "data.reader is nvimagecodec, but this rank computes on its CPU: set data.reader to dlbench"
+            )
+        nvimagecodec()
     if device.type != "cuda" and ahead > 1:
         raise EnvironmentLacksError(
             f"data.device_prefetch is {ahead}, but this rank computes on its CPU, where nothing is copied"
@@ -391,7 +385,7 @@ SHARED_BY = "data.ranks"
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
     """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
     workload = plan.workload
-    model = workload.model.model_dump(mode="json", exclude={"memory_format"})
+    model = workload.model.model_dump(mode="json", exclude={"memory_format", "attention"})
     return {
         **{f"model.{key}": value for key, value in model.items()},
         "train.optimizer.name": workload.train.optimizer.name,
@@ -496,8 +490,8 @@ def _source(
         pin_memory=device.type == "cuda",
         counts=device.type == "cuda",
         reading=reading,
-        device=device,
         num_parts=train.gradient_accumulation,
+        device=device,
     )
     return source, first
 

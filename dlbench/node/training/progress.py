@@ -46,9 +46,9 @@ class Progress:
         self.step = -1
         self.stage: Stage = "starting"
 
-    def expect(self, steps: int) -> None:
-        """Tells how many steps there will be at most, which a plan that trains to a quality does not say."""
-        self._total = steps
+    def expect(self, steps: int, warmup: int) -> None:
+        """Tells how many steps there will be at most, which not every plan says, and how many are warm-up."""
+        self._total, self._warmup = steps, warmup
 
     def enter(self, stage: Stage, exit_code: int | None = None) -> None:
         """A new stage begins; it is on disk when this returns."""

@@ -5,28 +5,37 @@ from __future__ import annotations
 import math
 import resource
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from dlbench.errors import UserError
+from dlbench.errors import RunError, UserError
 from dlbench.machine import environment
+from dlbench.machine.gpu.placing import numa_nodes_of
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
+from dlbench.node.devices.identity import rank_gpu
+from dlbench.node.devices.nccl_log import NcclLog
+from dlbench.node.failures import condensed
+from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.models.build import loss_for
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training import phases, sanity
+from dlbench.node.training.activations import sample_batches, sample_loss
 from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.events import Events
 from dlbench.node.training.gathering import make_record
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
+from dlbench.node.training.pacing import Pacing
 from dlbench.node.training.prepare import Prepared, lister_for, prepare
 from dlbench.node.training.shuffling import shuffled, told_of_samples
 from dlbench.node.training.staging import Staging, stage
@@ -52,10 +61,11 @@ class RankRun:
         watch: RankWatch,
         *,
         on_step: Callable[[int], None],
-        on_course: Callable[[int], None],
+        on_course: Callable[[int, int], None],
         on_staging: Callable[[int, int], None],
         beat: Callable[[str], None],
         started: float,
+        nccl: NcclLog | None = None,
     ) -> None:
         """Everything of one rank.
 
@@ -68,11 +78,13 @@ class RankRun:
             device: where this rank computes.
             watch: what watches it; closed by the caller.
             on_step: told each step's number before it begins.
-            on_course: told how many steps there will be at most.
+            on_course: told how many steps there will be at most, and how many of them are warm-up.
             on_staging: told the bytes that are staged, and those that have to be, over all nodes.
             beat: told what moved between steps.
             started: monotonic time at which the process began, seconds.
+            nccl: the log of NCCL, closed by the caller; None where NCCL has no part.
         """
+        self._nccl = nccl
         self._plan = plan
         self._folder = folder
         self._place = place
@@ -89,6 +101,7 @@ class RankRun:
         self._warnings = list(binding.warnings)
         self._events = Events(started)
         self._initial = ""
+        self._pacing: Pacing | None = None
         self._hashing_s = 0.0
 
     def run(self) -> Record | None:
@@ -111,7 +124,7 @@ class RankRun:
             self._require_steps(ready)
             self._beat("opening the data")
             self._warnings += ready.warnings
-            self._on_course(ready.course.steps)
+            self._on_course(ready.course.steps, ready.course.warmup)
             self._watch.attach(ready.model, self._engine, ready.source, ready.course, self._beat, ready.trainee.memory)
             startup_s = time.monotonic() - self._started - self._hashing_s
             pauses = Pauses(
@@ -125,6 +138,7 @@ class RankRun:
                 is_first=place.rank == 0,
                 beat=self._beat,
             )
+            self._pacing = Pacing(ready.course, self._engine.gather, self._on_course)
             seen = self._train(ready, timer, pauses)
         except BaseException:
             if ready.source.exchange is not None:
@@ -144,7 +158,7 @@ class RankRun:
             "run_stop", status="success" if reached else "aborted", epoch=ready.course.epoch(done), step=done
         )
         final = sanity.parameters_digest(ready.model)
-        own = self._result(seen, ready, validation, startup_s, final)
+        own = self._result(seen, ready, validation, startup_s, final, timer)
         return self._gather(own, ready, pauses, seen, timer.clock)
 
     def _start_run(self, model: nn.Module) -> None:
@@ -199,11 +213,39 @@ class RankRun:
     def _train(self, ready: Prepared, timer: phases.PhaseTimer, pauses: Pauses) -> LoopResult:
         place = self._place
         header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": self._plan.run_id}
-        with StepWriter(self._folder.steps(place.rank), header) as writer:
-            loop = TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch)
-            seen = loop.run()
-            writer.sync()
-            return seen
+        launches = timer.clock == "cuda-events"
+        with StepWriter(self._folder.steps(place.rank), header, launches=launches) as writer:
+            loop = TrainingLoop(
+                ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch, self._pacing
+            )
+            try:
+                seen = loop.run()
+            except torch.OutOfMemoryError as error:
+                words = condensed(str(error))
+                traceback.clear_frames(error.__traceback__)  # they hold the activations
+            else:
+                writer.sync()
+                return seen
+        raise self._out_of_memory(ready, words)
+
+    def _out_of_memory(self, ready: Prepared, words: str) -> RunError:
+        """The line that names the batch that fits, where that can be tried: in core, and not compiled."""
+        plan, trainee = self._plan, ready.trainee
+        train = plan.workload.train
+        fit = None
+        if trainee.memory is None and trainee.compilation is None:
+            passes = fits_in_memory(
+                ready.model,
+                sample_loss(ready.model, loss_for(plan.workload.model, train.label_smoothing), trainee.precision),
+                sample_batches(plan, self._device),
+                self._device,
+                0 if trainee.host is not None else missing_state_bytes(ready.model, trainee.optimizer, train.optimizer),
+                self._beat,
+            )
+            fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
+        return out_of_memory(
+            *(words, fit), rank=self._place.rank, batch=train.batch_per_rank, accumulation=train.gradient_accumulation
+        )
 
     def _result(
         self,
@@ -212,6 +254,7 @@ class RankRun:
         validation: EvaluationSource | None,
         startup_s: float,
         final: str,
+        timer: phases.PhaseTimer,
     ) -> dict[str, Any]:
         finite = all(math.isfinite(loss) for loss in seen.losses)
         failures = [*ready.source.failures, *(validation.failures if validation else [])]
@@ -225,6 +268,8 @@ class RankRun:
             cores=self._binding.cores,
             threads=torch.get_num_threads(),
             pinned=self._binding.pinned,
+            numa_nodes=numa_nodes_of(self._binding.cores),
+            gpu=rank_gpu(self._device, self._binding.gpu),
             samples=seen.measured_samples,
             measured_s=seen.measured_ns / 1e9,
             first_loss=_finite(seen.losses[0]),
@@ -240,8 +285,11 @@ class RankRun:
             bad_sample_count=len(failures),
             garbage_collections=seen.garbage.collections,
             garbage_s=seen.garbage.seconds,
+            clock_error_s=timer.clock_error_ns / 1e9,
             planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
+        if self._pacing is not None and self._place.rank == 0:
+            self._warnings += self._pacing.warnings(seen.step_s, on_gpu=self._device.type == "cuda")
         if seen.garbage.in_steps:
             self._warnings.append(
                 f"Python's garbage collector was started {seen.garbage.in_steps} times within measured steps of rank "
@@ -250,11 +298,13 @@ class RankRun:
         compilation = ready.trainee.compilation
         self._warnings += memory.warnings if memory is not None else ()
         self._warnings += compilation.warnings if compilation is not None else ()
+        transport = self._nccl.read() if self._nccl is not None else None
         found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         found |= torch_facts(self._warnings, self._device)
         return {
             "result": result.model_dump(mode="json"),
             "environment": found,
+            "nccl": transport,
             "warnings": self._warnings,
             "emulates_precision": ready.trainee.precision.is_emulated,
             "reads": [epoch.told() for epoch in ready.source.epoch_reads()],
@@ -283,6 +333,8 @@ class RankRun:
         if isinstance(ready.source, SyntheticSource):
             reading = ready.source.settings(self._plan.workload.data)
         settings = [*self._engine.settings(), *shuffle.settings, *reading, *ready.trainee.settings()]
+        if self._pacing is not None:
+            settings += self._pacing.settings(self._plan.measure, seen.step_s)
         if self._place.rank != 0:
             return None
         record = make_record(

@@ -35,7 +35,8 @@ def check(
     Args:
         plan: the run.
         ranks: what its ranks say.
-        measured_steps: those that rank 0 made.
+        measured_steps: those that every rank has to have made: as planned, or as agreed on in the warm-up; where
+            training ends with a quality, those that rank 0 made.
         exchange: what was exchanged; None at one rank.
         is_scaled: whether losses were scaled, so that steps whose gradients overflowed were left out.
     """
@@ -176,9 +177,7 @@ def _trained(ranks: list[RankResult]) -> Check:
 
 
 def _equal_work(plan: RunPlan, ranks: list[RankResult], measured_steps: int) -> Check:
-    # Training to a quality ends when it is met, everywhere after the same step.
-    steps = plan.measure.measured_steps if plan.measure.until == "steps" else measured_steps
-    expected = plan.workload.train.batch_per_rank * steps
+    expected = plan.workload.train.batch_per_rank * measured_steps
     odd = [r.rank for r in ranks if r.samples != expected]
     whole = len(ranks) == plan.layout.ranks
     if not whole:

@@ -10,14 +10,28 @@ from dataclasses import dataclass
 
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.training import MeasureSpec
 
 WATCHED_STEPS = 3
 """Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
 
 
-@dataclass(frozen=True, kw_only=True)
+HELD_STEPS = 3
+"""Steps of the warm-up in which a GPU is held back, which shows what its kernels take: an odd number has a median."""
+
+
+WARMUP_S, MEASURED_S = 20.0, 60.0
+"""Seconds of warm-up and measurement on GPUs, unless the plan says others: clocks and temperature settle in tens of
+seconds, and power is read once a second."""
+
+_TIMED_STEPS = 4
+"""Of the warm-up at least, before those in which something is watched, where seconds are wanted: the later half of them
+tells how long a step is."""
+
+
+@dataclass(kw_only=True)
 class Course:
-    """What happens after which step."""
+    """What happens after which step. Only `lengthen` changes it, for all who hold it."""
 
     first: int
     """Steps done before this run."""
@@ -35,6 +49,30 @@ class Course:
     """Warm-up steps in which layers are to be watched one by one."""
     deciding_steps: int = 0
     """First steps by whose times the exchange is arranged or tuned: no layer is watched in them."""
+    warmup_s: float = 0.0
+    """The warm-up lasts so long at least, seconds."""
+    measured_s: float = 0.0
+    """The measured steps last so long at least, as far as the warm-up can tell."""
+
+    @property
+    def measured(self) -> int:
+        """Measured steps at most."""
+        return self.steps - self.warmup
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether seconds are wanted, so that the number of steps is settled in the warm-up."""
+        return self.warmup_s > 0 or self.measured_s > 0
+
+    @property
+    def settles_at(self) -> int:
+        """The step of this run, from 0, before which the number of steps is settled: before anything is watched."""
+        return self.held.start
+
+    def lengthen(self, *, warmup: int = 0, measured: int = 0) -> None:
+        """More steps; what lies at the end of the warm-up moves with it."""
+        self.warmup += warmup
+        self.end += warmup + measured
 
     @property
     def steps(self) -> int:
@@ -63,6 +101,15 @@ class Course:
             return apart or nothing
         first = max(min(1, self.warmup - 1), self.warmup - self.window_steps)
         return range(max(0, first), self.warmup)
+
+    @property
+    def held(self) -> range:
+        """Steps of this run, from 0, in which a GPU is held back until the host has queued their work.
+
+        They lie before all others that are watched; the first two set things up.
+        """
+        end = min(self.window.start, self.watch_from)
+        return range(min(end, max(2, self.deciding_steps, end - HELD_STEPS)), end)
 
     @property
     def shares_window(self) -> bool:
@@ -113,14 +160,17 @@ def _multiples(done: int, every: float) -> int:
     return math.floor(done * (1 + 1e-9) / every)
 
 
-def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> Course:
+def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> Course:
     """The course of a plan.
 
     Args:
         plan: the run.
         first: steps done before it.
         batches_per_epoch: batches of a rank in one epoch of its data; None for synthetic data.
+        on_gpu: whether ranks compute on GPUs.
     """
+    measure, window_steps = plan.measure, plan.watch.window_steps if plan.watch is not None else 0
+    deciding = _deciding_steps(plan)
     samples = plan.workload.train.schedule.epoch_samples
     batch = plan.global_batch
     steps_per_epoch = samples / batch if samples else None if batches_per_epoch is None else float(batches_per_epoch)
@@ -129,23 +179,41 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> 
         checkpoint_every = plan.checkpoint.every_epochs * (steps_per_epoch or math.inf)
     quality = plan.goal
     if plan.measure.until == "steps" or quality is None:
-        end = first + plan.measure.warmup_steps + plan.measure.measured_steps
+        warmup_s, measured_s = wanted_seconds(measure, on_gpu=on_gpu)
+        warmup = measure.warmup_steps
+        if warmup_s or measured_s:
+            warmup = max(warmup, max(_TIMED_STEPS, deciding) + HELD_STEPS + window_steps + WATCHED_STEPS)
+        end = first + warmup + measure.measured_steps
         evaluate_every = None
     else:
         assert steps_per_epoch is not None  # the plan refuses synthetic data here
         end = _steps(quality.max_epochs, quality.max_samples, steps_per_epoch, batch)
         every = _ratio(quality.evaluate_every_epochs, quality.evaluate_every_samples, steps_per_epoch, batch)
         evaluate_every = max(1.0, every)
+        warmup, warmup_s, measured_s = min(measure.warmup_steps, max(0, end - first - 1)), 0.0, 0.0
     return Course(
         first=first,
         end=end,
-        warmup=min(plan.measure.warmup_steps, max(0, end - first - 1)),
+        warmup=warmup,
+        warmup_s=warmup_s,
+        measured_s=measured_s,
         global_batch=batch,
         steps_per_epoch=steps_per_epoch,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
-        window_steps=plan.watch.window_steps if plan.watch is not None else 0,
-        deciding_steps=_deciding_steps(plan),
+        window_steps=window_steps,
+        deciding_steps=deciding,
+    )
+
+
+def wanted_seconds(measure: MeasureSpec, *, on_gpu: bool) -> tuple[float, float]:
+    """Seconds of warm-up and of measurement, at least; both 0 where training goes on to a quality."""
+    if measure.until != "steps":
+        return 0.0, 0.0
+    warmup_s, measured_s = (WARMUP_S, MEASURED_S) if on_gpu else (0.0, 0.0)
+    return (
+        warmup_s if measure.warmup_s is None else measure.warmup_s,
+        measured_s if measure.measured_s is None else measure.measured_s,
     )
 
 

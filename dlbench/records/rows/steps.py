@@ -28,6 +28,9 @@ STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 1
 PHASES = ("input", "h2d", "forward", "backward", "exchange", "optimizer")
 """Phases of a step, in order; `exchange` is the gradient exchange after the backward pass."""
 
+LAUNCHED = ("forward", "backward", "optimizer")
+"""Phases in which a device that computes on its own may wait for the host to hand it work."""
+
 FIELDS: tuple[tuple[str, str], ...] = (
     ("step", "<i4"),  # from 0, warm-up included
     ("warmup", "<i4"),  # 1 for a warm-up step
@@ -39,11 +42,15 @@ FIELDS: tuple[tuple[str, str], ...] = (
 )
 
 
-def step_dtype() -> np.dtype[np.void]:
-    """The numpy layout of one record."""
+LAUNCH_FIELDS: tuple[tuple[str, str], ...] = tuple((f"launch_{phase}_ns", "<i8") for phase in LAUNCHED)
+"""Further columns, of GPUs only: how long the device waited for the host's calls within the phase, at most."""
+
+
+def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
+    """The numpy layout of one record; `launches`: with what only GPUs have."""
     import numpy as np
 
-    return np.dtype(list(FIELDS))
+    return np.dtype([*FIELDS, *(LAUNCH_FIELDS if launches else ())])
 
 
 class StepWriter:
@@ -53,12 +60,13 @@ class StepWriter:
         RunError: the file is there already, or cannot be made; as all errors, it names the file.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], capacity: int = 64) -> None:
-        """`header` is stored with the file: rank, clock, device."""
+    def __init__(self, path: Path, header: dict[str, Any], capacity: int = 64, *, launches: bool = False) -> None:
+        """`header` is stored with the file: rank, clock, device. `launches`: records end with `LAUNCH_FIELDS`."""
+        fields = (*FIELDS, *LAUNCH_FIELDS) if launches else FIELDS
         content = {"format": STEPS_FORMAT, "version": STEPS_VERSION, **header}
         self._path = path
         with self._named():
-            self._blocks = BlockWriter(path, content, FIELDS, delta=("step", "start_ns"), rows_per_block=capacity)
+            self._blocks = BlockWriter(path, content, fields, delta=("step", "start_ns"), rows_per_block=capacity)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -71,7 +79,7 @@ class StepWriter:
         return RunError(f"{self._path}: cannot be written: {error.strerror or error}")
 
     def append(self, record: tuple[float, ...]) -> None:
-        """Adds one record, in the order of `FIELDS`.
+        """Adds one record, in the order of `FIELDS`, and `LAUNCH_FIELDS` where the file has them.
 
         Raises:
             RunError: the disk is full or gone.
@@ -152,7 +160,11 @@ class StepReader:
         self.header = self.file.header
         """What the rank said of itself."""
         version = self.header.get("version")
-        if version != STEPS_VERSION or self.header.get("fields") != [list(f) for f in FIELDS]:
+        fields = [list(field) for field in FIELDS]
+        launched = [*fields, *(list(field) for field in LAUNCH_FIELDS)]
+        self.launches = self.header.get("fields") == launched
+        """Whether rows have `LAUNCH_FIELDS` too."""
+        if version != STEPS_VERSION or not (self.launches or self.header.get("fields") == fields):
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
 
     @property
@@ -195,15 +207,15 @@ def read_steps(path: Path) -> StepFile:
         IncompleteDataError: not a steps file, one of an unknown version, or a damaged one.
     """
     reader = StepReader(path)
-    steps = _joined([*reader.blocks()])
+    steps = _joined([*reader.blocks()], step_dtype(launches=reader.launches))
     return StepFile(header=reader.header, steps=steps, torn_bytes=reader.torn_bytes)
 
 
-def _joined(blocks: Sequence[Rows]) -> Rows:
+def _joined(blocks: Sequence[Rows], kind: np.dtype[np.void]) -> Rows:
     import numpy as np
 
     # Not `concatenate`, which compares the fields of all arrays with each other.
-    steps = np.empty(sum(len(block) for block in blocks), dtype=step_dtype())
+    steps = np.empty(sum(len(block) for block in blocks), dtype=kind)
     end = 0
     for block in blocks:
         steps[end : (end := end + len(block))] = block

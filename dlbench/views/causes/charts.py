@@ -18,6 +18,7 @@ CAUSE_COLOURS = {
     "straggler": "#a83271",
     "input": PART_COLOURS["input"],
     "host": PART_COLOURS["other"],
+    "launch": "#6b4ea0",
     "throttling": "#44aa99",
     "memory": "#117733",
     "compute": PART_COLOURS["backward"],

@@ -274,6 +274,12 @@ def _less_fixed_work(case: Case) -> str:
     return f"{text}: the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else text
 
 
+def _launches_singly(case: Case) -> bool:
+    """Whether the host hands over each kernel by a call of its own."""
+    train = case.run.plan.workload.train
+    return train.cuda_graphs == "none" and train.compile not in ("reduce-overhead", "max-autotune")
+
+
 def _memory(case: Case) -> MemoryResult | None:
     """What a run of the point says of its activations."""
     found = (run.record.memory for run in case.runs if run.record is not None)
@@ -368,6 +374,19 @@ RULES: Mapping[str, Rule] = {
     "host": Rule(
         name="host-bound",
         experiments=(Experiment(text=_larger_batch, when=_is_weak),),
+    ),
+    "launch": Rule(
+        name="launch-bound",
+        experiments=(
+            Experiment(text=_larger_batch, when=_is_weak),
+            Experiment(
+                text=lambda case: (
+                    "launch fewer kernels, or a whole step at once (--set train.compile=reduce-overhead, or --set "
+                    "train.cuda_graphs=network)"
+                ),
+                when=_launches_singly,
+            ),
+        ),
     ),
     "throttling": Rule(
         name="throttled",

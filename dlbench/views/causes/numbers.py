@@ -302,6 +302,7 @@ def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     if name == "input" and any(one.knows_readers for one in runs):
         return ("fetching and preparing share the wait for batches as they share the readers' time",)
     told = {
+        "launch": [one.launch_evidence for one in runs],
         "throttling": [one.throttling_evidence for one in runs],
         "memory": [one.memory_evidence for one in runs],
     }

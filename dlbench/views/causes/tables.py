@@ -91,11 +91,12 @@ def _titles_shown(rows: Sequence[_Row]) -> set[str]:
 
 
 def absent_titles(points: Sequence[CausePoint]) -> list[str]:
-    """Parts that take no time at any rank count, though they were measured."""
+    """Parts that take no time at any rank count, though they were measured; on CPUs nothing is launched."""
     return [
         CAUSE_TITLES[share.name]
         for place, share in enumerate(points[0].causes)
-        if all(point.causes[place].is_measured and not point.causes[place].seconds.value for point in points)
+        if (share.name != "launch" or share.notes)
+        and all(point.causes[place].is_measured and not point.causes[place].seconds.value for point in points)
     ]
 
 

@@ -12,6 +12,7 @@ CAUSE_TITLES: Mapping[str, str] = {
     "straggler": "waiting for stragglers",
     "input": "input",
     "host": "host between phases",
+    "launch": "waiting for kernel launches",
     "throttling": "clock throttling",
     "memory": "recompute and swap",
     "rest": "imbalance between ranks",

@@ -35,8 +35,9 @@ def remarks(found: Diagnosed) -> Iterator[str]:
             reasons = _first(reason for point in unknown for reason in point.causes[index].not_measured)
             yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
         notes = [note for point in found.points for note in point.causes[index].notes]
-        # That nothing recomputes stands among the parts without time.
-        if notes and (cause.name != "memory" or any(point.causes[index].seconds.value for point in found.points)):
+        # That nothing recomputes, or that the host was ahead, stands among the parts without time.
+        is_told = cause.name not in ("launch", "memory")
+        if notes and (is_told or any(point.causes[index].seconds.value for point in found.points)):
             yield f"{title}: {_first(notes)}."
     for point in found.points:
         if point.planted:

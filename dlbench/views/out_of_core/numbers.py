@@ -351,7 +351,7 @@ def _host_bytes(run: Run) -> float | None:
 def _measured_steps(run: Run) -> int:
     """Of rank 0."""
     assert run.record is not None
-    return max(1, run.record.steps - run.plan.measure.warmup_steps)
+    return max(1, run.record.ranks[0].samples // run.plan.workload.train.batch_per_rank)
 
 
 def _limits(groups: Sequence[Group], table: RunTable) -> list[Limit]:

@@ -117,6 +117,11 @@ def step_times(group: Group, table: RunTable) -> StepTimes | None:
     )
 
 
+def _steps(run: Run) -> int:
+    """Of the warm-up, too."""
+    return 0 if run.record is None else run.record.steps
+
+
 def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: bool) -> StepPoint:
     digests = [table.digests[run_id] for run_id in point.run_ids]
     correlations = [one.autocorrelation for one in digests if one.autocorrelation is not None]
@@ -131,7 +136,7 @@ def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: 
         is_baseline=is_baseline,
         run_ids=point.run_ids,
         num_steps=sum(one.num_steps for one in digests),
-        num_warmup=sum(runs[run_id].plan.measure.warmup_steps for run_id in point.run_ids),
+        num_warmup=sum(_steps(runs[run_id]) for run_id in point.run_ids) - sum(one.num_steps for one in digests),
         quantiles=tuple(_quantile(digests, index) for index in range(QUANTILES)),
         p50=quantile_s(50),
         p95=quantile_s(95),

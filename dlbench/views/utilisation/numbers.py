@@ -6,7 +6,6 @@ The peak is the system's own declaration (`node.peak_tflops`), else a data sheet
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +15,8 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
-
-_GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
+from dlbench.views.utilisation.devices import gpu_names, gpus_per_rank
+from dlbench.views.utilisation.published import PublishedRate, rates_beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +81,8 @@ class Utilisation:
     recipe_title: str
     """What `training_time` is, in a few words; empty if there is none."""
     points: tuple[UtilisationPoint, ...]
+    published: tuple[PublishedRate, ...] = ()
+    """Published rates of the same network in the same precision on as many of the same cards."""
 
 
 def utilisation(group: Group) -> Utilisation | None:
@@ -115,6 +116,7 @@ def utilisation(group: Group) -> Utilisation | None:
         recipe=_recipe_text(group, amount, unit) if amount else "",
         recipe_title=_recipe_title(amount) if amount else "",
         points=tuple(points),
+        published=rates_beside(group),
     )
 
 
@@ -168,8 +170,7 @@ def peak_of(run: Run) -> Peak | None:
     devices = {rank.device for rank in run.record.ranks} if run.record else set()
     on_gpu = any(device.startswith("cuda") for device in devices)
     # Ranks that share a GPU share its peak.
-    gpus = min(1.0, node.gpus / plan.layout.ranks_per_node) if node.gpus else 1.0
-    per_rank = gpus if on_gpu else float(plan.layout.cores_per_rank)
+    per_rank = gpus_per_rank(run) if on_gpu else float(plan.layout.cores_per_rank)
     # A declared peak is that of a GPU exactly if the node has some.
     if precision in node.peak_tflops and on_gpu == bool(node.gpus):
         one, source, declared = node.peak_tflops[precision] * TERA, node.peak_source or "", True
@@ -189,12 +190,6 @@ def peak_of(run: Run) -> Peak | None:
         is_declared=declared,
         memory_bytes_per_s=memory,
     )
-
-
-def gpu_names(run: Run) -> set[str]:
-    """Names of the GPUs of a run's ranks, as torch tells them; empty on CPUs."""
-    devices = {rank.device for rank in run.record.ranks} if run.record else set()
-    return {match[1] for device in devices if (match := _GPU.match(device))}
 
 
 def recipe(group: Group) -> Recipe | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import DASH, place_text, value_text
 from dlbench.units import format_number
 from dlbench.views.model import Group
 from dlbench.views.utilisation.numbers import Utilisation, UtilisationPoint, utilisation
+from dlbench.views.utilisation.published import PublishedRate
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
 
@@ -23,17 +26,45 @@ class UtilisationView(GroupView):
         return utilisation(source.group)
 
     def section(self, group: Group) -> Section | None:
-        """One table."""
+        """Use of the hardware, and published rates of the same card."""
         found = group.of(Utilisation)
         if found is None:
             return None
         return Section(
-            id=self.id, title=self.title, headline=_headline(found), sheets=(_sheet(found),), notes=_notes(found)
+            id=self.id, title=self.title, headline=_headline(found), sheets=_sheets(found), notes=_notes(found)
         )
 
     def remedy(self, group: Group) -> str:
         """Newer runs."""
         return "these runs record no FLOPs per sample, and their recipe names no length of a training; newer runs do."
+
+
+def _sheets(found: Utilisation) -> tuple[Sheet[Any], ...]:
+    return (_sheet(found), _published_sheet(found.published)) if found.published else (_sheet(found),)
+
+
+def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
+    columns: tuple[Column[PublishedRate], ...] = (
+        Column("gpus", "GPUs", lambda rate: rate.gpus, is_brief=True),
+        Column("published_per_gpu_s", "Published per GPU", lambda rate: rate.published, _rate_text, is_brief=True),
+        Column("measured_per_gpu_s", "Here per GPU", lambda rate: rate.measured, has_interval=True, is_brief=True),
+        Column("ratio", "Here / published", lambda rate: rate.ratio, has_interval=True, is_brief=True),
+        Column("differences", "What differs", lambda rate: ", ".join(rate.differences) or "nothing known"),
+        Column("source", "Source", lambda rate: rate.source, lambda rate: f"{rate.source}, {rate.address}"),
+        Column("address", "", lambda rate: rate.address),
+    )
+    return Sheet(
+        name="published_rates",
+        title=f"Published rates of {rates[0].device}, same network and precision",
+        columns=columns,
+        rows=rates,
+        in_terminal=True,
+        caption="Another library in another year: a ratio far below 1 asks for a reason, one near 1 proves nothing.",
+    )
+
+
+def _rate_text(rate: PublishedRate) -> str:
+    return f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}"
 
 
 def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
@@ -81,7 +112,8 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
 def _headline(found: Utilisation) -> str:
     last = found.points[-1]
     if last.mfu is not None:
-        return f"MFU {value_text(last.mfu)} at {place_text(last.ranks, last.nodes)}"
+        beside = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
+        return f"MFU {value_text(last.mfu)} at {place_text(last.ranks, last.nodes)}{beside}"
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"

@@ -104,7 +104,7 @@ def rank(folder: Path) -> None:
     torch.set_num_threads(1)
     plan = CommPlan.model_validate_json((folder / "plan.json").read_text(encoding="utf-8"))
     comm, place = plan.comm, detect(plan)
-    control = Control(place, comm.timeout_s)
+    control = Control(place, comm.timeout_s, plan.stall_timeout_s)
     control.start(RunFolder(folder), None)
     mpi = start_mpi(place, "mpirun", many_threads=False)
     world = mpi.COMM_WORLD

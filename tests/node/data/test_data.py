@@ -21,12 +21,13 @@ from dlbench.datasets.volumes.density import index_density
 from dlbench.errors import RunError, UserError
 from dlbench.node.data import jpeg, reader
 from dlbench.node.data.density import VolumeReader
-from dlbench.node.data.loader import RECENT_READS, LoadedSource
+from dlbench.node.data.loader import RECENT_READS, LoadedSource, RankCores
 from dlbench.node.data.reader import BadSampleError, BatchReader, Raw, Sample
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
+from dlbench.node.models.density_input import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, MASK, sentences, text_spec
 from tests.support.jpeg_files import encode, write_tree
@@ -402,6 +403,37 @@ def test_volumes_are_logarithms_channels_first(tmp_path: Path, workers: int) -> 
     assert (about["shape"], about["num_samples"]) == ([8, 8, 8, 4], 6)
 
 
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels-last"])
+def test_counts_on_their_way_to_a_gpu_give_the_same_network_input_to_the_bit(
+    tmp_path: Path, memory_format: str
+) -> None:
+    """int16 volumes, of files up to the largest count, and synthetic; and their loss."""
+    write_volumes(tmp_path, 4, x=(np.arange(8192).reshape(4, 8, 8, 8, 4) * 4 + 3).astype(np.int16))
+    model = COSMOFLOW.model_copy(update={"memory_format": memory_format})
+    for data in (
+        DensityData(format="density", source=str(tmp_path)),
+        DensityData(format="density", source=str(tmp_path), loader_workers=1),
+        DensityData(format="density"),
+    ):
+        sources = [
+            build_source(model, data, batch_size=2, rank=0, world_size=1, seed=4, counts=counts)
+            for counts in (False, True)
+        ]
+        network = build_model(model).eval()
+        for _ in range(2):
+            plain, counted = (next(source) for source in sources)
+            assert counted["volume"].dtype == torch.int16
+            assert 2 * counted["volume"].nbytes == plain["volume"].nbytes
+            found = network_volume(counted["volume"], channels_last=memory_format == "channels-last")
+            assert (
+                found.stride() == network_volume(plain["volume"], channels_last=memory_format != "contiguous").stride()
+            )
+            assert torch.equal(found, plain["volume"])
+            assert torch.equal(loss_for(model)(network, counted), loss_for(model)(network, plain))
+        for source in sources:
+            source.close()
+
+
 def test_bad_volumes_are_named(tmp_path: Path) -> None:
     x = np.zeros((3, 8, 8, 8, 4), dtype=np.int16)
     x[1, 0, 0, 0, 0] = -1
@@ -433,6 +465,59 @@ def test_formats_that_do_not_fit_the_family(tmp_path: Path) -> None:
     data = DensityData(format="hdf5-density", source=str(tmp_path))
     with pytest.raises(UserError, match=r"data.format 'hdf5-density' does not fit model.family 'resnet'"):
         build_source(RESNET, data, batch_size=1, rank=0, world_size=1, seed=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_looking_ahead_counts_nothing_as_read_and_changes_no_batch(tmp_path: Path, workers: int) -> None:
+    write_volumes(tmp_path, 6)
+    data = DensityData(format="density", source=str(tmp_path), loader_workers=workers)
+    plain, looking = (build_source(COSMOFLOW, data, batch_size=2, rank=0, world_size=1, seed=4) for _ in range(2))
+    looked = [looking.ahead(), looking.ahead()]
+    assert looking.recent_reads() == []
+    assert looking.epoch_reads() == []
+    assert looking.audit is not None
+    for number in range(7):
+        expected, batch = next(plain), next(looking)
+        assert torch.equal(expected["volume"], batch["volume"])
+        assert number >= 2 or batch is looked[number]
+        looking.ahead()
+        assert len(looking.recent_reads()) == number + 1
+    for source in (plain, looking):
+        source.close()
+
+
+def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for(tmp_path: Path) -> None:
+    x = np.zeros((2, 8, 8, 8, 4), dtype=np.int16)
+    x[:, 0, 0, 0, 0] = -1
+    write_volumes(tmp_path, 2, x=x)
+    data = DensityData(format="density", source=str(tmp_path))
+    source = build_source(COSMOFLOW, data, batch_size=1, rank=0, world_size=1, seed=4)
+    assert source.ahead() is None
+    assert source.ahead() is None  # nothing is read after it
+    assert source.failures == []
+    with pytest.raises(UserError, match="negative count"):
+        next(source)
+    assert len(source.failures) == 1
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("workers", "own", "training"), [(2, [3, 2], [0, 1]), (3, [3, 2, 1], [0]), (5, [3, 2, 1], None)]
+)
+def test_loader_processes_and_the_training_process_of_a_gpu_have_cores_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, workers: int, own: list[int], training: list[int] | None
+) -> None:
+    bound: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: bound.append(sorted(cores)))
+    cores = RankCores()
+    assert [cores.of_worker(worker, spares_first=True) for worker in range(len(own))] == own
+    assert [cores.of_worker(worker, spares_first=False) for worker in range(5)] == [3, 2, 1, 0, 3]
+    cores.keep_to_rest(workers)
+    assert bound == ([] if training is None else [training])
+    assert RankCores().all == [0, 1, 2, 3]  # of loaders that start later, too
+    RankCores.release()
+    assert bound == ([] if training is None else [training, [0, 1, 2, 3]])
 
 
 # Synthetic

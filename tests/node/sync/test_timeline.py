@@ -27,7 +27,10 @@ from dlbench.node.sync.horovod.window import TimelineWindow
 from dlbench.node.sync.message_spans import passage_spans
 from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
 from dlbench.specs.engine import HorovodSettings
+from tests.support.cuda_events import StandInEvent, stand_in_cuda
 from tests.support.paths import DATA
+
+__all__ = ["stand_in_cuda"]
 
 SAMPLE = DATA / "horovod-timeline.json"
 """Rank 0 of 2 over Gloo, two steps of CosmoFlow `ci` with a threshold of 300,000 bytes; most cycle marks cut out."""
@@ -177,35 +180,6 @@ def watched_steps(model: nn.Module, number: int) -> BackwardWatch:
             WatchedStep(begin=begin, ready=ready, backward_end=begin + 6 * 10**8, exchange_end=begin + 10**9)
         )
     return watch
-
-
-class StandInEvent:
-    """A CUDA event of a device that is idle, and whose clock began 7 s later than the host's."""
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        self.device_ns = 0
-
-    @classmethod
-    def at(cls, host_ns: int) -> StandInEvent:
-        event = cls()
-        event.device_ns = host_ns - 7 * 10**9
-        return event
-
-    def record(self) -> None:
-        self.device_ns = time.monotonic_ns() - 7 * 10**9
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: StandInEvent) -> float:
-        return (end.device_ns - self.device_ns) / 1e6
-
-
-@pytest.fixture
-def stand_in_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", StandInEvent)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
 def small_net() -> nn.Module:

@@ -81,11 +81,11 @@ def test_cuda_phases_come_from_events_and_nothing_waits(stream: type[FakeStream]
     timer.close()
     last = timer.collect(wait=True)
     assert len(last) == 1
-    for number, (_, step_ns, parts, samples, loss) in enumerate([*first, *last]):
-        assert parts == tuple((phase + 1) * 1_000_000 for phase in range(len(PHASES)))
-        assert step_ns == 21_500_000
-        assert samples == 4
-        assert loss == number
+    for number, step in enumerate([*first, *last]):
+        assert step.phases == tuple((phase + 1) * 1_000_000 for phase in range(len(PHASES)))
+        assert step.step_ns == 21_500_000
+        assert step.samples == 4
+        assert step.loss == number
     assert stream.synchronisations == 0
 
 
@@ -116,9 +116,9 @@ def test_an_engine_may_mark_the_end_of_backward_early(stream: type[FakeStream]) 
     timer.mark(phases.OPTIMIZER)
     timer.finish(1, torch.tensor(0.0))
     timer.close()
-    ((_, _, parts, _, _),) = timer.collect(wait=True)
-    assert parts[phases.BACKWARD] == 10_000_000
-    assert parts[phases.EXCHANGE] == 4_000_000
+    (step,) = timer.collect(wait=True)
+    assert step.phases[phases.BACKWARD] == 10_000_000
+    assert step.phases[phases.EXCHANGE] == 4_000_000
 
 
 def test_moments_of_a_gpu_stand_on_the_clock_of_the_host(
@@ -153,6 +153,7 @@ def test_cpu_steps_are_contiguous() -> None:
     timer.close()
     done = timer.collect(wait=True)
     assert len(done) == 3
-    for (start, step_ns, parts, _, _), (following, *_) in itertools.pairwise(done):
-        assert start + step_ns == following
-        assert 0 <= sum(parts) <= step_ns
+    for step, following in itertools.pairwise(done):
+        assert step.start_ns + step.step_ns == following.start_ns
+        assert 0 <= sum(step.phases) <= step.step_ns
+        assert step.launch == ()

@@ -72,6 +72,8 @@ class RankReading:
         self._states: dict[int, CacheState] = {}
         """By epoch."""
         self._batches_per_epoch = 0
+        self._decode: object = None
+        """What of a JPEG is decoded; None where the samples are none."""
         self.readers = Readers(0, 0)
         """What reads; from `settle` on."""
 
@@ -97,6 +99,7 @@ class RankReading:
             if data.cache == "cold":
                 state = self._cache.settle()  # what the trials read is cached now
         self._states[first] = state
+        self._decode = reader.describe().get("decode")
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
@@ -144,6 +147,9 @@ class RankReading:
             found.append(_measured("data.loader_workers", self._choice.of_workers, self._choice.again))
         if self._choice is not None and data.prefetch_batches == "auto":
             found.append(_measured("data.prefetch_batches", self._choice.of_prefetch, self._choice.again))
+        if self._decode is not None:
+            how = "rows below a crop are not decoded" if self._decode == "region" else "images are decoded whole"
+            found.append(Setting(key="data.decode", requested=data.decode, effective=str(self._decode), evidence=how))
         if data.cache != "any":
             states = list(self._states.values())
             bad = next((state for state in states if not state.in_force), None)
@@ -153,11 +159,19 @@ class RankReading:
         return found
 
     def warnings(self) -> list[str]:
-        """Where it is not known whether what was asked for was in force."""
+        """Where it is not known whether what was asked for was in force, or readers have too few cores."""
+        told = []
         unknown = next((state for state in self._states.values() if not state.known), None)
-        if unknown is None:
-            return []
-        return [f"data.cache {self._data.cache}: whether it was in force cannot be told: {unknown.told}"]
+        if unknown is not None:
+            told.append(f"data.cache {self._data.cache}: whether it was in force cannot be told: {unknown.told}")
+        workers = self.readers.loader_workers
+        if self._device.type == "cuda" and workers >= self._cores:
+            told.append(
+                f"{workers} loader processes and the training process share {self._cores} "
+                f"core{'s' if self._cores > 1 else ''}: give each rank {workers + 1} (layout.cores_per_rank), or lower "
+                "data.loader_workers"
+            )
+        return told
 
     def result(self, told: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
         """For the record, on rank 0.

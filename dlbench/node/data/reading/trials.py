@@ -104,7 +104,9 @@ def choose(around: Surroundings, workers: int | Literal["auto"], prefetch: int |
     of_workers = of_prefetch = None
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
-        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(around.cores))])
+        # What feeds a GPU keeps a core to itself.
+        most = max(1, around.cores - 1) if around.device.type == "cuda" else around.cores
+        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(most))])
         if found.loader_workers == 0:
             found = trials.best([found, Readers(1, ahead)], computing=True)
         workers = found.loader_workers

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.node import rendezvous
+from dlbench.node.devices.identity import require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.engine import MessageSpan
@@ -26,10 +28,8 @@ from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
 from dlbench.node.sync.message_spans import passage_spans
 from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.record import Setting
+from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.engine import DdpSettings
-
-TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class DdpEngine:
@@ -47,6 +47,8 @@ class DdpEngine:
         *,
         wire: str = "fp32",
         powersgd_rank: int = 1,
+        stall_timeout_s: float = 600.0,
+        gpu: RankGpu | None = None,
     ) -> None:
         """One rank's engine.
 
@@ -58,7 +60,11 @@ class DdpEngine:
             interface: the network interface; None to find it.
             wire: fp32, fp16, bf16 or powersgd.
             powersgd_rank: rank of PowerSGD's approximation.
+            stall_timeout_s: without progress for so long, the run's watchdog ends this rank.
+            gpu: this rank's; None on a CPU.
         """
+        self._stall_timeout_s = stall_timeout_s
+        self._gpu = gpu
         self._settings = settings
         self._place = place
         self._device = device
@@ -82,9 +88,19 @@ class DdpEngine:
             raise EnvironmentLacksError("engine.ddp.backend: nccl needs a GPU on every rank; use gloo or auto")
         if self._backend == "nccl" and not dist.is_nccl_available():
             raise EnvironmentLacksError("engine.ddp.backend: this torch was built without NCCL; use gloo or auto")
-        self._store = meet(self._address_file, self._place, self._interface, TIMEOUT)
+        patience = datetime.timedelta(seconds=self._stall_timeout_s * rendezvous.PATIENCE)
+        self._store = store = meet(self._address_file, self._place, self._interface, patience)
+        by_nccl = self._backend == "nccl"
+        # Before NCCL starts: of two ranks on one GPU it says a bus number, if anything.
+        require_own_gpu(self._gpu, self._place, lambda told: store.of_node("gpu", told, self._place), by_nccl=by_nccl)
         dist.init_process_group(
-            self._backend, store=self._store, rank=self._place.rank, world_size=self._place.size, timeout=TIMEOUT
+            self._backend,
+            store=store,
+            rank=self._place.rank,
+            world_size=self._place.size,
+            timeout=datetime.timedelta(seconds=self._stall_timeout_s + rendezvous.GRACE_S),
+            # NCCL then starts here and not in the first step, and a hang shows where it is.
+            device_id=self._device if by_nccl else None,
         )
         require_sum(self._wire, self._backend, self._device, self._place.size)
 

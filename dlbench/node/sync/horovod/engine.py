@@ -22,6 +22,7 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node import rendezvous
+from dlbench.node.devices.identity import require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gather_json import gather_json
@@ -46,7 +47,7 @@ from dlbench.node.sync.horovod.window import TimelineSummary, TimelineWindow
 from dlbench.node.sync.overflow import CheckedFp16, OverflowCount, magnitudes
 from dlbench.node.sync.run_store import open_meeting
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.record import Setting
+from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.engine import HorovodSettings
 
 
@@ -67,6 +68,8 @@ class HorovodEngine:
         wire: str = "fp32",
         exchange: str = "flat",
         is_watched: bool = True,
+        stall_timeout_s: float = 600.0,
+        gpu: RankGpu | None = None,
     ) -> None:
         """One rank's engine.
 
@@ -80,7 +83,11 @@ class HorovodEngine:
             wire: fp32 or fp16.
             exchange: flat, horovod-hierarchical or horovod-torus.
             is_watched: whether Horovod's timeline is used; not where dlbench itself exchanges and counts.
+            stall_timeout_s: without progress for so long, the run's watchdog ends this rank.
+            gpu: this rank's; None on a CPU.
         """
+        self._stall_timeout_s = stall_timeout_s
+        self._gpu = gpu
         self._settings = settings
         self._place = place
         self._device = device
@@ -141,6 +148,9 @@ class HorovodEngine:
                 f"Horovod sees rank {hvd.rank()} of {hvd.size()}, the launcher says rank {self._place.rank} of "
                 f"{self._place.size}; nothing was measured"
             )
+        if self._gpu is not None:
+            # NCCL starts with the first gradient; this travels by the CPU operations.
+            require_own_gpu(self._gpu, self._place, self.gather, by_nccl=bool(hvd.nccl_built()))
 
     def _require_free_timeline(self) -> None:
         """Leaves the timeline out where it would change the measured steps, too; Horovod reads its variable later."""
@@ -169,7 +179,9 @@ class HorovodEngine:
     def _meet(self) -> None:
         """Gloo's rendezvous: rank 0 serves the keys, in place of Horovod's own server, and tells where."""
         place = self._place
-        self._meeting = meeting = open_meeting(self._address_file, place, self._interface)
+        self._meeting = meeting = open_meeting(
+            self._address_file, place, self._interface, self._stall_timeout_s * rendezvous.PATIENCE
+        )
         os.environ |= {
             "HOROVOD_RANK": str(place.rank),
             "HOROVOD_SIZE": str(place.size),
@@ -182,6 +194,8 @@ class HorovodEngine:
             # path's first part, as `KeyServer` wants it, and Horovod's own port a harmless part of the key.
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{meeting.address}:{meeting.port}/{meeting.secret}/horovod",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
+            # Horovod's own 30 s pass while nodes import at different speeds.
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(self._stall_timeout_s + rendezvous.GRACE_S)),
             "HOROVOD_GLOO_IFACE": rendezvous.gloo_interface(place.num_nodes == 1, self._interface, meeting),
         }
 

@@ -203,8 +203,10 @@ class Exchanger:
         self._is_watched = on
         if on:
             self._clock.anchor()
-        elif self._watched:
-            self._clock.settle()
+        else:
+            if self._watched:
+                self._clock.settle()
+            self._forget()  # the measured steps begin
 
     def _keep(self, now: StepMoments) -> None:
         messages = self._messages
@@ -228,8 +230,6 @@ class Exchanger:
             self._arrange(order, self._counts(order))
         elif self._plan.sync.fusion == "mgwfbp" and self._steps == 1 + WATCHED_STEPS:
             self._merge()
-        if self._steps == self._plan.measure.warmup_steps:
-            self._forget()
 
     def _merge(self) -> None:
         """Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank."""

@@ -1,0 +1,176 @@
+"""Batches in shared slots: the same as without, never overwritten while somebody has them, and few."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.data import slots as slots_module
+from dlbench.node.data.loader import Ledger, LoadedSource
+from dlbench.node.data.loader_queue import no_room
+from dlbench.node.data.reader import BatchReader, Fetched, InHalves, Raw, Sample
+from dlbench.node.data.sharding import Key, ShardedOrder
+from dlbench.node.data.slots import MadeSlots, NoRoomError, Slots
+
+FORMS: Any = {"x": ((3,), np.dtype(np.int16)), "label": ((), np.dtype(np.int64))}
+
+
+class Numbers(InHalves):
+    """Sample i is [i, epoch, i * i]; some come in another shape."""
+
+    def __init__(self, num: int) -> None:
+        self.num_samples = num
+
+    def fetch(self, index: int) -> Raw:
+        return Raw(bytes(8))
+
+    def prepare(self, key: Key, data: bytes, out: Any = None) -> Sample:
+        epoch, index = key
+        return Sample({"x": np.array([index, epoch, index * index], dtype=np.int32), "label": np.asarray(index)})
+
+    def num_bytes(self, index: int) -> int:
+        return 8
+
+    def labels(self) -> None:
+        return None
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
+    def files(self) -> list[Path]:
+        return []
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def source(workers: int) -> LoadedSource:
+    order = ShardedOrder(10, batch_size=4, rank=0, world_size=1, seed=1, drop_last=False)
+    return LoadedSource(Numbers(10), order, loader_workers=workers, on_bad_sample="stop")  # type: ignore[arg-type]
+
+
+def test_batches_stay_as_they_are_while_anybody_has_a_part_of_them_and_slots_are_used_again() -> None:
+    """Epochs of 4, 4 and 2 samples: slots are used for batches of unlike sizes, too."""
+    with_slots, plain = source(2), source(0)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    addresses = set()
+    try:
+        for number in range(30):
+            batch, expected = next(with_slots), next(plain)
+            assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+                name: tensor.tolist() for name, tensor in expected.items()
+            }
+            addresses.add(batch["x"].data_ptr())
+            if number in (2, 3, 11):
+                kept.append((batch["x"][1:, 2], expected["x"][1:, 2].clone()))  # a view keeps all of its batch
+        assert all(torch.equal(part, then) for part, then in kept)
+        # Two processes read two batches ahead; one is in use, three are kept.
+        assert len(addresses) <= 2 * 3 + 3
+    finally:
+        with_slots.close()
+        plain.close()
+
+
+def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_gone() -> None:
+    made, slots = MadeSlots(), Slots(1, pin_memory=False)
+    turns = slots.turns()
+
+    def read(value: int, slot: int) -> Fetched:
+        arrays = made.room(slot, 2, FORMS)
+        arrays["x"][:], arrays["label"][:] = value, value
+        fetched = Fetched(batch={name: torch.from_numpy(array) for name, array in arrays.items()}, asked_slot=slot)
+        made.hand_over(fetched, slot)
+        return fetched
+
+    first = read(1, next(turns))
+    assert first.batch != {}
+    slots.take(first)
+    x = first.batch.pop("x")
+    view = x.permute(1, 0)[:2]
+    del x
+    first.batch.clear()
+    second = next(turns)
+    assert second != first.slot
+    assert view.tolist() == [[1, 1], [1, 1]]
+    del view
+    gc.collect()
+    assert next(turns) == first.slot
+    again = read(3, first.slot or 0)
+    assert again.batch == {}  # its number is enough
+    slots.take(again)
+    assert again.batch["label"].tolist() == [3, 3]
+
+
+def test_what_did_not_use_its_slot_gives_it_back() -> None:
+    slots = Slots(1, pin_memory=False)
+    turns = slots.turns()
+    slot = next(turns)
+    slots.take(Fetched(error="unreadable", asked_slot=slot))
+    assert next(turns) == slot
+
+
+def test_full_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(slots_module, "_shared", full)
+    with pytest.raises(NoRoomError) as caught:
+        MadeSlots().room(0, 2, FORMS)
+    with pytest.raises(
+        EnvironmentLacksError, match=r"No space left on device \(28\); /dev/shm may be full: .*shm-size"
+    ):
+        Ledger(loader_workers=1).take(iter([no_room(caught.value)]))
+
+
+class Runtime:
+    """cudart as `torch.cuda.cudart()` gives it, for page-locking."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error, self.locked, self.calls = error, dict[int, int](), 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert flags == 1
+        self.calls += 1
+        if not self.error:
+            self.locked[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+def test_slots_are_page_locked_once_and_unlocked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    made, slots = MadeSlots(), Slots(1, pin_memory=True)
+    turns = slots.turns()
+    for _ in range(5):
+        slot = next(turns)
+        reader: Any = BatchReader(Numbers(10), "stop")  # type: ignore[arg-type]
+        fetched = reader.read([(0, 1), (0, 2)], lambda num, forms, slot=slot: made.room(slot, num, forms))
+        fetched.asked_slot = slot
+        made.hand_over(fetched, slot)
+        slots.take(fetched)
+        assert set(runtime.locked) >= {tensor.data_ptr() for tensor in fetched.batch.values()}
+        assert runtime.locked[fetched.batch["x"].data_ptr()] == fetched.batch["x"].nbytes
+        del fetched
+        gc.collect()
+    assert runtime.calls == 2  # two tensors of one slot
+    slots.close()
+    assert runtime.locked == {}
+    refusing = Slots(1, pin_memory=True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(error=2))
+    with pytest.raises(
+        EnvironmentLacksError, match=r"cannot be page-locked for the GPU \(CUDA error 2\): see `ulimit -l`"
+    ):
+        refusing.take(Fetched(batch={"x": torch.zeros(3)}, slot=0, num=3, asked_slot=0))

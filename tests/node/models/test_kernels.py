@@ -1,0 +1,217 @@
+"""Choices among kernels change no result: weights in channels-last, attention without a mask or without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.data.packing import arranged, parts
+from dlbench.node.data.sharding import Position
+from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.models.bert import Packing, jagged_attention, packed_attention
+from dlbench.node.models.build import Batch, build_model, loss_for
+from dlbench.node.models.kernels import Kernels
+from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.sanity import parameters_digest
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.training import OptimizerSpec
+from dlbench.specs.workload import BertModel
+from tests.support.forked_runs import planned
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+BERT = BertModel(
+    family="bert",
+    vocab_size=61,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=32,
+    max_positions=12,
+    dropout=0.0,
+)
+UNPADDED = BERT.model_copy(update={"attention": "unpadded"})
+LENGTH, PLACES = 12, 3
+
+
+def text_batch(lengths: list[int], seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    num = len(lengths)
+    mask = torch.arange(LENGTH) < torch.tensor(lengths)[:, None]
+    weights = torch.ones(num, PLACES)
+    weights[:, -1] = 0
+    positions = torch.stack([torch.randint(0, length, (PLACES,), generator=generator) for length in lengths])
+    return {
+        "input_ids": torch.randint(5, 61, (num, LENGTH), generator=generator),
+        "token_type_ids": (torch.arange(LENGTH) > 4).long().repeat(num, 1),
+        "attention_mask": mask.long(),
+        "masked_positions": positions * weights.long(),
+        "masked_ids": torch.randint(5, 61, (num, PLACES), generator=generator),
+        "masked_weights": weights,
+        "next_sentence": torch.randint(2, (num,), generator=generator),
+    }
+
+
+def trained(batch: Batch, num_parts: int) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses of the parts, and gradients, of the same network each time."""
+    torch.manual_seed(3)
+    model, loss = build_model(BERT), loss_for(BERT)
+    losses = [loss(model, part) for part in parts(batch, num_parts)]
+    for one in losses:
+        (one / num_parts).backward()  # type: ignore[no-untyped-call]
+    return [one.item() for one in losses], [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@settings(max_examples=12)
+@given(lengths=st.lists(st.integers(1, LENGTH), min_size=6, max_size=6), num_parts=st.sampled_from([1, 2, 3]))
+def test_without_padding_losses_and_gradients_are_the_same(lengths: list[int], num_parts: int) -> None:
+    batch = text_batch(lengths, seed=sum(lengths))
+    losses, gradients = trained(batch, num_parts)
+    unpadded = arranged(batch, UNPADDED, num_parts)
+    assert "attention_mask" not in unpadded
+    assert ("tokens@0" in unpadded) == (min(lengths) < LENGTH)
+    found, others = trained(unpadded, num_parts)
+    # fp32: sums over tokens in another order.
+    assert found == pytest.approx(losses, rel=1e-5)
+    largest = max(g.abs().max().item() for g in gradients)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-5 * largest)
+
+
+def test_the_mask_is_left_away_where_nothing_is_padding() -> None:
+    whole, padded = text_batch([LENGTH] * 3, 1), text_batch([LENGTH, 4, 6], 1)
+    bare = arranged(whole, BERT)
+    assert set(whole) - set(bare) == {"attention_mask"}
+    assert arranged(padded, BERT) == padded
+    assert arranged(whole, BERT.model_copy(update={"attention": "masked"})) == whole
+    losses, gradients = trained(whole, 1)
+    found, others = trained(bare, 1)
+    assert found == pytest.approx(losses, rel=1e-6)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_jagged_tensors_attend_as_sample_by_sample() -> None:
+    """What a GPU computes with, here by torch's plain kernel."""
+    lengths = (5, 1, 7)
+    starts = torch.tensor([0, 5, 6, 13], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(4)
+    query, key, value = torch.randn(3, 13, 2, 8, generator=generator).requires_grad_().unbind()
+    packing = Packing(starts, lengths, 8)
+    one, other = (of(query, key, value, packing, 0.0) for of in (packed_attention, jagged_attention))
+    torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+
+
+def plan_of(*words: str) -> RunPlan:
+    plans, _ = planned(*words)
+    return plans[0]
+
+
+ORDERS = {"resnet50": torch.channels_last, "cosmoflow": torch.channels_last_3d}
+
+
+@pytest.mark.parametrize("workload", ["resnet50", "cosmoflow"])
+def test_weights_and_gradients_lie_as_activations(workload: str, tmp_path: Path) -> None:
+    words = (workload, "--preset", "ci", "--engine", "single", "--ranks", "1", "--data", "synthetic")
+    last, plain = (plan_of(*words, "--set", f"model.memory_format={form}") for form in ("channels-last", "contiguous"))
+    spec = OptimizerSpec(name="sgd", learning_rate=0.1, implementation="fused")
+    found: dict[str, Any] = {}
+    for name, plan in {"last": last, "plain": plain}.items():
+        torch.manual_seed(5)
+        kernels, work = Kernels(plan, CPU), plan.workload
+        model = kernels.placed(build_model(work.model)).eval()
+        start = parameters_digest(model)
+        batch = synthetic_batch(work.model, work.data, 2, torch.Generator().manual_seed(6))
+        optimizer = build_optimizer(model, spec)
+        loss = loss_for(work.model)(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        found[name] = model, optimizer, loss.item(), start
+        told = {setting.key: setting.effective for setting in kernels.settings()}
+        assert told.get("model.memory_format.weights") == ("channels-last" if name == "last" else None)
+    model, optimizer, loss, start = found["last"]
+    other, _, expected, other_start = found["plain"]
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert start == other_start
+    large = [p for p in model.parameters() if p.ndim > 3 and p.shape[1] > 1 and p.shape[-1] > 1]
+    assert large
+    for parameter in large:
+        assert parameter.is_contiguous(memory_format=ORDERS[workload])
+        assert parameter.grad.stride() == parameter.stride()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.contiguous(), two, rtol=1e-4, atol=1e-5)
+    _read_under_the_other_form(tmp_path / "c", (model, optimizer), (other, build_optimizer(other, spec)))
+
+
+def _read_under_the_other_form(path: Path, written: tuple[Any, Any], into: tuple[Any, Any]) -> None:
+    progress = Progress(
+        step=1,
+        samples=2,
+        epoch=0.0,
+        position=Position(),
+        train_s=1.0,
+        wall_s=1.0,
+        loss_scaling={},
+        evaluations=(),
+    )
+    write_checkpoint(path, *written, progress, {})
+    Checkpoint(path).restore(*into)
+    (model, optimizer), (other, restored) = written, into
+    assert parameters_digest(other) == parameters_digest(model)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        mine, theirs = (of.state[p]["momentum_buffer"] for of, p in ((optimizer, one), (restored, two)))
+        assert theirs.stride() == two.stride()
+        assert torch.equal(mine.contiguous(), theirs.contiguous())
+
+
+def test_horovod_keeps_weights_contiguous_and_says_so() -> None:
+    plan = plan_of("resnet50", "--preset", "ci", "--ranks", "2", "--set", "model.memory_format=channels-last")
+    kernels = Kernels(plan, CPU)
+    model = kernels.placed(build_model(plan.workload.model))
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    (told,) = kernels.settings()
+    assert (told.effective, told.evidence) == ("contiguous", "Horovod takes contiguous gradients alone")
+
+
+@pytest.fixture
+def search() -> Iterator[None]:
+    yield
+    torch.backends.cudnn.benchmark = False
+
+
+@pytest.mark.usefixtures("search")
+def test_cudnn_searches_on_gpus_alone() -> None:
+    for asked, device, expected in (("auto", GPU, True), ("off", GPU, False), ("on", GPU, True), ("auto", CPU, False)):
+        plan = plan_of("resnet50", "--preset", "ci", "--ranks", "1", "--set", f"train.cudnn_benchmark={asked}")
+        told = {setting.key: setting for setting in Kernels(plan, device).settings()}
+        assert torch.backends.cudnn.benchmark is expected
+        if device is GPU:
+            setting = told["train.cudnn_benchmark"]
+            assert (setting.requested, setting.effective) == (asked, "on" if expected else "off")
+        else:
+            assert not told
+    with pytest.raises(EnvironmentLacksError, match=r"train\.cudnn_benchmark on: this rank computes on a CPU"):
+        Kernels(plan_of("resnet50", "--preset", "ci", "--ranks", "1", "--set", "train.cudnn_benchmark=on"), CPU)
+
+
+def test_the_record_names_the_kernel_of_attention() -> None:
+    plan = plan_of("bert", "--preset", "ci", "--ranks", "1", "--data", "synthetic")
+    kernels, work = Kernels(plan, CPU), plan.workload
+    assert isinstance(work.model, BertModel)
+    model, loss = build_model(work.model), kernels.counted(loss_for(work.model))
+    batch = synthetic_batch(work.model, work.data, 2, torch.Generator().manual_seed(6))
+    for one in (batch, arranged(batch, work.model)):
+        loss(model, one)
+    (setting,) = kernels.settings()
+    assert setting.requested == "auto"
+    assert setting.evidence.count("1 masked (") == 1
+    assert setting.evidence.count("1 unmasked (") == 1
+    assert "not known" not in setting.evidence

@@ -1,0 +1,141 @@
+"""Updates by other kernels are the same updates; compiled ones are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlbench.node.models import optimizers
+from dlbench.node.models.optimizers import build_optimizer, optimizer_of, update_evidence
+from dlbench.specs.training import OptimizerSpec
+
+SHAPES = [(3, 4, 2, 2), (5,), (6, 3), (1, 2, 3, 3, 3)]
+
+
+def spec_of(name: Any, **changes: Any) -> OptimizerSpec:
+    return OptimizerSpec.model_validate({"name": name, "learning_rate": 0.1, "weight_decay": 0.01, **changes})
+
+
+def made(spec: OptimizerSpec) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    values[0] = values[0].contiguous(memory_format=torch.channels_last)
+    values[3] = torch.zeros(SHAPES[3])  # whose ratio is 1
+    parameters = [nn.Parameter(value) for value in values]
+    return parameters, optimizer_of(parameters, spec)
+
+
+def updated(spec: OptimizerSpec, steps: int) -> list[Tensor]:
+    """Parameters after some steps, each with a rate of its own."""
+    parameters, optimizer = made(spec)
+    generator = torch.Generator().manual_seed(2)
+    for step in range(steps):
+        for parameter in parameters:
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (1 + step)
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+@given(decay=st.sampled_from([0.0, 0.1]), rate=st.floats(1e-4, 0.5), seed=st.integers(0, 99))
+def test_adamw_against_numpy(decay: float, rate: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = [rng.normal(size=shape) for shape in ((3, 2), (4,))]
+    model = nn.ParameterList([nn.Parameter(torch.from_numpy(w.copy())) for w in weights])
+    spec = spec_of("adamw", weight_decay=decay, learning_rate=rate, betas=(0.8, 0.99), epsilon=1e-3)
+    optimizer = build_optimizer(model, spec)
+    m, v = [np.zeros_like(w) for w in weights], [np.zeros_like(w) for w in weights]
+    for step in range(1, 4):
+        for i, parameter in enumerate(model):
+            g = rng.normal(size=weights[i].shape)
+            parameter.grad = torch.from_numpy(g)
+            m[i], v[i] = 0.8 * m[i] + 0.2 * g, 0.99 * v[i] + 0.01 * g**2
+            own = decay if weights[i].ndim > 1 else 0.0
+            change = (m[i] / (1 - 0.8**step)) / (np.sqrt(v[i] / (1 - 0.99**step)) + 1e-3)
+            weights[i] = weights[i] * (1 - rate * own) - rate * change
+        optimizer.step()
+    for parameter, w in zip(model, weights, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), w, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fused_kernels_make_the_same_update(name: str) -> None:
+    plain, fused = (updated(spec_of(name, implementation=kind), 5) for kind in ("foreach", "fused"))
+    for one, two in zip(plain, fused, strict=True):
+        # fp32 with operations in another order: a few units in the last place a step.
+        torch.testing.assert_close(two, one, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(plain[0], made(spec_of(name))[0][0])
+
+
+@pytest.fixture
+def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Chooses what torch's compiler makes programs with."""
+    plain = torch.compile
+
+    def choose(backend: str) -> None:
+        monkeypatch.setattr(torch, "compile", lambda *args, **named: plain(*args, backend=backend, **named))
+
+    torch._dynamo.reset()
+    optimizers._compiled.cache_clear()
+    yield choose
+    optimizers._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=(pytest.mark.slow, pytest.mark.nightly))]
+)
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_compiled_updates_are_compiled_once_whatever_the_rate(
+    compiler: Callable[[str], None], name: str, backend: str
+) -> None:
+    compiler(backend)
+    spec = spec_of(name, implementation="fused")
+    plain, compiled = updated(spec_of(name), 30), updated(spec, 30)
+    for one, two in zip(plain, compiled, strict=True):
+        # Rates are fp32 tensors instead of fp64 numbers; 30 steps add up their rounding.
+        torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
+    # One for the decayed tensors, one for the rest.
+    assert update_evidence(spec) == "torch.compile of the update: 2 graphs"
+
+
+class Counted(TorchDispatchMode):
+    """Operations on lists of tensors, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).split(".")[1]
+        if name.startswith("_foreach"):
+            self.names.append(name.removeprefix("_foreach_"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lamb", "lerp_ mul_ addcmul_ sqrt mul_ add_ addcdiv norm norm addcmul_"),
+        ("lars", "add mul_ norm norm addcmul_ sub_"),
+    ],
+)
+def test_passes_over_the_tensors_of_an_adapted_update(name: str, expected: str) -> None:
+    parameters, optimizer = made(spec_of(name))
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.param_groups[1]["params"] = []
+    optimizer.step()
+    with Counted() as counted:
+        optimizer.step()
+    assert " ".join(counted.names) == expected

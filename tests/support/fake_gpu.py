@@ -1,0 +1,82 @@
+"""A GPU with one stream in front of a host, in simulated time: kernels run in order, each once the host has sent it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dlbench.node.sync import clocks
+from dlbench.node.training import phases
+
+CALL_NS = 2_000
+"""What recording an event takes the host."""
+LATENCY_NS = 3_000
+"""From a call of the host to the device, and from the device back to a host that waits."""
+CYCLE_NS = 0.5
+
+
+class FakeGpu:
+    """The host's clock and the stream; times are nanoseconds of the host's clock."""
+
+    def __init__(self, *, ppm: float = 0.0, origin_ms: float = 0.0) -> None:
+        """`ppm`: how much faster the device's clock runs; `origin_ms`: what it shows at time 0."""
+        self.host_ns = 1_000_000_000
+        self.free_ns = 0
+        self.idle_ns = 0
+        """In which the device had nothing to do though more was to come, since it was last set to 0."""
+        self._ppm, self._origin_ms = ppm, origin_ms
+
+    def launch(self, call_ns: int, run_ns: int) -> None:
+        """The host takes `call_ns` to send a kernel that runs `run_ns`."""
+        self.host_ns += call_ns
+        self._arrive()
+        self.free_ns += run_ns
+
+    def passed(self) -> int:
+        """An event that is recorded now passes then."""
+        self.host_ns += CALL_NS
+        self._arrive()
+        return self.free_ns
+
+    def wait(self, moment_ns: int) -> None:
+        """The host waits for a moment of the device."""
+        self.host_ns = max(self.host_ns, moment_ns + LATENCY_NS)
+
+    def device_ms(self, moment_ns: int) -> float:
+        """What the device's clock shows then."""
+        return self._origin_ms + moment_ns * (1 + self._ppm / 1e6) / 1e6
+
+    def _arrive(self) -> None:
+        arrival = self.host_ns + LATENCY_NS
+        self.idle_ns += max(0, arrival - self.free_ns)
+        self.free_ns = max(self.free_ns, arrival)
+
+
+def installed(patch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
+    """torch's CUDA events, sleep and pinned memory, and the clocks of what is tested, are the fake's."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            assert enable_timing
+            self.at_ns = -1
+
+        def record(self) -> None:
+            self.at_ns = gpu.passed()
+
+        def query(self) -> bool:
+            return self.at_ns + LATENCY_NS <= gpu.host_ns
+
+        def synchronize(self) -> None:
+            gpu.wait(self.at_ns)
+
+        def elapsed_time(self, end: Event) -> float:
+            """A float32, as `cudaEventElapsedTime` gives it."""
+            return float(np.float32(gpu.device_ms(end.at_ns) - gpu.device_ms(self.at_ns)))
+
+    empty = torch.empty
+    patch.setattr(torch.cuda, "Event", Event)
+    patch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.launch(CALL_NS, round(cycles * CYCLE_NS)))
+    patch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+    for module in (phases, clocks):
+        patch.setattr(module.time, "monotonic_ns", lambda: gpu.host_ns)
