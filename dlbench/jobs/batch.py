@@ -56,7 +56,8 @@ def _refuse_two_requests(job: Sequence[LaunchPlan]) -> None:
 def _requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     """All that decides a plan's `#SBATCH` lines, by the keys of the plan."""
     for name in SlurmSpec.model_fields:
-        yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
+        if name != "gpu_bind":  # srun's
+            yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
     # Where Slurm is not told, the sides may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 

@@ -101,7 +101,7 @@ def acting_part(plan: RunPlan) -> dict[str, Any]:
     system = content["system"]
     for key in ("name", "title", "node"):
         del system[key]
-    system["slurm"] = {key: system["slurm"][key] for key in ("cpus_per_task", "gpu_request")}
+    system["slurm"] = {key: system["slurm"][key] for key in ("cpus_per_task", "gpu_request", "gpu_bind")}
     del system["storage"]["shared_title"]
     system["launch"]["oversubscribe_yield"] = plan.yields
     layout = plan.layout

@@ -306,6 +306,22 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
     assert asked(gpu_request="none") == []
 
 
+def test_ranks_reach_all_gpus_of_their_node_unless_the_site_says_otherwise() -> None:
+    """gpus-per-task alone would bind, which hides the other ranks' GPUs (srun(1), --tres-bind)."""
+    plan = plan_of(system="example-gpu")
+
+    def bound(**changes: Any) -> list[str]:
+        made = with_system(plan, slurm=changes)
+        return [word for word in launch.srun_command(made, folder_of(made), PYTHON) if word.startswith("--gpu-bind")]
+
+    for request in ("gres", "gpus-per-node", "gpus-per-task"):
+        assert bound(gpu_request=request) == ["--gpu-bind=none"]
+    assert bound(gpu_request="gpus-per-task", gpu_bind="per_task:1") == ["--gpu-bind=per_task:1"]
+    assert bound(gpu_bind="site") == []
+    assert bound(gpu_request="none") == []
+    sides_of({}, {"system.slurm.gpu_bind": "closest"}, system="example-gpu")  # of one job
+
+
 VALUES = st.one_of(
     st.integers(-3, 300), st.booleans(), st.none(), st.text(max_size=70), st.sampled_from(["a-b", "b-c", "a", "c"])
 )

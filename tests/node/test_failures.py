@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dlbench.errors import ExitCode, PeerLostError, RunError, UserError
-from dlbench.node.failures import MAX_CHARACTERS, condensed, failure_of, passed_on
+from dlbench.machine.gpu.visible import Gpu
+from dlbench.node import failures
+from dlbench.node.failures import MAX_CHARACTERS, Whereabouts, condensed, failure_of, is_device_fault, passed_on
 
 CLOSED = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
@@ -120,3 +122,57 @@ def test_what_a_rank_does_by_itself_is_its_own(error: Exception, code: ExitCode,
 def test_any_text_becomes_one_short_line(text: str) -> None:
     assert len(condensed(text)) <= MAX_CHARACTERS
     assert "\n" not in condensed(text)
+
+
+class AcceleratorError(RuntimeError):
+    """As torch 2.8 and newer raise it."""
+
+
+LAUNCH = (
+    "CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in https://docs.nvidia.com/x for more "
+    "information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+    "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+WHERE = Whereabouts(
+    rank=3, host="n07", gpu=Gpu(uuid="GPU-ab", pci_bus_id="0000:81:00.0", numa_node=None, cores=frozenset())
+)
+
+
+@pytest.mark.parametrize("kind", [AcceleratorError, RuntimeError])
+@pytest.mark.parametrize("trouble", ["", "GPU is lost"])
+def test_a_gpu_that_fails_is_named_with_rank_host_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, kind: type[RuntimeError], trouble: str
+) -> None:
+    monkeypatch.setattr(failures, "gpu_trouble", lambda uuid: trouble)
+    failure = failure_of(kind(LAUNCH), WHERE)
+    assert (failure.kind, failure.exit_code) == ("own", ExitCode.RUN_FAILED)
+    said = f"; NVML says of it: {trouble}" if trouble else ""
+    assert failure.reason == (
+        f"rank 3 on n07, GPU GPU-ab (0000:81:00.0): CUDA error: unspecified launch failure{said}; look for Xid in the "
+        "kernel's log of n07 (dmesg), leave the node out (slurm.exclude) and run again"
+    )
+    assert failure.whole, "the rank's log has all of it"
+
+
+def test_a_kernel_that_refuses_its_input_is_no_broken_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "gpu_trouble", lambda uuid: "")
+    reason = failure_of(AcceleratorError("CUDA error: device-side assert triggered\nCompile with X"), WHERE).reason
+    assert reason == (
+        "rank 3 on n07, GPU GPU-ab (0000:81:00.0): CUDA error: device-side assert triggered; a kernel refused its "
+        "input: set CUDA_LAUNCH_BLOCKING=1 to find which"
+    )
+
+
+def test_no_other_failure_is_taken_for_one_of_the_gpu() -> None:
+    for error in (
+        OutOfMemoryError(MEMORY),
+        RuntimeError(CALLBACK),
+        RunError("CUDA error: as told"),
+        ValueError(LAUNCH),
+    ):
+        assert not is_device_fault(error)
+    assert is_device_fault(AcceleratorError("CUDA error: the launch timed out and was terminated"))
+    assert (
+        "rank 3 on n07, its GPU: CUDA error"
+        in failure_of(AcceleratorError(LAUNCH), Whereabouts(rank=3, host="n07")).reason
+    )

@@ -28,6 +28,7 @@ from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.doubts import group_doubts, run_doubts
+from dlbench.views.systems.numbers import systems
 from tests.support.run_factory import (
     MS,
     Story,
@@ -431,6 +432,65 @@ def test_doubts_of_a_run_are_told(tmp_path: Path, story: Story, code: str) -> No
     run = read_run(write_run(tmp_path, one_plan(2), constant(PHASES), story).path)
     assert code in {doubt.code for doubt in run_doubts(run)}
     assert code in codes(tmp_path)
+
+
+FAR = {"numa_node": 1}
+SHARED_MEMORY = {"nccl": {"channels": {"SHM/direct/direct": 4}}}
+DIRECT = {"nccl": {"channels": {"P2P/CUMEM": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "numa_nodes", "record", "expected"),
+    [
+        ({}, (), {}, set()),
+        ({"numa_node": 0}, (0,), {}, set()),
+        (FAR, (), {}, set()),  # the machine tells nothing of the cores
+        (FAR, (0,), {}, {("gpu-remote", "serious")}),
+        (FAR, (0, 1), {}, {("gpu-remote", "note")}),
+        ({"uuid": "MIG-1", "is_slice": True}, (), {}, {("gpu-slice", "note")}),
+        ({"visible": 1}, (), {}, {("no-peer-access", "serious")}),
+        ({"no_peer_access": (1,)}, (), {}, {("no-peer-access", "serious")}),
+        ({}, (), SHARED_MEMORY, {("no-peer-access", "serious")}),
+        ({"visible": 1}, (), DIRECT, set()),  # what NCCL did counts more than what might be
+    ],
+)
+def test_where_gpus_stand_is_told_where_it_costs(
+    tmp_path: Path,
+    gpu: dict[str, Any],
+    numa_nodes: tuple[int, ...],
+    record: dict[str, Any],
+    expected: set[tuple[str, str]],
+) -> None:
+    story = Story(device="cuda:0 (A100)", gpu=gpu, numa_nodes=numa_nodes, record=record)
+    run = read_run(write_run(tmp_path, one_plan(2), constant(PHASES), story).path)
+    assert {(doubt.code, doubt.severity) for doubt in run_doubts(run)} == {("synthetic-data", "note"), *expected}
+
+
+def test_one_rank_of_a_node_reaches_nobody_and_needs_not(tmp_path: Path) -> None:
+    story = Story(device="cuda:0 (A100)", gpu={"visible": 1})
+    run = read_run(write_run(tmp_path, one_plan(1), constant(PHASES), story).path)
+    assert {doubt.code for doubt in run_doubts(run)} == {"synthetic-data"}
+
+
+def test_what_nccl_chose_stands_in_the_table_of_systems(tmp_path: Path) -> None:
+    nccl = {
+        "version": "2.27.3",
+        "network": "IB",
+        "channels": {"NET/IB/GDRDMA": 2, "P2P/CUMEM": 30},
+        "collective_channels": 16,
+        "nvls_channels": 12,
+        "rings": 16,
+        "trees": 2,
+    }
+    near = {"device": "cuda:0 (A100)", "gpu": {"numa_node": 0}, "numa_nodes": (0,)}
+    write_run(tmp_path, one_plan(2), constant(PHASES), Story(record={"nccl": nccl}, **near))
+    (system,) = systems(tabulate(scan(tmp_path)))
+    told = dict(system.fields)
+    assert told["NCCL"] == (
+        "2.27.3; network IB; connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 channels of NVLink SHARP; "
+        "16 rings, 2 trees"
+    )
+    assert told["GPU placement"] == ("a whole GPU for each rank, 2 of 2 ranks on cores of their GPU's NUMA node alone")
 
 
 @pytest.mark.parametrize(

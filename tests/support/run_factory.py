@@ -49,6 +49,8 @@ class Story:
     device: str = "cpu"
     gpu: Mapping[str, Any] = field(default_factory=dict)
     """What ranks of a `cuda` device say of their GPUs, over what the factory makes up."""
+    numa_nodes: Sequence[int] = ()
+    """Of the cores of each rank."""
     last_loss: float | None = 1.9
     exchange: Mapping[str, Any] | None = None
     """What the run says of its gradient exchange, see `exchange_result`; None for one that says nothing."""
@@ -167,6 +169,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "host": story.host(rank),
         "device": story.device,
         "gpu": _gpu(rank, plan, story),
+        "numa_nodes": list(story.numa_nodes),
         "cores": list(story.cores(rank)),
         "threads": story.threads,
         "pinned": story.pinned,

@@ -6,26 +6,18 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from dlbench.node.cores import CoreBinding
 from dlbench.node.garbage import HeldGarbage
-from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.single import SingleEngine
 from dlbench.node.training import loop, sanity
-from dlbench.node.training.instruments import RankWatch
-from dlbench.node.training.run import RankRun
-from dlbench.records.folder import create
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, read_run
-from tests.support.run_factory import plans
+from dlbench.records.scan import Run
+from tests.support.one_rank import trained
 
-SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
 CYCLES = 50
 
 
@@ -35,31 +27,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def trained(out: Path, steps: int) -> Run:
-    """A run of one rank in this process."""
-    settings = {"measure.warmup_steps": 4, "measure.measured_steps": steps, "watch.sampler": False}
-    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, engine="single", overrides=settings)
-    model = {"model": plan.workload.model.model_copy(update=SMALL)}
-    plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=model)})
-    folder = create(out, plan)
-    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
-    started = time.monotonic()
-    watch = RankWatch(plan, folder, place, None, started=started)
-    try:
-        RankRun(
-            *(plan, folder, place, CoreBinding(cores=(0,), pinned=False, threads=1, warnings=()), SingleEngine()),
-            *(torch.device("cpu"), watch),
-            on_step=lambda step: None,
-            on_course=lambda steps: None,
-            on_staging=lambda copied, needed: None,
-            beat=lambda where: None,
-            started=started,
-        ).run()
-    finally:
-        watch.close()
-    return read_run(folder.path)
 
 
 def record_of(run: Run) -> Record:
