@@ -9,8 +9,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from dlbench.machine.gpu.gpm import ABOUT, GpmMetrics
 from dlbench.machine.nvml_fields import device_readings, memory_reading
-from dlbench.machine.nvml_gpm import ABOUT, GpmMetrics
 from dlbench.machine.nvml_values import constant
 from dlbench.machine.readings import Reading, ReadingFailedError, Readings
 from dlbench.machine.source import Source, fact

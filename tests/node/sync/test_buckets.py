@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +15,7 @@ from dlbench.errors import RunError
 from dlbench.node.sync.clocks import HostClock
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.calibration import sizes_up_to
-from dlbench.node.sync.own.exchange_times import Moments, StepMoments
+from dlbench.node.sync.own.exchange_times import WINDOW_STEPS, Moments, StepMoments
 from dlbench.node.sync.own.exchanges import Flat, Hierarchical, Hybrid, Leader
 from dlbench.node.sync.own.groups import Group, GroupRanks, RankGroups
 from dlbench.node.sync.own.worker import ExchangeThread
@@ -282,6 +283,26 @@ def test_exposed_is_what_comes_after_the_backward_pass() -> None:
     assert moments.sums() == sums  # medians
     assert moments.gradients() == [1, 4, 9]
     assert [(m.ready_s, m.start_s, m.exchange_s) for m in moments.messages()] == [(1, 2, 3), (4, 6, 6), (9, 13, 2)]
+
+
+def test_moments_of_steps_that_are_forgotten_are_used_again_but_for_watched_ones() -> None:
+    class Clock(HostClock):
+        def __init__(self) -> None:
+            self.given_back: list[int] = []
+
+        def give_back(self, moments: Iterable[int]) -> None:
+            self.given_back += moments
+
+    clock = Clock()
+    moments = Moments(clock=clock)
+    for number in range(WINDOW_STEPS + 2):
+        one = step([1, 4], [(2, 3)], backward=5)
+        if number:  # the first alone was watched
+            one.gradients = [None, None]
+        moments.add(one)
+    assert len(moments.steps) == WINDOW_STEPS
+    assert len(clock.given_back) == len(set(map(id, clock.given_back))) == len(one.marks())
+    assert moments.gradients() == []  # no step that is left noted them
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))
