@@ -18,12 +18,12 @@ from dlbench.machine.gpu.placing import numa_nodes_of
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
+from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.devices.identity import rank_gpu
 from dlbench.node.devices.nccl_log import NcclLog
 from dlbench.node.failures import condensed
 from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for
-from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.torch_facts import torch_facts
@@ -295,9 +295,10 @@ class RankRun:
                 f"Python's garbage collector was started {seen.garbage.in_steps} times within measured steps of rank "
                 f"{self._place.rank}, by a library; dlbench had turned it off"
             )
-        compilation = ready.trainee.compilation
+        compilation, graphs = ready.trainee.compilation, ready.trainee.graphs
         self._warnings += memory.warnings if memory is not None else ()
         self._warnings += compilation.warnings if compilation is not None else ()
+        self._warnings += graphs.warnings if graphs is not None else ()
         transport = self._nccl.read() if self._nccl is not None else None
         found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         found |= torch_facts(self._warnings, self._device)
