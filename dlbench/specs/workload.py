@@ -25,7 +25,9 @@ class ResNetModel(Spec):
     base_width: Count = Field(64, description="Channels of the first stage.")
     zero_init_residual: Flag = Field(True, description="Start each block's last batch-norm scale at 0 (Goyal 2017).")
     memory_format: MemoryFormat = Field(
-        "contiguous", description="Order of activations in memory: contiguous (NCHW) or channels-last (NHWC)."
+        "contiguous",
+        description="Order of activations, and of weights where Horovod does not exchange: contiguous (NCHW) or "
+        "channels-last (NHWC).",
     )
 
 
@@ -65,7 +67,9 @@ class CosmoFlowModel(Spec):
     dropout: Fraction = Field(0.5, description="Dropout probability behind each hidden dense layer.")
     num_targets: Count = Field(4, description="Regressed parameters.")
     memory_format: MemoryFormat = Field(
-        "contiguous", description="Order of activations in memory: contiguous (NCDHW) or channels-last (NDHWC)."
+        "contiguous",
+        description="Order of activations, and of weights where Horovod does not exchange: contiguous (NCDHW) or "
+        "channels-last (NDHWC).",
     )
 
     @model_validator(mode="after")

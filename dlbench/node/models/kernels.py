@@ -93,9 +93,7 @@ class Kernels:
         return found
 
     def _weights_setting(self) -> Setting:
-        why = (
-            "Horovod takes contiguous tensors alone" if self._is_kept else "weights and gradients lie as activations"
-        )
+        why = "Horovod takes contiguous tensors alone" if self._is_kept else "weights and gradients lie as activations"
         return Setting(key="model.memory_format.weights", requested=None, effective=self._weights, evidence=why)
 
     def _attention_setting(self, model: BertModel) -> Setting:

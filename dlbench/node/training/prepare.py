@@ -34,7 +34,7 @@ from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
-from dlbench.specs.workload import ResNetModel
+from dlbench.specs.workload import BertModel, ResNetModel
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
@@ -499,8 +499,12 @@ def _source(
     train = plan.workload.train
     # With another global batch, steps before are counted as if they had been taken with this one.
     first = round(progress.samples / plan.global_batch) if progress else 0
+    model = plan.workload.model
+    if isinstance(model, BertModel) and model.attention == "auto" and train.cuda_graphs != "none":
+        # A captured step is replayed with the same arguments: some batches with a mask and some without do not fit.
+        model = model.model_copy(update={"attention": "auto" if plan.workload.data.is_synthetic else "masked"})
     source = build_source(
-        plan.workload.model,
+        model,
         plan.workload.data,
         batch_size=train.batch_per_rank,
         rank=place.rank,
