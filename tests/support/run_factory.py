@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -46,6 +47,8 @@ class Story:
     bad_sample_count: int = 0
     finished: datetime = NOW
     device: str = "cpu"
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    """What ranks of a `cuda` device say of their GPUs, over what the factory makes up."""
     last_loss: float | None = 1.9
     exchange: Mapping[str, Any] | None = None
     """What the run says of its gradient exchange, see `exchange_result`; None for one that says nothing."""
@@ -163,6 +166,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "node_rank": rank // plan.layout.ranks_per_node,
         "host": story.host(rank),
         "device": story.device,
+        "gpu": _gpu(rank, plan, story),
         "cores": list(story.cores(rank)),
         "threads": story.threads,
         "pinned": story.pinned,
@@ -177,6 +181,15 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "startup_s": 3.5,
         "bad_sample_count": story.bad_sample_count,
     }
+
+
+def _gpu(rank: int, plan: RunPlan, story: Story) -> dict[str, Any] | None:
+    """GPU N for device cuda:N on the first rank of a node, and the following ones for the others."""
+    number = re.match(r"cuda:(\d+)", story.device)
+    if number is None:
+        return None
+    uuid = f"GPU-{int(number[1]) + rank % plan.layout.ranks_per_node}"
+    return {"uuid": uuid, "visible": plan.layout.ranks_per_node, **story.gpu}
 
 
 def _num_steps(plan: RunPlan, story: Story) -> int:
