@@ -18,12 +18,12 @@ from dlbench.machine.gpu.placing import numa_nodes_of
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
+from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.devices.identity import rank_gpu
 from dlbench.node.devices.nccl_log import NcclLog
 from dlbench.node.failures import condensed
 from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for
-from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.torch_facts import torch_facts
