@@ -101,7 +101,8 @@ def _images_of_one_core(folder: Path, web: Any, why: str) -> Iterator[Figure]:
     yield _ratio(speeds, "reader, tar", "WebDataset, tar", what, why=why)
 
 
-def _volumes_of_one_core(folder: Path) -> Iterator[Figure]:
+def written_volumes(folder: Path) -> Path:
+    """An HDF5 file of volumes, alone in its folder."""
     import h5py
 
     generator = np.random.default_rng(SEED)
@@ -111,7 +112,13 @@ def _volumes_of_one_core(folder: Path) -> Iterator[Figure]:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=generator.poisson(2, shape).astype("int16"), chunks=(1, *shape[1:]))
         file["y"] = generator.uniform(-1, 1, (VOLUMES, 4)).astype("float32")
+    return path
 
+
+def _volumes_of_one_core(folder: Path) -> Iterator[Figure]:
+    import h5py
+
+    path = written_volumes(folder)
     index = index_density(path.parent)
     # Locked by nobody: the product's reader has it open as well.
     with h5py.File(path, locking=False) as file:
@@ -225,13 +232,13 @@ def _plain(folder: Path) -> Loop:
     return loop
 
 
-def _reader(reader: SampleReader, samples: int) -> Loop:
+def _reader(reader: SampleReader, samples: int, batch: int = BATCH) -> Loop:
     """The product's reader, batches included, as a loader process runs it."""
     batches = BatchReader(reader, "stop")
 
     def loop(number: int) -> None:
-        for first in range(0, samples, BATCH):
-            batches[[(number, index) for index in range(first, min(first + BATCH, samples))]]
+        for first in range(0, samples, batch):
+            batches[[(number, index) for index in range(first, min(first + batch, samples))]]
 
     return loop
 

@@ -31,8 +31,8 @@ NAME = "nvImageCodec"
 class EncodedReader(JpegReader):
     """Samples of an image set as they are stored, with the crop and the flip that training wants.
 
-    encoded (L,) uint8, of unlike lengths; box (4,) int64: left, top, right, bottom; is_mirrored () bool; index and label
-    () int64.
+    encoded (L,) uint8, of unlike lengths; box (4,) int64: left, top, right, bottom; is_mirrored () bool; index ()
+    int64; label () int64.
     """
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
