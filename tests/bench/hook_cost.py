@@ -18,8 +18,8 @@ from tests.bench.figures import Figure, median_interval
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
-PAIRS = 15
-STEPS = 20
+PAIRS = 9
+STEPS = 10
 WARMUP_STEPS = 5
 LIMIT_S = 600
 NAME = "DDP with dlbench's hook, nothing watched, over DDP without any hook, bert ci, 2 ranks"

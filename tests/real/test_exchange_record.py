@@ -34,6 +34,7 @@ REQUESTS: dict[str, tuple[str, ...]] = {
     "unfused": ("horovod", "engine.horovod.fusion_threshold_bytes=0", "engine.horovod.cycle_time_ms=0.1"),
     "fused-fp16": ("horovod", "sync.wire=fp16", "engine.horovod.cycle_time_ms=50.0"),
     "autotune": ("horovod", *AUTOTUNE),
+    "views": ("ddp", "engine.ddp.gradient_as_bucket_view=true", "engine.ddp.static_graph=true"),
     "bf16": ("ddp", "sync.wire=bf16"),
     "powersgd": ("ddp", "sync.wire=powersgd", "sync.powersgd_rank=2", "engine.ddp.bucket_cap_bytes=65536"),
     "too-short": ("ddp", "sync.wire=powersgd", "measure.warmup_steps=0"),
@@ -102,6 +103,19 @@ def whole(exchange: ExchangeResult) -> None:
         assert message.ready_s is not None
         assert message.start_s is not None
         assert message.start_s >= message.ready_s - 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_ddps_bucket_views_and_static_graph_act_and_change_no_bit(records: Records, horovod_installed: None) -> None:
+    found, plain = records("views"), records("unfused")
+    settings = {setting.key: setting for setting in found.settings}
+    assert settings["engine.ddp.static_graph"].effective is True
+    assert settings["engine.ddp.gradient_as_bucket_view"].effective is True
+    evidence = settings["engine.ddp.gradient_as_bucket_view"].evidence
+    assert evidence == f"{TENSORS} of {TENSORS} gradients lay within their buckets"
+    # Halves of two ranks are summed, in whatever order: no engine rounds otherwise.
+    assert {one.final_parameters_sha256 for one in found.ranks} == {one.final_parameters_sha256 for one in plain.ranks}
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ class TrainingLoop:
             if step <= course.warmup:
                 self._before_warmup(step)
             # Dropout that depends on nothing but seed, rank and step: a resumed run draws the same.
-            torch.manual_seed(_step_seed(self._trainee.train.seed, self._trainee.rank, course.first + step))
+            _seed(self._trainee.device, _step_seed(self._trainee.train.seed, self._trainee.rank, course.first + step))
             timer.begin()
             samples, loss = self._step(course.first + step)
             timer.finish(samples, loss)
@@ -331,6 +331,16 @@ class TrainingLoop:
             if not warmup:
                 result.measured_samples += samples
                 result.measured_ns += step_ns
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """As `torch.manual_seed` for the CPU and this rank's GPU.
+
+    That takes 0.2 ms a step without a GPU, where torch keeps the stack of the caller for a time when one is there.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _step_seed(seed: int, rank: int, step: int) -> int:
