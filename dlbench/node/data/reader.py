@@ -56,6 +56,7 @@ class Raw:
     """The stored bytes of one sample, and from where they came."""
 
     data: bytes
+    """Or a view of bytes, which is read from alike."""
     tier: Tier = "shared"
     waited_ns: int = 0
     """How long it was waited for, because another rank had not sent it yet."""
