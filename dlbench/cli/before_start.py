@@ -74,15 +74,28 @@ def _require_meant_for_here(request: Request, plans: Sequence[RunPlan]) -> None:
     )
 
 
-def recipe_notes(plans: Sequence[RunPlan]) -> list[str]:
-    """What a person should know of global batches that published recipes do not have, in sentences, each once."""
+def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
+    """What a person should know of presets and recipes where they are to run, in sentences, each once."""
     from dlbench.specs.recipes.reach import recipe_note
 
-    found = (
+    found = [
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
+    ]
+    return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *found) if note))
+
+
+def _asks_for_no_gpus(plan: RunPlan) -> str | None:
+    """What is odd about a preset for GPUs on a cluster whose system file has none."""
+    system, workload = plan.system, plan.workload
+    if workload.meant_for != "gpu" or system.scheduler == "none" or system.node.gpus:
+        return None
+    if system.slurm.gpu_request != "none":
+        return None
+    return (
+        f"preset {workload.preset} of {workload.name} is made for GPUs, and system {system.name} has none (node.gpus) "
+        "and asks for none (slurm.gpu_request)"
     )
-    return list(dict.fromkeys(f"note: {note}" for note in found if note))
 
 
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:

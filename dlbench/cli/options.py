@@ -248,14 +248,14 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
         UserError: anything wrong with the request, in one line.
         EnvironmentLacksError: this machine, where the runs are to be, lacks something.
     """
-    from dlbench.cli.before_start import recipe_notes, require_this_machine
+    from dlbench.cli.before_start import preset_notes, require_this_machine
     from dlbench.specs.expand import expand
 
     cores = len(os.sched_getaffinity(0))
     plans = expand(request, machine_cores=cores)
     if trains:
         require_this_machine(request, plans, cores)
-        for note in recipe_notes(plans):
+        for note in preset_notes(plans):
             click.echo(note, err=True)
     return plans
 
@@ -275,9 +275,7 @@ def require_data(plans: list[RunPlan]) -> None:
         if plan.checkpoint.resume_from is not None:
             _require_path(plan.checkpoint.resume_from, "--resume", "; give a checkpoint or a run's folder")
         if plan.checkpoint.initialize_from is not None:
-            _require_path(
-                plan.checkpoint.initialize_from, "checkpoint.initialize_from", "; give a file or a run's folder"
-            )
+            _require_weights(plan)
         if plan.measure.until != "quality":
             continue
         if data.validation is not None:
@@ -308,6 +306,14 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
         if not require_fitting(plan.workload, ranks=plan.layout.ranks, evaluated=evaluated):
             click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
             return
+
+
+def _require_weights(plan: RunPlan) -> None:
+    from dlbench.specs.recipes.weights_file import KEY, require_weights
+
+    path = plan.checkpoint.initialize_from or ""
+    _require_path(path, KEY, "; give a safetensors file or a run's folder")
+    require_weights(Path(path), plan.workload.model)
 
 
 def _require_path(path: str, who: str, remedy: str) -> None:

@@ -122,7 +122,13 @@ def _compile(run: Run) -> str:
     if train.compile == "none":
         return ""
     budget = "" if train.activation_budget is None else f", {train.activation_budget:g} of the activations kept"
-    return f"torch.compile{budget}"
+    mode = "" if train.compile == "default" else f" {train.compile}"
+    return f"torch.compile{mode}{budget}"
+
+
+def _cuda_graphs(run: Run) -> str:
+    found = run.plan.workload.train.cuda_graphs
+    return "" if found == "none" else f"of the {found}"
 
 
 def _memory_format(run: Run) -> str:
@@ -196,6 +202,7 @@ KEYS: tuple[Key, ...] = (
     Key(name="activations", title="Activations", value=activations, comparable=True),
     Key(name="optimizer_state", title="Optimizer state", value=_optimizer_state, comparable=True),
     Key(name="compile", title="Compiled", value=_compile, comparable=True),
+    Key(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs, comparable=True),
     Key(name="memory_format", title="Memory format", value=_memory_format, comparable=True),
     Key(name="goal", title="Goal", value=goal, comparable=True),
     Key(name="checkpoints", title="Checkpoints", value=_checkpoints, comparable=True),

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.machine.cuda_build import find_cuda_parts
+from dlbench.machine.cuda.build_parts import Nvcc, find_cuda_parts
 from dlbench.setup.horovod_patches import PATCHES
 from dlbench.units import format_seconds
 
@@ -112,7 +112,7 @@ def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
         "nccl_library": str(nccl.library),
         "nvcc": nvcc.version,
         "cuda_home": str(nvcc.home),
-        "architectures": os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST") or _architectures(torch),
+        "architectures": os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST") or _architectures(torch, nvcc),
         "cuda_lacks": None,
     }
 
@@ -120,14 +120,16 @@ def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
 _CUDA_FACTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
 
 
-def _architectures(torch: Mapping[str, Any]) -> str:
-    """Those of the GPUs in sight, else all that torch is built for; e.g. ``80,90``.
+def _architectures(torch: Mapping[str, Any], nvcc: Nvcc) -> str:
+    """Those of the GPUs in sight, else all that torch is built for, as far as nvcc knows them; e.g. ``80,90``.
 
-    Horovod by itself builds for all that nvcc knows, which takes minutes, and would fail with those of its list that
-    torch's `sm_90a` and the like are not among.
+    Horovod by itself builds for all that nvcc knows, which takes minutes. Its build adds code that later GPUs than the
+    last one of the list can translate.
     """
     names = torch["gpus"] or [match[1] for name in torch["built_for"] if (match := re.fullmatch(r"sm_(\d+)", name))]
-    return ",".join(sorted(set(names), key=int))
+    known = sorted(set(nvcc.architectures), key=int)
+    chosen = set(names).intersection(known) if known else set(names)
+    return ",".join(sorted(chosen, key=int) or known[-1:])
 
 
 def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:

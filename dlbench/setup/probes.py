@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dlbench.machine.cuda_build import find_cuda_parts
+from dlbench.machine.cuda.build_parts import find_cuda_parts
 from dlbench.machine.host_name import REMEDY, host_name_problem
 from dlbench.units import format_bytes, utf8_text
 

@@ -53,6 +53,9 @@ def _samples(plan: RunPlan) -> bool:
     return plan.watch is not None and plan.watch.sampler
 
 
+DDP_WRAPPER = ("bucket_cap_bytes", "gradient_as_bucket_view", "static_graph")
+"""Settings of DDP's wrapper, which is left out where dlbench exchanges, or nobody."""
+
 INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     (
         "engine.horovod.",
@@ -79,15 +82,17 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "only engine.horovod.autotune reads it",
     ),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
-    (
-        "engine.ddp.bucket_cap_bytes",
-        lambda plan: not plan.sync.is_own,
-        "dlbench's own exchange does not use DDP's buckets",
+    *(
+        (f"engine.ddp.{key}", lambda plan: not plan.sync.is_own, "dlbench's own exchange does not use DDP's buckets")
+        for key in DDP_WRAPPER
     ),
     ("sync.", _exchanges, "one rank, or engine single, exchanges nothing"),
     *(
         (key, _hands_over, "with sync.exchange none no gradient is exchanged")
-        for key in ("sync.fusion", "sync.wire", "sync.inside", "engine.horovod.", "engine.ddp.bucket_cap_bytes")
+        for key in (
+            *("sync.fusion", "sync.wire", "sync.inside", "engine.horovod."),
+            *(f"engine.ddp.{key}" for key in DDP_WRAPPER),
+        )
     ),
     ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
     ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),

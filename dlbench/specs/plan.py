@@ -300,6 +300,12 @@ class RunPlan(LaunchPlan):
     def _consistent(self) -> Self:
         if self.engine.name == "single" and self.layout.ranks != 1:
             raise ValueError(f"engine 'single' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
+        if self.engine.ddp.static_graph and self.workload.train.gradient_accumulation > 1:
+            # An assertion of reducer.cpp (torch 2.13) ends the first step: its first parts are in no_sync().
+            raise ValueError(
+                "engine.ddp.static_graph needs train.gradient_accumulation 1: DDP fails where its first pass exchanges "
+                "nothing"
+            )
         return self
 
     @model_validator(mode="after")

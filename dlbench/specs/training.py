@@ -244,6 +244,11 @@ class TrainSpec(Spec):
         return self.recompute == "none" and self.swap == "none"
 
     @property
+    def is_one_program(self) -> bool:
+        """Whether layers are compiled or captured, so that nothing can look between them."""
+        return self.compile != "none" or self.cuda_graphs != "none"
+
+    @property
     def is_planned(self) -> bool:
         """Whether a plan decides what is recomputed or swapped."""
         return "planned" in (self.recompute, self.swap)
@@ -260,6 +265,28 @@ class TrainSpec(Spec):
             )
         if self.activation_budget is not None and not (self.compile != "none" and self.is_in_core):
             raise ValueError("activation_budget needs compile default, and recompute and swap none")
+        return self
+
+    @model_validator(mode="after")
+    def _graphs_are_possible(self) -> Self:
+        """What cannot be captured as CUDA graphs, on any device."""
+        asked = f"compile {self.compile}" if self.compile in ("reduce-overhead", "max-autotune") else ""
+        if self.cuda_graphs != "none":
+            asked = f"cuda_graphs {self.cuda_graphs}"
+            if self.compile != "none":
+                raise ValueError(
+                    f"{asked} and compile {self.compile} exclude each other: reduce-overhead has its own graphs"
+                )
+            if self.optimizer_state == "host":
+                raise ValueError(
+                    f"{asked} and optimizer_state host exclude each other: a replay waits for no parameter"
+                )
+        if asked and not self.is_in_core:
+            raise ValueError(f"{asked} needs recompute and swap none: a replay frees and brings back nothing")
+        if asked and self.gradient_accumulation > 1:
+            raise ValueError(
+                f"{asked} needs gradient_accumulation 1: each replay writes its gradients over those of the part before"
+            )
         return self
 
     @model_validator(mode="after")

@@ -250,6 +250,16 @@ class Workload(Spec):
         return self
 
     @model_validator(mode="after")
+    def _inputs_are_alike(self) -> Self:
+        is_auto = isinstance(self.model, BertModel) and self.model.attention == "auto"
+        if is_auto and not self.data.is_synthetic and self.train.cuda_graphs != "none":
+            raise ValueError(
+                "train.cuda_graphs network needs the same inputs in every step, and model.attention auto leaves the "
+                "mask of some away: set it to masked"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _epochs_are_known(self) -> Self:
         schedule = self.train.schedule
         if self.data.is_synthetic and schedule.counts_epochs and schedule.epoch_samples is None:

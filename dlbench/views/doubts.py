@@ -19,6 +19,7 @@ from dlbench.stats.components import between_and_within
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.quality import doubts as quality_doubts
 from dlbench.views.quality.numbers import group_quality
+from dlbench.views.systems.doubts import place_doubts
 
 # A run whose steps scatter more than this has a median, but hardly a typical step.
 NOISY_CV = 0.25
@@ -60,6 +61,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
     on_gpu = any(rank.device.startswith("cuda") for rank in record.ranks)
     for code, text in environment_doubts(run.plan, record.environment, on_gpu=on_gpu):
         yield code, "serious", text
+    yield from place_doubts(record)
     crowded = _crowded_hosts(record)
     if crowded:
         yield (

@@ -20,6 +20,7 @@ from dlbench.jobs.launch import local_environments
 from dlbench.records.folder import create, prepare_output
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request, parse_set
+from tests.bench import known_loops
 from tests.bench.figures import Figure, median_interval
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,8 @@ def measure() -> Iterator[Figure]:
     """All figures of the area."""
     yield from help_cost()
     yield from loop_cost()
+    yield from known_loops.figures()
+    yield from known_loops.compiled()
     yield from demo_time()
 
 

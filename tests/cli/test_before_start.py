@@ -50,6 +50,35 @@ def test_a_chosen_preset_a_gpu_a_single_preset_and_a_cluster_are_fine(
     assert expand_request(Request(workload="resnet50"))
 
 
+@pytest.mark.parametrize("preset", ["gpu", "phase1", "phase2"])
+def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(workload="bert", preset=preset, scaling="strong")
+    with pytest.raises(UserError) as raised:
+        expand_request(request)
+    assert str(raised.value) == (
+        f"bert: preset {preset} is made for GPUs, and this machine has none: did you mean --preset ci? "
+        "--set meant_for=any runs it all the same"
+    )
+    anyway = {"meant_for": "any", "train.precision": "fp32"}
+    assert expand_request(Request(workload="bert", preset=preset, overrides=anyway))
+    monkeypatch.setattr(this_machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(this_machine, "lacking_arithmetic", lambda _: "")
+    assert expand_request(request)
+
+
+def test_planning_tells_of_a_cluster_without_gpus_and_of_a_batch_beyond_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expand_request(Request(workload="resnet50", preset="gpu", system="box", points_are="nodes"))
+    assert "system box has none (node.gpus) and asks for none (slurm.gpu_request)" in capsys.readouterr().err
+    expand_request(Request(workload="resnet50", preset="gpu", system="example-gpu", points=(16,), points_are="nodes"))
+    said = capsys.readouterr().err
+    assert said.startswith("note: a global batch of 16,384 is beyond the last row of train.optimizer.learning_rate_tab")
+    assert len(said.splitlines()) == 1
+    expand_request(Request(workload="resnet50", preset="gpu", system="example-gpu", points=(4,), points_are="nodes"))
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_precision_that_is_not_here_is_refused_unless_emulation_is_asked_for(precision: str) -> None:
     def asked(**more: Any) -> Request:

@@ -117,7 +117,7 @@ def test_ls_is_machine_readable(cli: Cli, tmp_path: Path) -> None:
     workloads = {row["name"]: row for row in content["workloads"]}
     systems = {row["name"]: row for row in content["systems"]}
     assert set(workloads) == {"bert", "cosmoflow", "mine", "resnet50"}
-    assert set(workloads["bert"]["presets"]) == {"full", "base", "ci"}
+    assert set(workloads["bert"]["presets"]) == {"full", "gpu", "phase1", "phase2", "base", "ci"}
     assert workloads["mine"]["file"] == str(tmp_path / "site" / "workloads" / "mine.yaml")
     assert all(row["title"] for row in workloads.values())
     assert set(systems) == {"box", "broken", "example-gpu", "local"}
@@ -156,7 +156,7 @@ def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
     for line in (
         r"S batch_per_rank +16 +Samples a rank processes in one step\.",
         r"P image_size +64 +Height and width of the input, pixels\.",
-        r"F learning_rate_scaling +linear +Scale the learning rate .*",
+        r"P learning_rate_scaling +linear +Scale the learning rate .*",
         r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
         r"  fusion_threshold_bytes +128MiB +HOROVOD_FUSION_THRESHOLD, .*",
         r"P measured_steps +12 steps +Steps that count .*",

@@ -351,13 +351,24 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/reading/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
         ("dlbench/node/training/sanity.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
+        ("dlbench/views/systems/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/views/quality/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes/density.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/recognition.py", r'^    "([a-z-]+)": "[a-z-]+",$', "formats.md"),
     ],
-    ids=["doubts", "load", "checks", "doubts-of-quality", "phases", "metrics", "containers", "manifest-kinds"],
+    ids=[
+        "doubts",
+        "load",
+        "checks",
+        "doubts-of-place",
+        "doubts-of-quality",
+        "phases",
+        "metrics",
+        "containers",
+        "manifest-kinds",
+    ],
 )
 def test_what_the_code_names_is_explained(source: str, pattern: str, page: str) -> None:
     found = re.findall(pattern, (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.node.cores import Seat, bind, by_physical_core, settle
+from dlbench.machine.gpu.visible import Gpu
+from dlbench.node import cores
+from dlbench.node.cores import Seat, bind, by_physical_core, deal, settle
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -152,3 +155,106 @@ def test_a_rank_is_bound_if_no_other_may_run_there(masks: list[set[int]], thread
         assert told.warnings == ()
     if len(set().union(*masks)) < threads * len(masks):
         assert told.warnings
+
+
+# Beside the GPU
+
+
+@st.composite
+def nodes_of_gpus(draw: st.DrawFn) -> tuple[list[int], int, list[frozenset[int]]]:
+    """Cores in any order, cores of a rank, and for each rank those beside its GPU (none: not known)."""
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    bounds = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+    sets = [frozenset(range(low, high)) for low, high in pairwise(bounds)]
+    cores = draw(st.permutations(range(bounds[-1])))
+    wanted = draw(st.integers(1, bounds[-1]))
+    near = draw(st.lists(st.sampled_from([*sets, frozenset()]), min_size=1, max_size=bounds[-1] // wanted))
+    return list(cores), wanted, near
+
+
+@given(nodes_of_gpus())
+def test_every_rank_has_cores_of_its_own_and_those_of_its_gpu_where_they_suffice(
+    made: tuple[list[int], int, list[frozenset[int]]],
+) -> None:
+    cores, wanted, near = made
+    dealt = deal(cores, wanted, near)
+    assert [len(set(own)) for own in dealt] == [wanted] * len(near)
+    assert len(set().union(*dealt)) == wanted * len(near)
+    assert set().union(*dealt) <= set(cores)
+    for beside in set(near) - {frozenset()}:
+        ranks = [rank for rank, other in enumerate(near) if other == beside]
+        local = [len(beside.intersection(dealt[rank])) for rank in ranks]
+        if len(beside) >= wanted * len(ranks):
+            assert local == [wanted] * len(ranks)
+        else:  # nobody's cores are left to a rank of another GPU, and they are shared evenly
+            assert sum(local) == len(beside)
+            assert max(local) - min(local) <= 1
+
+
+def gpus_at(*nodes: int) -> tuple[Gpu, ...]:
+    """GPUs beside these NUMA nodes of four processors each."""
+    return tuple(
+        Gpu(
+            uuid=f"GPU-{number}",
+            pci_bus_id=f"0000:{number:02x}:00.0",
+            numa_node=node,
+            cores=frozenset(range(4 * node, 4 * node + 4)),
+        )
+        for number, node in enumerate(nodes)
+    )
+
+
+def bound_cores(monkeypatch: pytest.MonkeyPatch, seen: tuple[tuple[Gpu, ...], ...]) -> list[tuple[int, ...]]:
+    """Cores of four ranks of two cores on a node of eight, each of which sees these GPUs."""
+    monkeypatch.setattr(cores, "has_gpu", lambda root: True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    found = []
+    for rank in range(4):
+        monkeypatch.setattr(cores, "gpus_of_node", lambda environment, root, rank=rank: seen[rank])
+        where = {"local_rank": rank, "local_size": 4, "node_rank": 0, "num_nodes": 1}
+        binding = bind(plan_of("srun-gloo", 4, 2), RankPlace(rank=rank, size=4, host="n0", token="t", **where))
+        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        found.append(binding.cores)
+    return found
+
+
+def test_ranks_sit_beside_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On many machines the first GPUs are beside the second socket."""
+    order = gpus_at(1, 1, 0, 0)
+    assert bound_cores(monkeypatch, (order,) * 4) == [(4, 5), (6, 7), (0, 1), (2, 3)]
+    assert bound_cores(monkeypatch, ((),) * 4) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_ranks_that_see_one_gpu_each_find_cores_of_their_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control group hides the others' GPUs, not where they are."""
+    order = gpus_at(1, 0, 1, 0)
+    places = {gpu.pci_bus_id: (gpu.numa_node, gpu.cores) for gpu in order}
+    monkeypatch.setattr(cores, "nvidia_buses", lambda root: tuple(places))
+    monkeypatch.setattr(cores, "place_of", lambda bus, root: places[bus])
+    given_by_slurm = tuple((order[number],) for number in (1, 3, 0, 2))
+    assert bound_cores(monkeypatch, given_by_slurm) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_each_rank_is_shown_its_own_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA would show all of them the first."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b,MIG-c,MIG-d")
+    shown = []
+
+    def seen(environment: os._Environ[str], root: object) -> tuple[Gpu, ...]:
+        shown.append(environment["CUDA_VISIBLE_DEVICES"])
+        return ()
+
+    monkeypatch.setattr(cores, "has_gpu", lambda root: True)
+    monkeypatch.setattr(cores, "gpus_of_node", seen)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "")
+    for rank in range(4):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b,MIG-c,MIG-d")
+        where = {"local_rank": rank, "local_size": 4, "node_rank": 0, "num_nodes": 1}
+        bind(plan_of("srun-gloo", 4, 2), RankPlace(rank=rank, size=4, host="n0", token="t", **where))
+    assert shown == ["MIG-a", "MIG-b", "MIG-c", "MIG-d"]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import random
+import socket
 import stat
+import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import MeetingPlace
+from dlbench.node.sync.run_store import RunStore, open_meeting
 
 MEETING = MeetingPlace(address="127.0.0.1", port=4711, secret="s3cret")
 
@@ -62,3 +70,115 @@ def test_several_machines_meet_at_the_planned_interface() -> None:
     assert rendezvous.gloo_interface(False, "eth7", MEETING) == "eth7"
     with pytest.raises(RunError, match=r"launch\.interface nosuch0: this node has no such interface"):
         rendezvous.own_address(False, "nosuch0")
+
+
+def test_a_waiting_rank_opens_the_file_once_a_second_and_not_in_step_with_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not timed: 1,000 ranks wait five minutes for a node that is slow to import."""
+    opened: list[int] = []
+    clock = [0.0]
+    monkeypatch.setattr(rendezvous, "read_json", lambda path, limit: opened.append(1))
+    monkeypatch.setattr(rendezvous.time, "monotonic", lambda: clock[0])
+
+    def pause(seconds: float) -> None:
+        clock[0] += seconds
+
+    counts, ends = [], set()
+    for rank in range(1, 1001):
+        opened.clear()
+        clock[0] = 0.0
+        with pytest.raises(PeerLostError, match="waited 300 s"):
+            rendezvous.await_address(tmp_path / "rendezvous.json", place(rank), 300.0, pause)
+        counts.append(len(opened))
+        ends.add(round(clock[0], 3))
+    assert max(counts) <= 2.0 * 300
+    assert min(counts) >= 300
+    assert len(ends) > 500
+    first = [next(rendezvous.pauses_s(random.Random(rank))) for rank in range(100)]
+    assert max(first) <= rendezvous.FIRST_PAUSE_S, "who comes last does not wait long"
+
+
+class Interface(NamedTuple):
+    address: str
+    isup: bool = True
+
+
+@pytest.mark.parametrize(
+    ("name_stands_for", "routed", "expected"),
+    [
+        ("10.0.0.7", "10.0.0.7", "10.0.0.7"),
+        ("127.0.1.1", "10.0.0.7", "10.0.0.7"),
+        ("172.17.0.1", "10.0.0.7", "10.0.0.7"),  # docker0
+        ("127.0.1.1", None, "10.0.0.7"),  # no route to anywhere: the first interface to the outside
+        ("127.0.1.1", "192.168.122.1", "10.0.0.7"),  # virbr0
+    ],
+)
+def test_a_bridge_of_the_node_s_own_is_no_address_for_others(
+    monkeypatch: pytest.MonkeyPatch, name_stands_for: str, routed: str | None, expected: str
+) -> None:
+    import psutil
+
+    made = {
+        "docker0": Interface("172.17.0.1"),
+        "down0": Interface("10.9.9.9", isup=False),
+        "eth0": Interface("10.0.0.7"),
+        "lo": Interface("127.0.0.1"),
+        "veth12": Interface("10.1.1.1"),
+        "virbr0": Interface("192.168.122.1"),
+    }
+    told = {name: [SimpleNamespace(family=socket.AF_INET, address=one.address)] for name, one in made.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: told)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: made)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", (name_stands_for, 0))])
+
+    class Probe:
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def connect(self, _: object) -> None:
+            if routed is None:
+                raise OSError(101, "Network is unreachable")
+
+        def getsockname(self) -> tuple[str, int]:
+            return str(routed), 0
+
+    monkeypatch.setattr(socket, "socket", lambda *_: Probe())
+    assert rendezvous.own_address(False) == expected
+
+
+@pytest.mark.nightly
+def test_a_thousand_ranks_meet_at_one_server(tmp_path: Path) -> None:
+    """On loopback, with the real server, store and file: all arrive, read each other's place, and nobody waits long."""
+    ranks = 1024
+    path = tmp_path / "rendezvous.json"
+    answers: list[object] = [None] * ranks
+    whole = RankPlace(
+        rank=0, size=ranks, local_rank=0, local_size=8, node_rank=0, num_nodes=1, host="n0", token="start-1"
+    )
+
+    def meet(rank: int) -> None:
+        own = replace(whole, rank=rank, local_rank=rank % 8, node_rank=rank // 8)
+        try:
+            meeting = open_meeting(path, own, None, 60.0)
+            store = RunStore(meeting, datetime.timedelta(seconds=60))
+            if store.add("arrived", 1) == ranks:
+                store.set("complete", "1")
+            store.wait(["complete"])
+            answers[rank] = store.of_node("gpu", [rank], own)
+        except Exception as error:
+            answers[rank] = error
+
+    threading.stack_size(256 * 1024)
+    threads = [threading.Thread(target=meet, args=(rank,), daemon=True) for rank in range(1, ranks)]
+    for thread in threads:
+        thread.start()
+    meet(0)
+    for thread in threads:
+        thread.join(120)
+    threading.stack_size(0)
+    first = [rank - rank % 8 for rank in range(ranks)]
+    assert answers == [[[other] for other in range(low, low + 8)] for low in first]

@@ -44,13 +44,14 @@ def make_run(
     *,
     device: str = "cuda:0 (NVIDIA A100)",
     unavailable: Mapping[str, str] | None = None,
+    facts: Mapping[str, str] | None = None,
     plan: RunPlan | None = None,
     **story: Any,
 ) -> Run:
     """Steps of a second: warm-up from second 1, measured from second 4 to 16; samples on node 0."""
     plan = plan or plans(points=(1,), repeats=1)[0]
     folder = write_run(out, plan, constant([100, 0, 300, 400, 100, 100]), Story(device=device, **story))
-    write_samples(folder, 0, columns, rows, unavailable=unavailable)
+    write_samples(folder, 0, columns, rows, unavailable=unavailable, facts=facts)
     return read_run(folder.path)
 
 
@@ -151,9 +152,9 @@ def test_shares_are_averaged_over_the_gpus_of_the_ranks(tmp_path: Path) -> None:
 def test_gpus_that_no_rank_used_do_not_count(tmp_path: Path) -> None:
     columns = [f"gpu.{gpu}.{name}" for gpu in range(2) for name in ("sm_clock_hz", "clock_reasons")]
     rows = rows_of(lambda t: GHZ, lambda t: 0, lambda t: GHZ if t < 8 else GHZ / 2, lambda t: 0 if t < 8 else THERMAL)
-    environment = {"host": "n0", "gpu.0": "NVIDIA A100", "gpu.1": "NVIDIA A100"}
-    assert throttled(make_run(tmp_path / "0", columns, rows, environment=environment))[0] == 0.0
-    other = make_run(tmp_path / "1", columns, rows, environment=environment, device="cuda:1 (NVIDIA A100)")
+    uuids = {"gpu.0.uuid": "GPU-0", "gpu.1.uuid": "GPU-1"}
+    assert throttled(make_run(tmp_path / "0", columns, rows, facts=uuids))[0] == 0.0
+    other = make_run(tmp_path / "1", columns, rows, facts=uuids, device="cuda:1 (NVIDIA A100)")
     assert throttled(other)[0] == pytest.approx(0.5 * 8 / 12)
 
 

@@ -297,7 +297,8 @@ def cuda_in(machine: Machine, version: str = "99.0.88") -> tuple[Path, Path]:
     (nccl / "lib/libnccl.so.2").write_text("NCCL")
     (cuda / "include/cuda_runtime.h").touch()
     (cuda / "lib/libcudart.so.99").write_text("runtime")
-    nvcc = machine.program("nvcc", f"echo 'Cuda compilation tools, release 99.0, V{version}'")
+    codes = '[ $1 != --list-gpu-code ] || echo "${NVCC_KNOWS-sm_80 sm_90 sm_90a sm_120}"'
+    nvcc = machine.program("nvcc", f"echo 'Cuda compilation tools, release 99.0, V{version}'; {codes}")
     nvcc.rename(cuda / "bin/nvcc")
     return nccl, cuda
 
@@ -312,6 +313,11 @@ def test_nccl_counts_only_with_a_torch_for_cuda(machine: Machine, monkeypatch: p
     # GPUs in sight, else what torch is built for, else what the caller says.
     assert facts["architectures"] == "80,90,120"
     monkeypatch.setenv("GPUS", '["90", "80", "90"]')
+    assert toolchain()["architectures"] == "80,90"
+    # An nvcc that is older than the GPUs builds what these can translate; one that lists nothing is believed.
+    monkeypatch.setenv("NVCC_KNOWS", "sm_60 sm_75")
+    assert toolchain()["architectures"] == "75"
+    monkeypatch.setenv("NVCC_KNOWS", "")
     assert toolchain()["architectures"] == "80,90"
     monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "70")
     assert toolchain()["architectures"] == "70"

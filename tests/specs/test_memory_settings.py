@@ -33,6 +33,12 @@ def test_a_capacity_is_bytes_or_a_share_of_training_in_core() -> None:
         ({"recompute": "planned", "swap": "offload", "memory": {"capacity": "50%"}}, "exclude each other"),
         ({"activation_budget": 0.5}, "needs compile default"),
         ({"activation_budget": 0.5, "compile": "default", "swap": "offload"}, "recompute and swap none"),
+        ({"cuda_graphs": "network", "compile": "default"}, "exclude each other"),
+        ({"cuda_graphs": "network", "optimizer_state": "host"}, "exclude each other"),
+        ({"cuda_graphs": "network", "recompute": "blocks"}, "cuda_graphs network needs recompute and swap none"),
+        ({"compile": "max-autotune", "swap": "offload"}, "compile max-autotune needs recompute and swap none"),
+        ({"cuda_graphs": "network", "gradient_accumulation": 2}, "needs gradient_accumulation 1"),
+        ({"compile": "reduce-overhead", "gradient_accumulation": 4}, "needs gradient_accumulation 1"),
     ],
 )
 def test_methods_that_do_not_go_together_are_refused(given: dict[str, object], said: str) -> None:

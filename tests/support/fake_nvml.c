@@ -164,6 +164,14 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int number, Device **device) {
   return 0;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
+  unsigned int number;
+  if (sscanf(uuid, "GPU-%u-", &number) != 1 || number >= MAX_DEVICES) return 6;
+  ENTER(&gpus[number]);
+  *device = &gpus[number];
+  return 0;
+}
+
 int nvmlDeviceGetUUID(Device *device, char *text, unsigned int length) {
   ENTER(device);
   if (device->instance < 0) snprintf(text, length, "GPU-%08d-0000-0000-0000-000000000000", device->number);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from typing import Any
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
-from dlbench.records.rows.steps import PHASES, StepWriter
+from dlbench.records.rows.steps import LAUNCHED, PHASES, StepWriter
 from dlbench.records.status import RankStatus, write_status
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -46,6 +47,8 @@ class Story:
     bad_sample_count: int = 0
     finished: datetime = NOW
     device: str = "cpu"
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    """What ranks of a `cuda` device say of their GPUs, over what the factory makes up."""
     last_loss: float | None = 1.9
     exchange: Mapping[str, Any] | None = None
     """What the run says of its gradient exchange, see `exchange_result`; None for one that says nothing."""
@@ -58,6 +61,9 @@ class Story:
     """What lies before a step of a rank and belongs to none."""
     job: str = ""
     """Slurm job that it ran in: a session of its own; empty outside of Slurm."""
+    launch: Callable[[int, int], Sequence[int]] | None = None
+    """Rank and step -> how long the GPU waited for the host in forward, backward and optimizer, at most, nanoseconds;
+    None on CPUs."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the record, as they are."""
 
@@ -112,7 +118,7 @@ def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = 
         "state": story.state,
         "started": _utc(story.finished - timedelta(minutes=1)),
         "finished": _utc(story.finished),
-        "clock": "monotonic",
+        "clock": "monotonic" if story.launch is None else "cuda-events",
         "phases": plan.measure.phases,
         "num_parameters": 23_528_522,
         "gradient_bytes": 94_114_088,
@@ -140,14 +146,16 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
     now_ns = story.begin_ns(rank)
     measured_ns = samples = 0
     header = {"rank": rank, "clock": "monotonic", "device": "cpu", "run_id": plan.run_id}
-    with StepWriter(folder.steps(rank), header) as writer:
+    launch = story.launch
+    with StepWriter(folder.steps(rank), header, launches=launch is not None) as writer:
         for step in range(_num_steps(plan, story)):
             phases, other = times(rank, step)
             now_ns += story.pause_ns(rank, step)
             assert len(phases) == len(PHASES)
             warmup = step < plan.measure.warmup_steps
             step_ns = sum(phases) + other
-            writer.append((step, int(warmup), now_ns, step_ns, *phases, batch, 2.0 - 0.01 * step))
+            bounds = () if launch is None else launch(rank, step)
+            writer.append((step, int(warmup), now_ns, step_ns, *phases, batch, 2.0 - 0.01 * step, *bounds))
             now_ns += step_ns
             if not warmup:
                 measured_ns += step_ns
@@ -158,6 +166,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "node_rank": rank // plan.layout.ranks_per_node,
         "host": story.host(rank),
         "device": story.device,
+        "gpu": _gpu(rank, plan, story),
         "cores": list(story.cores(rank)),
         "threads": story.threads,
         "pinned": story.pinned,
@@ -172,6 +181,15 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "startup_s": 3.5,
         "bad_sample_count": story.bad_sample_count,
     }
+
+
+def _gpu(rank: int, plan: RunPlan, story: Story) -> dict[str, Any] | None:
+    """GPU N for device cuda:N on the first rank of a node, and the following ones for the others."""
+    number = re.match(r"cuda:(\d+)", story.device)
+    if number is None:
+        return None
+    uuid = f"GPU-{int(number[1]) + rank % plan.layout.ranks_per_node}"
+    return {"uuid": uuid, "visible": plan.layout.ranks_per_node, **story.gpu}
 
 
 def _num_steps(plan: RunPlan, story: Story) -> int:
@@ -342,6 +360,45 @@ def autotune_result(**changes: Any) -> dict[str, Any]:
         "score": 400.0,
         **changes,
     }
+
+
+LAUNCH_MS = {"input": 1.0, "h2d": 0.0, "forward": 12.0, "backward": 20.0, "exchange": 0.0, "optimizer": 6.0}
+"""What the kernels of a step take alone, where `write_launch_bound` makes it."""
+
+
+def write_launch_bound(out: Path, waits_ms: Callable[[RunPlan], Sequence[float]], **request: Any) -> list[RunPlan]:
+    """A weak series on GPUs whose devices wait for their host in every measured step; the last warm-up shows it.
+
+    Args:
+        out: the folder of runs.
+        waits_ms: of one run, by forward, backward and optimizer.
+        request: the series.
+    """
+    made = plans(**request)
+    for plan in made:
+        drift, warmup, waits = 1 + plan.series.repeat / 1000, plan.measure.warmup_steps, waits_ms(plan)
+
+        def times(
+            rank: int, step: int, drift: float = drift, warmup: int = warmup, waits: Sequence[float] = waits
+        ) -> tuple[list[int], int]:
+            late = dict(zip(LAUNCHED, waits, strict=True)) if step >= warmup else {}
+            return [round((ms + late.get(name, 0.0)) * drift * MS) for name, ms in LAUNCH_MS.items()], 0
+
+        def bounds(
+            rank: int, step: int, drift: float = drift, warmup: int = warmup, waits: Sequence[float] = waits
+        ) -> list[int]:
+            # All of the phase, as where the host is just behind the device: the marks alone say no more.
+            kernels = (LAUNCH_MS[name] for name in LAUNCHED)
+            return [
+                round((ms + late) * drift * MS) * (step >= warmup) * (late > 0)
+                for ms, late in zip(kernels, waits, strict=True)
+            ]
+
+        story = Story(
+            device="cuda:0 (NVIDIA H200)", launch=bounds, finished=NOW + timedelta(minutes=plan.series.position)
+        )
+        write_run(out, plan, times, story)
+    return made
 
 
 def write_sweep(

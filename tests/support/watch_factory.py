@@ -486,6 +486,10 @@ def _record(plan: RunPlan, steps: int, course: Course, watch: dict[str, Any]) ->
             "node_rank": rank // plan.layout.ranks_per_node,
             "host": _host(rank // plan.layout.ranks_per_node),
             "device": f"cuda:{rank % plan.layout.ranks_per_node} (NVIDIA A100)",
+            "gpu": {
+                "uuid": f"GPU-{rank // plan.layout.ranks_per_node:04d}-{rank % plan.layout.ranks_per_node}",
+                "visible": plan.layout.ranks_per_node,
+            },
             "cores": list(range(8 * (rank % plan.layout.ranks_per_node), 8 * (rank % plan.layout.ranks_per_node) + 8)),
             "threads": 8,
             "pinned": True,

@@ -60,6 +60,8 @@ class Shape:
     noise: float
     message_s: float
     seed: int
+    launch: float = -1.0
+    """How much longer GPUs wait for their hosts with more than one rank; below 0 on CPUs."""
 
 
 shapes = st.builds(
@@ -78,6 +80,7 @@ shapes = st.builds(
     ),
     straggler=st.sampled_from([0.0, 15.0]),
     noise=st.sampled_from([0.0, 0.02, 0.2]),
+    launch=st.sampled_from([-1.0, 0.0, 12.0]),
     message_s=st.sampled_from([1e-5, 1e-3, 2e-2]),
     seed=st.integers(0, 10**6),
 )
@@ -94,15 +97,31 @@ def write(out: Path, shape: Shape) -> None:
         if ranks > 1:
             own = {name: max(0.0, ms + shape.slower.get(name, 0.0) * share) for name, ms in own.items()}
         late = shape.straggler if ranks > 1 else 0.0
+        waits = max(0.0, shape.launch) * share * (ranks > 1)
+        # The whole phase: the host is just behind the device. The warm-up shows what kernels take.
+        most = round((own["forward"] + waits) * MS) if waits else 0
 
-        def times(rank: int, step: int, own: dict[str, float] = own, late: float = late, last: int = ranks - 1) -> Any:
+        def bounds(rank: int, step: int, most: int = most) -> Any:
+            return most * (step > 0), 0, 0
+
+        def times(
+            rank: int,
+            step: int,
+            own: dict[str, float] = own,
+            late: float = late,
+            last: int = ranks - 1,
+            waits: float = waits,
+        ) -> Any:
             row = dict(own)
+            row["forward"] += waits * (step > 0)
             row["backward"] += late * (rank == last)
             row["exchange"] += late * (rank != last)
             return [round(row[name] * MS) for name in PHASES], round(row["other"] * MS)
 
         told = exchange_result(plan, gradients=GRADIENTS, alpha_s=shape.message_s, beta_s_per_byte=1e-9)
-        write_run(out, plan, times, Story(exchange=told if ranks > 1 else None))
+        write_run(
+            out, plan, times, Story(exchange=told if ranks > 1 else None, launch=bounds if shape.launch >= 0 else None)
+        )
 
 
 # What a document says

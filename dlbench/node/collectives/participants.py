@@ -22,6 +22,7 @@ from dlbench.node.collectives.transport import Transport
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
+from dlbench.node.sync.horovod.library import way_to_nccl
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.engine import HorovodSettings
@@ -224,5 +225,5 @@ def _horovod_problem(use_mpi: bool, device: torch.device) -> str:
     if not use_mpi and not hvd.gloo_built():
         return "was built without Gloo; run `dlbench setup horovod`"
     if device.type == "cuda" and not hvd.nccl_built():
-        return "was built without NCCL and would copy buffers by the host; run `dlbench setup horovod`"
+        return f"was built without NCCL and would copy buffers by the host; {way_to_nccl()}"
     return ""

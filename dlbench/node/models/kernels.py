@@ -53,9 +53,8 @@ class Kernels:
 
     @property
     def _is_kept(self) -> bool:
-        """Horovod takes contiguous gradients alone (0.28.1, mpi_ops.py, `_check_function`)."""
-        plan = self._plan
-        return plan.engine.name == "horovod" and plan.layout.ranks > 1 and not plan.sync.is_own
+        """Horovod takes contiguous tensors alone (0.28.1, mpi_ops.py, `_check_function`), also to broadcast weights."""
+        return self._plan.engine.name == "horovod" and self._plan.layout.ranks > 1
 
     def counted(self, loss: Loss) -> Loss:
         """The same loss, which notes how its batches reach attention; loss itself where there is none."""
@@ -95,7 +94,7 @@ class Kernels:
 
     def _weights_setting(self) -> Setting:
         why = (
-            "Horovod takes contiguous gradients alone" if self._is_kept else "weights and gradients lie as activations"
+            "Horovod takes contiguous tensors alone" if self._is_kept else "weights and gradients lie as activations"
         )
         return Setting(key="model.memory_format.weights", requested=None, effective=self._weights, evidence=why)
 

@@ -7,6 +7,7 @@ NaN goes through a maximum of magnitudes.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,8 +109,8 @@ class CheckedFp16:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether no entry is infinite or NaN, without a temporary of its size: NaN goes through a minimum."""
+    """Of a tensor on a CPU: whether no entry is infinite or NaN, without a temporary of its size."""
     if tensor.numel() == 0:
         return True
-    low, high = torch.aminmax(tensor)
-    return bool(low.isfinite() & high.isfinite())
+    low, high = torch.aminmax(tensor)  # NaN goes through
+    return math.isfinite(low.item()) and math.isfinite(high.item())

@@ -206,8 +206,8 @@ def watch_doubts(
     found = list(dict.fromkeys(text for item in told for text in item["problems"]))
     if watch is None:
         return found
-    if course.window and plan.workload.train.compile != "none":
-        found.append("layers were not profiled: train.compile makes one program of them")
+    if course.window and plan.workload.train.is_one_program:
+        found.append("layers were not profiled: train.compile and train.cuda_graphs make one program of them")
     steps = len(course.window)
     enough = max(1, course.deciding_steps) + watch.window_steps + WATCHED_STEPS
     is_asked = watch.window_steps != WINDOW_STEPS or "watch.window_steps" in plan.overrides

@@ -92,10 +92,10 @@ class RankWatch:
         if watch is None or spans is None or not (self._traces and course.window):
             return
         device = next(model.parameters()).device
-        if self._plan.workload.train.compile == "none":
+        if not self._plan.workload.train.is_one_program:
             computes = memory.computes if memory is not None else lambda _module: True
             self._layers = LayerWatch(model, clock_for(device), spans.add, computes)
-        # Else hooks on modules would be compiled into the network, or never called.
+        # Else hooks on modules would be compiled or captured with the network, or never called.
         if watch.profiler and self._place.rank == 0:
             self._profile = ProfileWindow(self._folder.profile(0), device, spans.add)
 

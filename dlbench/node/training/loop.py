@@ -40,7 +40,8 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.beginning.initial_weights import InitialWeights
-    from dlbench.node.training.compilation import Compilation
+    from dlbench.node.training.programs.compilation import Compilation
+    from dlbench.node.training.programs.cuda_graphs import NetworkGraphs
 
 Batch = dict[str, torch.Tensor]
 
@@ -72,6 +73,8 @@ class Trainee:
     """How activations are treated; None where they are left to autograd."""
     compilation: Compilation | None = None
     """What is compiled; None where nothing is."""
+    graphs: NetworkGraphs | None = None
+    """The network's CUDA graphs; None where nothing is captured."""
     kernels: Kernels | None = None
     """Chooses among kernels; None where nobody asks."""
     delivery: Delivery | None = None
@@ -81,7 +84,7 @@ class Trainee:
 
     def settings(self) -> list[Setting]:
         """What was asked for of memory, compiler, update, kernels, copies and first weights, and what is in force."""
-        parts = (self.memory, self.compilation, self.host, self.kernels, self.delivery, self.initial)
+        parts = (self.memory, self.compilation, self.graphs, self.host, self.kernels, self.delivery, self.initial)
         return [setting for part in parts if part is not None for setting in part.settings()]
 
 

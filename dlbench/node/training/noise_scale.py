@@ -44,6 +44,10 @@ class NoiseProbe:
     def _see(self, gradient: torch.Tensor) -> None:
         self._local.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square())
 
+    def forget(self) -> None:
+        """Gradients seen since the last step were none of training's."""
+        self._local.clear()
+
     def end_step(self, loss_scale: torch.Tensor | None) -> None:
         """After the exchange, with gradients brought back to their true size and before clipping.
 

@@ -94,8 +94,8 @@ class Pacing:
                 key=key,
                 requested=asked,
                 effective=wanted,
-                evidence=f"{len(own)} steps lasted {math.fsum(own):.4g} s; {least} were planned, and steps of {step} agreed "
-                "on by all ranks in the warm-up",
+                evidence=f"{len(own)} steps lasted {math.fsum(own):.4g} s; {least} were planned, and steps of {step} "
+                "agreed on by all ranks in the warm-up",
             )
             for key, asked, wanted, own, least in lasting
         ]

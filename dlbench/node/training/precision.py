@@ -74,9 +74,11 @@ class Precision:
         """Whether losses are scaled."""
         return self._scaler is not None
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """The context of a forward pass."""
-        return nullcontext() if self._type is None else torch.autocast(self._device.type, dtype=self._type)
+    def autocast(self, *, is_cached: bool = True) -> AbstractContextManager[object]:
+        """The context of a forward pass; `is_cached`: each parameter is cast once in it."""
+        if self._type is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._type, cache_enabled=is_cached)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backward pass of a loss, scaled where losses are."""

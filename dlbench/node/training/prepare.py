@@ -40,7 +40,8 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.beginning.initial_weights import InitialWeights
-    from dlbench.node.training.compilation import Compilation
+    from dlbench.node.training.programs.compilation import Compilation
+    from dlbench.node.training.programs.cuda_graphs import NetworkGraphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,7 @@ class _Network:
     noise: NoiseProbe | None
     memory: ActivationMemory | None
     compilation: Compilation | None
+    graphs: NetworkGraphs | None
     initial: InitialWeights | None
     """What weights were read; None on other ranks than the first."""
 
@@ -142,7 +144,7 @@ def _network(
     precision = Precision(train, device)
     kernels = Kernels(plan, device)
     if train.optimizer.is_compiled:
-        from dlbench.node.training.compilation import require_compiler
+        from dlbench.node.training.programs.compilation import require_compiler
 
         require_compiler(device, "train.optimizer.implementation fused", "set it to foreach")
     torch.manual_seed(train.seed)
@@ -155,10 +157,15 @@ def _network(
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     compilation: Compilation | None = None
     memory: ActivationMemory | None = None
+    graphs: NetworkGraphs | None = None
     if train.compile != "none":
-        from dlbench.node.training.compilation import Compilation
+        from dlbench.node.training.programs.compilation import Compilation
 
         compilation = Compilation(plan, device)
+    if train.cuda_graphs != "none":
+        from dlbench.node.training.programs.cuda_graphs import NetworkGraphs
+
+        graphs = NetworkGraphs(plan, device)
     if not train.is_in_core:
         from dlbench.node.training.activations import activation_memory
 
@@ -169,9 +176,12 @@ def _network(
             stage=stage,
         )
     if compilation is not None:
-        from dlbench.node.training.activations import sample_batches, sample_loss
-
-        compilation.set_budget(model, sample_loss(model, loss, precision), sample_batches(plan, device), beat)
+        compilation.set_budget(model, *_sampled(plan, device, model, loss, precision), beat)
+    if graphs is not None:
+        stage("compiling")
+        loss_of, batch_of = _sampled(plan, device, model, loss, precision)
+        graphs.capture(model, precision, loss_of, batch_of(train.batch_per_rank), beat)
+        stage("building")
     # Before the engine's own hooks, which hand the gradient on.
     noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
     optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
@@ -179,7 +189,11 @@ def _network(
         model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
     )
     if compilation is not None and memory is None:
-        compilation.network(wrapped)
+        stage("compiling")
+        compilation.network(model, wrapped, *_sampled(plan, device, model, loss, precision), beat)
+        stage("building")
+        if noise is not None:
+            noise.forget()
     return _Network(
         model=model,
         wrapped=wrapped,
@@ -190,8 +204,18 @@ def _network(
         noise=noise,
         memory=memory,
         compilation=compilation,
+        graphs=graphs,
         initial=initial,
     )
+
+
+def _sampled(
+    plan: RunPlan, device: torch.device, model: torch.nn.Module, loss: Loss, precision: Precision
+) -> tuple[Callable[[Batch], torch.Tensor], Callable[[int], Batch]]:
+    """Forward pass and loss as in a step, and batches of the shapes that it has."""
+    from dlbench.node.training.activations import sample_batches, sample_loss
+
+    return sample_loss(model, loss, precision), sample_batches(plan, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +299,7 @@ def _ready(
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
+        graphs=network.graphs,
         kernels=network.kernels,
         delivery=_delivery(plan, device, batches, source),
         initial=network.initial,

@@ -295,9 +295,10 @@ class RankRun:
                 f"Python's garbage collector was started {seen.garbage.in_steps} times within measured steps of rank "
                 f"{self._place.rank}, by a library; dlbench had turned it off"
             )
-        compilation = ready.trainee.compilation
+        compilation, graphs = ready.trainee.compilation, ready.trainee.graphs
         self._warnings += memory.warnings if memory is not None else ()
         self._warnings += compilation.warnings if compilation is not None else ()
+        self._warnings += graphs.warnings if graphs is not None else ()
         transport = self._nccl.read() if self._nccl is not None else None
         found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         found |= torch_facts(self._warnings, self._device)

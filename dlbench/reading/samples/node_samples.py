@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 Interval = tuple[int, int]
 """Begin and end, nanoseconds of the node's clock."""
 
-STAGES = ("idle", "building", "staging", "warm-up", "measured", "evaluation", "checkpoint")
+STAGES = ("idle", "building", "compiling", "staging", "warm-up", "measured", "evaluation", "checkpoint")
 """What a node can be at; idle is what no other stage holds: before building, after the last step, between stages."""
 
 # Later ones lie within earlier ones and take their time away.
-_OVERLAYS = ("building", "warm-up", "measured", "staging", "evaluation", "checkpoint")
+_OVERLAYS = ("building", "compiling", "warm-up", "measured", "staging", "evaluation", "checkpoint")
 
 _SLOW_FACTOR = 10
 
@@ -210,7 +210,7 @@ def node_stages(run: Run, node: int) -> NodeStages:
         found["warm-up"] = [(first, measured[0])]
     spans = _stage_spans(run.folder.spans(node_ranks(run, node)[0].rank))
     for name, begin, end in spans:
-        if name in ("building", "staging", "evaluation", "checkpoint"):
+        if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
             found.setdefault(name, []).append((begin, end))
     whole = (
         min([first, *(begin for _, begin, _ in spans)]),

@@ -31,6 +31,7 @@ PART_COLOURS = {
 
 STAGE_COLOURS = {
     "building": "#e69f00",
+    "compiling": "#d55e00",
     "staging": "#f0e442",
     "warm-up": "#9aa0a6",
     "measured": "#0072b2",

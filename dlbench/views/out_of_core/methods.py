@@ -66,16 +66,23 @@ def title_of(recompute: Recompute, swap: Swap) -> str:
     return TITLES.get((recompute, swap)) or OTHER_TITLE.format(recompute=recompute, swap=swap)
 
 
+def _compiled(train: TrainSpec) -> str:
+    if train.compile == "none":
+        return ""
+    mode = "" if train.compile == "default" else f" {train.compile}"
+    budget = "" if train.activation_budget is None else f" keeping {train.activation_budget:g}"
+    return f"torch.compile{mode}{budget}"
+
+
 def method_of(train: TrainSpec) -> Method:
     """The method of a plan."""
     title = title_of(train.recompute, train.swap)
     capacity = train.memory.capacity if train.is_planned and train.memory.capacity is not None else ""
-    budget = "" if train.activation_budget is None else f" keeping {train.activation_budget:g}"
     more = (
         f"in {capacity}" if capacity else "",
         f"blocks from {', '.join(train.memory.blocks)}" if train.memory.blocks else "",
         "verified" if train.memory.verify else "",
-        f"torch.compile{budget}" if train.compile != "none" else "",
+        _compiled(train),
         "optimiser on the host" if train.optimizer_state == "host" else "",
         f"{train.gradient_accumulation} parts" if train.gradient_accumulation > 1 else "",
     )

@@ -117,10 +117,47 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned))]
     if any(interfaces):
         found.append(("Network interface requested", _joined([text or "none" for text in interfaces])))
+    for title, texts in (("GPU placement", [_placement(run) for run in runs]), ("NCCL", [_nccl(run) for run in runs])):
+        if any(texts):
+            found.append((title, _joined([text or "not known" for text in texts])))
     variables = [_set_variables(run) for run in runs]
     if any(variables):
         found.append(("Variables", _joined([text or "none" for text in variables])))
     return found
+
+
+def _placement(run: Run) -> str:
+    """Where ranks and GPUs stood on their nodes; empty without GPUs, or where the machine tells nothing."""
+    ranks = [rank for rank in run.record.ranks if rank.gpu is not None] if run.record is not None else []
+    known = [rank for rank in ranks if rank.gpu is not None and rank.gpu.numa_node is not None and rank.numa_nodes]
+    near = [rank for rank in known if rank.gpu is not None and set(rank.numa_nodes) == {rank.gpu.numa_node}]
+    parts = []
+    if ranks:
+        slices = sum(rank.gpu.is_slice for rank in ranks if rank.gpu is not None)
+        parts.append(
+            f"{slices} ranks on MIG slices, which are no whole GPUs" if slices else "a whole GPU for each rank"
+        )
+    if known:
+        parts.append(f"{len(near)} of {len(known)} ranks on cores of their GPU's NUMA node alone")
+    return ", ".join(parts)
+
+
+def _nccl(run: Run) -> str:
+    """What NCCL chose; empty where it did not say."""
+    told = run.record.nccl if run.record is not None else None
+    if told is None:
+        return ""
+    ways = ", ".join(f"{way} ({count})" for way, count in sorted(told.channels.items(), key=lambda item: -item[1]))
+    parts = [
+        told.version or "version not known",
+        f"network {told.network}" if told.network else "",
+        f"plugin {told.plugin}" if told.plugin else "",
+        f"connections {ways}" if ways else "",
+        f"{told.collective_channels} channels" if told.collective_channels else "",
+        f"{told.nvls_channels} channels of NVLink SHARP" if told.nvls_channels else "",
+        f"{told.rings} rings, {told.trees} trees" if told.rings or told.trees else "",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def _set_variables(run: Run) -> str:

@@ -93,8 +93,12 @@ def utilisation(group: Group) -> Utilisation | None:
     unit = group.sample.plan.workload.sample_unit
     points: list[UtilisationPoint] = []
     peaks: list[str] = []
+    amounts: list[Recipe] = []
     for point in group.points:
-        peak = peak_of(next(run for run in group.runs if run.plan.run_id in point.run_ids)) if flops else None
+        run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
+        peak = peak_of(run) if flops else None
+        here = recipe_of(run)
+        amounts += [here] if here is not None else []
         factor = model_flops_utilisation(flops, 1.0, peak.flops_per_s, point.ranks) if flops and peak else None
         if peak is not None:
             peaks.append(_peak_text(peak, group))
@@ -107,13 +111,13 @@ def utilisation(group: Group) -> Utilisation | None:
                 achieved=achieved,
                 peak_tflops=peak.flops_per_s / TERA if peak else None,
                 mfu=point.throughput.scaled(factor, "fraction") if factor else None,
-                training_time=training_time(point, amount) if amount else None,
+                training_time=training_time(point, here) if here else None,
             )
         )
     return Utilisation(
         training_flops_per_sample=flops,
         peak="; ".join(dict.fromkeys(peaks)) or (_no_peak(group) if flops else ""),
-        recipe=_recipe_text(group, amount, unit) if amount else "",
+        recipe=_recipe_text(group, amounts, unit) if amount else "",
         recipe_title=_recipe_title(amount) if amount else "",
         points=tuple(points),
         published=rates_beside(group),
@@ -141,14 +145,21 @@ def _no_peak(group: Group) -> str:
     )
 
 
-def _recipe_text(group: Group, amount: Recipe, unit: str) -> str:
+def _recipe_text(group: Group, amounts: list[Recipe], unit: str) -> str:
     plan = group.sample.plan
-    if amount.epochs is None:
-        much = f"{amount.samples:,.0f} {unit} ({amount.key})"
+    first, last = amounts[0], amounts[-1]
+    if first.epochs is None:
+        much = f"{_span(first.samples, last.samples, ',.0f')} {unit} ({first.key})"
     else:
-        much = f"{amount.epochs:g} epochs ({amount.key}) of {amount.epoch_samples:,} {unit}"
+        epochs = _span(first.epochs, last.epochs or first.epochs, "g")
+        much = f"{epochs} epochs ({first.key}) of {first.epoch_samples:,} {unit}"
     caveats = "training steps alone" + (" on synthetic data" if plan.workload.data.is_synthetic else "")
-    return f"{'Upper limit' if amount.is_limit else 'Time to train'}: {much}, {caveats}."
+    return f"{'Upper limit' if first.is_limit else 'Time to train'}: {much}, {caveats}."
+
+
+def _span(first: float, last: float, form: str) -> str:
+    """One number, or both where the recipe is longer at the larger global batch."""
+    return f"{first:{form}}" if first == last else f"{first:{form}} to {last:{form}}"
 
 
 def _recipe_title(amount: Recipe) -> str:
@@ -193,12 +204,24 @@ def peak_of(run: Run) -> Peak | None:
 
 
 def recipe(group: Group) -> Recipe | None:
-    """The length of a full training: the schedule's epochs, else the limit of the quality; None if neither is known."""
-    workload = group.sample.plan.workload
-    epoch = epoch_samples(group.sample)
-    schedule, quality = workload.train.schedule, workload.quality
+    """The length of a full training at the group's first point; see `recipe_of`."""
+    return recipe_of(group.sample)
+
+
+def recipe_of(run: Run) -> Recipe | None:
+    """The length of a full training: the schedule's, else the limit of the quality; None if neither is known.
+
+    Both are those in force at the run's global batch.
+    """
+    plan, epoch = run.plan, epoch_samples(run)
+    schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch:
         epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
+    elif schedule.total_steps is not None:
+        samples = float(schedule.total_steps * plan.global_batch)
+        return Recipe(
+            epochs=None, epoch_samples=None, samples=samples, key="train.schedule.total_steps", is_limit=False
+        )
     elif quality is not None and quality.max_epochs is not None and epoch:
         epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
     elif quality is not None and quality.max_samples is not None:

@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.bench.figures import Figure, median_interval
@@ -76,7 +75,6 @@ def figures() -> Iterator[Figure]:
     yield from largest()
     yield from fitting()
     yield from host()
-    yield from compiled()
     yield NO_GPU
 
 
@@ -296,32 +294,6 @@ def ratios_of_host(workload: str) -> dict[str, Any]:
     result = update.result()
     total = steps * HOST_PAIRS
     return {"ratios": ratios, "update_s": result.update_s / total, "wait_s": result.wait_s / total}
-
-
-# torch.compile
-
-
-def compiled() -> Iterator[Figure]:
-    """Compiled over eager, workload by workload, each a run of its own."""
-    from dlbench.records.scan import scan
-
-    for workload, title in (("resnet50", "ResNet-50"), ("bert", "BERT"), ("cosmoflow", "CosmoFlow")):
-        name, goal = f"{title} (ci): compiled over eager", "measured"
-        with tempfile.TemporaryDirectory() as out:
-            command = [
-                *(sys.executable, "-P", "-m", "dlbench", "run", workload, "--preset", "ci", "--engine", "single"),
-                *("--ranks", "1", "--sweep", "train.compile=none,default", "--out", out),
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-            if done.returncode:
-                yield Figure(name=name, value=None, unit="", goal=goal, reason=(done.stderr or done.stdout)[-300:])
-                continue
-            rates = {}
-            for run in scan(Path(out)).runs:
-                assert run.record is not None
-                rank = run.record.ranks[0]
-                rates[run.plan.workload.train.compile] = rank.samples / rank.measured_s
-        yield Figure(name=name, value=rates["default"] / rates["none"], unit="ratio of throughputs", goal=goal)
 
 
 # Processes

@@ -17,10 +17,11 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import build_model
-from dlbench.node.models.public_names import own_name
 from dlbench.node.training.beginning.initial_weights import load_initial
 from dlbench.node.training.checkpoint import Progress, write_checkpoint
-from dlbench.specs.workload import ResNetModel
+from dlbench.specs.recipes.public_names import own_name
+from dlbench.specs.recipes.weights_file import bert_shapes, require_weights
+from dlbench.specs.workload import BertModel, ResNetModel
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12
 Tensors = dict[str, Tensor]
@@ -161,6 +162,37 @@ def test_padding_and_positions_beyond_ours_are_cut_and_told(tmp_path: Path) -> N
     require_equal_logits({name: tensor.half().float() for name, tensor in tensors.items()}, model)
     assert "word_embedding.weight cut from 96 to 90 rows" in found.said
     assert "position_embedding.weight cut from 20 to 12 rows" in found.said
+
+
+def spec(vocabulary: int = VOCABULARY) -> BertModel:
+    return BertModel(
+        family="bert",
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        intermediate_size=INNER,
+        max_positions=POSITIONS,
+    )
+
+
+def test_planning_knows_the_networks_shapes_without_torch() -> None:
+    assert bert_shapes(spec()) == {name: tuple(p.shape) for name, p in network().named_parameters()}
+
+
+def test_planning_finds_by_the_header_what_a_rank_would(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(published(rows=96), path)
+    require_weights(path, spec())
+    require_weights(tmp_path, spec())  # a run's folder
+    with pytest.raises(UserError, match=r"does not fit: bert\.embeddings\.word.*\[96, 16\].*\(and 1 more\)"):
+        require_weights(path, spec(vocabulary=200))
+    with pytest.raises(UserError, match="public names are known of BERT alone"):
+        require_weights(path, ResNetModel(family="resnet"))
+    for content in (b"", b"PK\3\4 a pickle with another name", b"\2" + bytes(7) + b"[]", b"\2" + bytes(7) + b"{"):
+        path.write_bytes(content)
+        with pytest.raises(IncompleteDataError, match="no readable safetensors file"):
+            require_weights(path, spec())
 
 
 def test_every_parameter_has_one_public_name() -> None:

@@ -522,11 +522,15 @@ def write_with_facts(folder: RunFolder, told: Mapping[str, str]) -> None:
 
 
 def four_gpus(
-    tmp_path: Path, device: str = "cuda:1 (NVIDIA A100)", told: Mapping[str, str] | None = None, **environment: str
+    tmp_path: Path,
+    device: str = "cuda:1 (NVIDIA A100)",
+    told: Mapping[str, str] | None = None,
+    gpu: Mapping[str, Any] | None = None,
+    **environment: str,
 ) -> RunEnergy:
     """One rank on a node of four GPUs."""
     names = {f"gpu.{gpu}": "NVIDIA A100" for gpu in range(4)}
-    story = Story(device=device, environment={"host": "n0", **names, **environment})
+    story = Story(device=device, gpu=gpu or {}, environment={"host": "n0", **names, **environment})
     folder = write_run(tmp_path, one_node(), step_times(), story)
     write_spans(folder, 0, stages())
     write_with_facts(folder, told or {})
@@ -538,27 +542,31 @@ def watts(energy: RunEnergy) -> float | None:
     return None if measured is None else measured.mean_power_w
 
 
-def test_gpus_count_by_the_device_of_the_rank(tmp_path: Path) -> None:
-    assert watts(four_gpus(tmp_path / "plain")) == pytest.approx(200.0)
-    visible = {"variable.CUDA_VISIBLE_DEVICES": "3,2"}
-    assert watts(four_gpus(tmp_path / "listed", **visible)) == pytest.approx(300.0)
-    uuids = {f"gpu.{gpu}.uuid": f"GPU-{gpu}abc-def" for gpu in range(4)}
-    visible = {"variable.CUDA_VISIBLE_DEVICES": "GPU-0abc,GPU-3abc-def"}
-    assert watts(four_gpus(tmp_path / "uuid", told=uuids, **visible)) == pytest.approx(400.0)
+UUIDS = {f"gpu.{gpu}.uuid": f"GPU-{gpu}" for gpu in range(4)}
+
+
+def test_gpus_count_by_the_uuid_of_the_rank(tmp_path: Path) -> None:
+    """Whatever number CUDA gives it, and whatever list of visible devices there was."""
+    assert watts(four_gpus(tmp_path / "second", told=UUIDS)) == pytest.approx(200.0)
+    visible = {"variable.CUDA_VISIBLE_DEVICES": "0"}
+    third = four_gpus(tmp_path / "third", "cuda:0 (NVIDIA A100)", UUIDS, gpu={"uuid": "GPU-2"}, **visible)
+    assert watts(third) == pytest.approx(300.0)
+    assert not any("is not known" in text for text in third.doubts)
 
 
 def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Path) -> None:
-    energy = four_gpus(tmp_path, **{"gpu.3": "NVIDIA T4"})
-    assert watts(energy) == pytest.approx(1000.0)
-    assert any("is not known: all of them count" in text for text in energy.doubts)
+    for name, told in {"none": {}, "another": {"gpu.0.uuid": "GPU-x"}}.items():
+        energy = four_gpus(tmp_path / name, told=told)
+        assert watts(energy) == pytest.approx(1000.0)
+        assert any("is not known: all of them count" in text for text in energy.doubts)
 
 
 @pytest.mark.parametrize(
-    ("device", "told"),
-    [("cuda:0 (NVIDIA A100-SXM4-40GB MIG 1g.5gb)", {}), ("cuda:1 (NVIDIA A100)", {"gpu.1.mig": "on"})],
+    ("gpu", "told"),
+    [({"uuid": "MIG-1", "is_slice": True}, {}), ({}, {**UUIDS, "gpu.1.mig": "on"})],
 )
-def test_a_divided_board_is_refused(tmp_path: Path, device: str, told: dict[str, str]) -> None:
-    energy = four_gpus(tmp_path, device, told)
+def test_a_divided_board_is_refused(tmp_path: Path, gpu: dict[str, Any], told: dict[str, str]) -> None:
+    energy = four_gpus(tmp_path, told=told, gpu=gpu)
     assert energy.stage("GPUs") is None
     assert "MIG" in energy.why["GPUs"]
 

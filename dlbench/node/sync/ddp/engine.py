@@ -123,6 +123,8 @@ class DdpEngine:
             bucket_cap_mb=None if is_default else cap / 2**20,
             # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
             broadcast_buffers=False,
+            gradient_as_bucket_view=self._settings.gradient_as_bucket_view,
+            static_graph=self._settings.static_graph,
         )
         self._watch.attach(model)
         self._hook = WatchedHook(self._wire, self._powersgd_rank, self._backend, self._watch, mark_backward)
@@ -249,6 +251,7 @@ class DdpEngine:
                     evidence="DDP's logging data",
                 )
             )
+            found += self._flags(self._module, logged)
         if self._hook is not None:
             found.append(
                 Setting(
@@ -256,6 +259,28 @@ class DdpEngine:
                     requested=self._wire,
                     effective=self._hook.wire_in_force if self._place.size > 1 else None,
                     evidence=self._hook.compression_text or "the hook that DDP called for every bucket",
+                )
+            )
+        return found
+
+    def _flags(self, module: nn.parallel.DistributedDataParallel, logged: dict[str, Any]) -> list[Setting]:
+        """What was asked for of DDP beyond its defaults."""
+        found, asked = [], self._settings
+        if asked.gradient_as_bucket_view:
+            seen = self._hook.seen_as_views if self._hook is not None else None
+            is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
+            if seen is not None:
+                views, gradients = seen
+                is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
+            key = "engine.ddp.gradient_as_bucket_view"
+            found.append(Setting(key=key, requested=True, effective=is_view, evidence=how))
+        if asked.static_graph:
+            found.append(
+                Setting(
+                    key="engine.ddp.static_graph",
+                    requested=True,
+                    effective=bool(logged["static_graph"]),
+                    evidence="DDP's logging data",
                 )
             )
         return found

@@ -64,6 +64,7 @@ class WatchedHook:
         self._mark_backward = mark_backward
         group = dist.distributed_c10d._get_default_group()
         self._overflows = OverflowCount()
+        self._as_views: dict[int, tuple[int, int]] = {}
         self._powersgd: powerSGD_hook.PowerSGDState | None = None
         if wire == "powersgd":
             self._inner: Hook = powerSGD_hook.powerSGD_hook
@@ -125,6 +126,14 @@ class WatchedHook:
         """After the last bucket is back, on the stream that computes."""
         self._overflows.settle_step()
 
+    @property
+    def seen_as_views(self) -> tuple[int, int] | None:
+        """Gradients that lay within their bucket, and all that were looked at; None where none was watched."""
+        if not self._as_views:
+            return None
+        views, gradients = zip(*self._as_views.values(), strict=True)
+        return sum(views), sum(gradients)
+
     def overflows(self) -> int:
         """Sums that were not finite though this rank's gradients were."""
         return self._overflows.total
@@ -144,6 +153,8 @@ class WatchedHook:
             handed=self._watch.clock.mark(),
         )
         self._watch.hand_over(passage)
+        gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
+        self._as_views[bucket.index()] = sum(_lies_within(one, buffer) for one in gradients), len(gradients)
         return passage
 
     def _note_compression(self, passage: Passage, elements: int) -> None:
@@ -160,6 +171,11 @@ def _kept_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:
         return lambda: gradients  # these stay this rank's until later
     greatest = torch.linalg.vector_norm(bucket.buffer(), float("inf"))
     return lambda: [greatest]
+
+
+def _lies_within(gradient: torch.Tensor, buffer: torch.Tensor) -> bool:
+    begin = buffer.data_ptr()
+    return begin <= gradient.data_ptr() < begin + buffer.numel() * buffer.element_size()
 
 
 def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.cuda_build import find_cuda_parts
+from dlbench.machine.cuda.build_parts import find_cuda_parts
 
 REMEDY = "run `dlbench setup horovod` in the Python environment of the compute nodes"
 
@@ -59,12 +59,13 @@ def require_nccl(is_built: bool, ranks: int) -> None:
     if is_built or ranks == 1:
         return
     raise EnvironmentLacksError(
-        f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {_way_to_nccl()}, or "
+        f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
         "use --engine ddp"
     )
 
 
-def _way_to_nccl() -> str:
+def way_to_nccl() -> str:
+    """What leads to a Horovod with NCCL here, in a clause: what such a build lacks, or how to make one."""
     cuda = torch.version.cuda
     if cuda is None:
         return "this torch is not built for CUDA, the only GPUs that `dlbench setup horovod` builds for"

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from dlbench.datasets.making.manifest import file_sha256
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.models.public_names import POSITIONS, Fit, UnfitNamesError, fit_names
 from dlbench.node.training.checkpoint import Checkpoint, find_checkpoint
 from dlbench.opening import require_file, why_unreadable
 from dlbench.records.record import Setting
+from dlbench.specs.recipes.public_names import POSITIONS, Fit, UnfitNamesError, fit_names
+from dlbench.specs.recipes.weights_file import KEY
 
-KEY = "checkpoint.initialize_from"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 

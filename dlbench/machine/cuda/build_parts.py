@@ -36,6 +36,8 @@ class Nvcc:
     home: Path
     """Holds bin/nvcc."""
     version: str
+    architectures: tuple[str, ...]
+    """Compute capabilities that it builds for, e.g. 90; empty where it does not list them."""
 
 
 def find_cuda_parts(
@@ -96,7 +98,8 @@ def _find_nvcc(cuda: str, packages: Path | None, environment: Mapping[str, str],
         elif not (home / "include" / "cuda_runtime.h").is_file():
             others.append(f"cuda_runtime.h is missing beside nvcc {version} in {home}")
         else:
-            return Nvcc(home=home, version=version)
+            listed = _answer(home / "bin" / "nvcc", "--list-gpu-code")
+            return Nvcc(home=home, version=version, architectures=tuple(re.findall(r"\bsm_(\d+)\b", listed)))
     if others:
         return others[0]
     parts = " ".join(
@@ -119,11 +122,16 @@ def _cuda_homes(major: str, packages: Path | None, environment: Mapping[str, str
 
 def _nvcc_version(program: Path) -> str | None:
     """`13.0.88`; None where it does not run."""
+    match = re.search(r"\bV(\d[\d.]*)", _answer(program, "--version"))
+    return match[1] if match else None
+
+
+def _answer(program: Path, question: str) -> str:
+    """What a program prints; nothing where it is not there or fails."""
     if not program.is_file():
-        return None
+        return ""
     try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([program, question], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r"\bV(\d[\d.]*)", done.stdout)
-    return match[1] if done.returncode == 0 and match else None
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,14 +1,19 @@
 """`train.compile`: torch.compile of the network or, where a plan treats its activations, of each block.
 
-A whole network is compiled in place, so that its parameters keep their names; DDP's wrapper is compiled with what it
-wraps, which makes torch cut the backward pass where a bucket of gradients is full. Compiling falls into the warm-up.
-Evaluations run what was not compiled.
+A whole network is compiled in place, so that its parameters keep their names, and within DDP's forward pass, which
+makes torch cut the backward pass where a bucket of gradients is full. That is a stage of its own before the first step;
+blocks are compiled in the first steps of the warm-up. Evaluations run what was not compiled.
+
+On a CPU torch 2.13 knows one mode. reduce-overhead differs from default by CUDA graphs alone (`list_mode_options`);
+max-autotune also searches among templates of matrix products, on a CPU only of weights that are constant
+(`use_cpp_gemm_template` in _inductor/utils.py), which training changes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +30,12 @@ from dlbench.units import format_bytes
 
 NO_COMPILE = "set train.compile to none"
 
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes in which torch captures CUDA graphs of what it compiled."""
+
+GRAPH_PASSES = 3
+"""Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`)."""
+
 MOST_BLOCKS = 1024
 """Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""
 
@@ -37,11 +48,13 @@ class Compilation:
         device: where the network is.
 
     Raises:
-        EnvironmentLacksError: torch's compiler lacks what it makes programs with.
+        EnvironmentLacksError: torch's compiler lacks what it makes programs with, or the mode does nothing here.
     """
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
-        require_compiler(device)
+        self._mode = plan.workload.train.compile
+        require_mode(self._mode, device)
+        require_compiler(device, f"train.compile {self._mode}")
         self._plan, self._train, self._device = plan, plan.workload.train, device
         import torch._dynamo.config
         import torch._inductor.config
@@ -53,6 +66,7 @@ class Compilation:
         torch._dynamo.config.accumulated_recompile_limit = MOST_BLOCKS
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         self._at_measuring: int | None = None
+        self._before_steps: tuple[int, float] | None = None
         self._budget_bytes: tuple[int, int] | None = None
 
     def set_budget(
@@ -81,15 +95,50 @@ class Compilation:
             beat(f"compiling with an activation budget of {share:g}")
             torch._functorch.config.activation_memory_budget = share
             with undisturbed(model, self._device):
-                model.compile()
+                self._compile(model)
                 found.append(_saved_bytes(model, loss_of, batch))
             model._compiled_call_impl = None
             torch._dynamo.reset()
         self._budget_bytes = found[0], found[1]
 
-    def network(self, wrapped: nn.Module) -> None:
-        """Compiles a whole network, as the engine wraps it, when it is called first."""
-        wrapped.compile()
+    def network(
+        self,
+        model: nn.Module,
+        wrapped: nn.Module,
+        loss_of: Callable[[Batch], Tensor],
+        batch_of: Callable[[int], Batch],
+        beat: Callable[[str], None],
+    ) -> None:
+        """Compiles a whole network before the first step: forward and backward pass of one part of a batch.
+
+        No gradient is left, nothing hooked to gradients is called, and what was drawn or counted is given back.
+
+        Args:
+            model: in training mode, on its device.
+            wrapped: as the engine has it.
+            loss_of: forward pass and loss of `model`.
+            batch_of: so many samples, on the device.
+            beat: told before each pass.
+        """
+        began = time.monotonic()
+        self._compile(model)
+        batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        passes = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
+        for number in range(passes):
+            beat(f"compiling the network, pass {number + 1} of {passes}")
+            with undisturbed(model, self._device), _as_wrapped(wrapped):
+                loss = loss_of(batch)
+                # Not backward(): engines hook themselves to the accumulation of gradients.
+                torch.autograd.grad(loss, parameters, allow_unused=True)
+                del loss
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._before_steps = _graphs(), time.monotonic() - began
+
+    def _compile(self, model: nn.Module) -> None:
+        # Shapes are those of every step.
+        model.compile(dynamic=False, mode=self._mode)
 
     def block(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function of one block, compiled when it is called first."""
@@ -128,6 +177,25 @@ class Compilation:
             )
         return found
 
+    @property
+    def _effective(self) -> str:
+        """The mode, or default where torch made no CUDA graph of anything."""
+        is_graphed = self._mode != "reduce-overhead" or not _skipped() or _recorded()
+        return self._mode if is_graphed else "default"
+
+    @property
+    def _when(self) -> str:
+        if self._before_steps is None:
+            return ", in the warm-up"
+        graphs, seconds = self._before_steps
+        return f", {graphs} of them in {seconds:.1f} s before the first step"
+
+    @property
+    def _skipped_text(self) -> str:
+        if self._mode not in GRAPH_MODES:
+            return ""
+        return f"; {_recorded()} CUDA graphs recorded, {_skipped()} left out by torch"
+
     def settings(self) -> list[Setting]:
         """What was asked for and what was in force."""
         train, graphs = self._train, _graphs()
@@ -136,8 +204,8 @@ class Compilation:
             Setting(
                 key="train.compile",
                 requested=train.compile,
-                effective=train.compile if graphs else "none",
-                evidence=f"torch.compile of {unit}: {graphs} graphs",
+                effective=self._effective if graphs else "none",
+                evidence=f"torch.compile of {unit}: {graphs} graphs{self._when}{self._skipped_text}",
             )
         ]
         if train.activation_budget is not None and self._budget_bytes is not None:
@@ -162,6 +230,38 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def _skipped() -> int:
+    """Graphs of which torch made no CUDA graph, by its own count."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
+def _recorded() -> int:
+    """CUDA graphs that torch's compiler recorded on this rank's GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    roots = manager.roots if manager is not None else None  # None again once its graphs are gone
+    waiting = [node for nodes in roots.values() for node in nodes] if roots else []
+    found = 0
+    while waiting:
+        node = waiting.pop()
+        found += 1
+        waiting += [child for children in node.children.values() for child in children]
+    return found
+
+
+def _as_wrapped(wrapped: nn.Module) -> AbstractContextManager[object]:
+    """Within it torch compiles as it does in DDP's forward pass, where DDP wraps the network."""
+    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        inside: AbstractContextManager[object] = wrapped._inside_ddp_forward()
+        return inside
+    return nullcontext()
+
+
 def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> int:
     """Activations that a forward pass keeps for the backward pass, each storage once."""
     others = HeldByOthers(model)
@@ -177,6 +277,23 @@ def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Ba
         loss = loss_of(batch)
     loss.backward()  # type: ignore[no-untyped-call]
     return sum(storages.values())
+
+
+def require_mode(mode: str, device: torch.device) -> None:
+    """Proves that a mode does more than default on a device.
+
+    Raises:
+        EnvironmentLacksError: it does not.
+    """
+    if device.type == "cuda" or mode not in GRAPH_MODES:
+        return
+    why = "it differs from default by CUDA graphs alone, and this rank computes on a CPU"
+    if mode == "max-autotune":
+        why = (
+            "on a CPU torch searches only among products with constant weights, which training changes, and captures "
+            "no CUDA graphs: nothing would differ from default"
+        )
+    raise EnvironmentLacksError(f"train.compile {mode}: {why}; use default")
 
 
 def require_compiler(device: torch.device, asked: str = "train.compile default", instead: str = NO_COMPILE) -> None:

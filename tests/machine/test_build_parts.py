@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine.cuda_build import Nccl, Nvcc, find_cuda_parts
+from dlbench.machine.cuda.build_parts import Nccl, Nvcc, find_cuda_parts
 
 
 def nccl_in(home: Path, *, library: str = "lib/libnccl.so.2", patch: int = 7) -> Path:
@@ -24,7 +24,10 @@ def nvcc_in(home: Path, version: str = "13.0.88", *, runtime: bool = True) -> Pa
     (home / "bin").mkdir(parents=True)
     (home / "include").mkdir(exist_ok=True)
     program = home / "bin/nvcc"
-    program.write_text(f"#!/bin/sh\necho 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'release 13, V{version}'\n")
+    program.write_text(
+        "#!/bin/sh\ncase $1 in --list-gpu-code) echo 'sm_80 sm_90 sm_90a';;\n"
+        f"*) echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'release 13, V{version}';; esac\n"
+    )
     program.chmod(0o755)
     if runtime:
         (home / "include/cuda_runtime.h").touch()
@@ -51,7 +54,7 @@ def test_torchs_own_packages_are_found(tmp_path: Path) -> None:
     nccl, nvcc = found(tmp_path)
     # One NCCL in a process: torch's, though the system has another one.
     assert nccl == Nccl(home=home, library=home / "lib/libnccl.so.2", version="2.29.7")
-    assert nvcc == Nvcc(home=tmp_path / "packages/nvidia/cu13", version="13.0.88")
+    assert nvcc == Nvcc(home=tmp_path / "packages/nvidia/cu13", version="13.0.88", architectures=("80", "90"))
 
 
 @pytest.mark.parametrize("place", ["usr", "usr/local/cuda"])

@@ -1,0 +1,1 @@
+"""CUDA on this machine, as far as it shows without torch."""

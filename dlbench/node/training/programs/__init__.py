@@ -1,0 +1,1 @@
+"""The network as a program: compiled, or captured as CUDA graphs."""

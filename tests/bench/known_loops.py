@@ -1,0 +1,354 @@
+"""dlbench's measured loop against loops that users know, rewritten plainly, in turns, in one process.
+
+- synthetic: one fixed batch, `hvd.DistributedOptimizer`, nothing but zero, forward, loss, backward, step; what
+  Horovod's synthetic benchmark of PyTorch measures.
+- timm-style: a loop over a loader's batches in memory, moved to the device, under autocast where the precision is bf16;
+  the learning rate is set in each step.
+
+Each trains the workload's own network, loss and optimizer with every axis as `FASTEST` has it. Usage, one rank:
+``python -m tests.bench.known_loops PLAN OUT KIND``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlbench.jobs.launch import local_environments
+from dlbench.node.__main__ import load_plan
+from dlbench.node.cores import bind
+from dlbench.node.ranks import detect
+from dlbench.reading.measures import measured_or_why
+from dlbench.records.folder import RunFolder, create, prepare_output
+from dlbench.records.scan import scan
+from dlbench.specs.expand import expand
+from dlbench.specs.requests import Request, parse_set
+from tests.bench.figures import Figure, median_interval
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlbench.node.training.prepare import Prepared
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIRS = 12
+REPEATS = 5
+AXES = {
+    "resnet50": (("model.memory_format=channels-last",), ("train.precision=bf16", "model.memory_format=channels-last")),
+    "bert": (("train.precision=bf16",), ("train.precision=bf16", "train.compile=default")),
+    "cosmoflow": (
+        ("model.memory_format=channels-last",),
+        ("train.precision=bf16", "model.memory_format=channels-last"),
+    ),
+}
+"""What is tried of each workload: a setting, and what is set besides."""
+WARMUP_STEPS = 10
+"""Batches before the first timed one, as in Horovod's benchmark."""
+STEPS = {"resnet50": 8, "bert": 20, "cosmoflow": 15}
+"""Of a block."""
+GOAL = 0.99
+LIMIT_S = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A loop that people know."""
+
+    kind: str
+    title: str
+    engine: str
+    ranks: tuple[int, ...]
+
+
+LOOPS = (
+    Loop(kind="synthetic", title="a plain Horovod benchmark", engine="horovod", ranks=(1, 2)),
+    Loop(kind="timm", title="a plain timm-style loop", engine="ddp", ranks=(1, 2)),
+)
+
+_ON_GPUS = ("train.precision=bf16", "train.compile=default", "data.synthetic_on=device")
+
+FASTEST: dict[str, dict[str, tuple[str, ...]]] = {
+    "cpu": {
+        "resnet50": ("model.memory_format=channels-last", "train.precision=bf16"),
+        "bert": ("train.compile=default", "train.precision=bf16"),
+        "cosmoflow": ("model.memory_format=channels-last", "train.precision=bf16"),
+    },
+    "cuda": {
+        "resnet50": (*_ON_GPUS, "model.memory_format=channels-last"),
+        "bert": _ON_GPUS,
+        "cosmoflow": (*_ON_GPUS, "model.memory_format=channels-last"),
+    },
+}
+"""Settings with which each workload is fastest, by `python -m tests.bench spine.axes`."""
+
+
+def figures(device: str = "cpu") -> Iterator[Figure]:
+    """Every workload against every known loop.
+
+    Args:
+        device: cpu; or cuda, where preset `gpu` is taken and one rank.
+    """
+    for loop in LOOPS:
+        for workload in STEPS:
+            for ranks in loop.ranks if device == "cpu" else (1,):
+                yield against(loop, workload, ranks, device)
+
+
+def against(loop: Loop, workload: str, ranks: int, device: str) -> Figure:
+    """One workload against one loop: throughput of the measured loop over that of the known one."""
+    preset = "ci" if device == "cpu" else "gpu"
+    name = f"measured loop over {loop.title}, {workload} {preset}, {ranks} rank{'s' * (ranks > 1)}, {loop.engine}"
+    about = {"name": name, "unit": "ratio of throughputs", "goal": f"at least {GOAL:g}"}
+    why = lacking(loop, device)
+    if why:
+        return Figure(**about, value=None, reason=why)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        # One more before those that are timed, and one to end them.
+        fixed = (f"measure.measured_steps={STEPS[workload] + 2}", "measure.warmup_steps=0")
+        fixed = (*fixed, "measure.warmup_s=0", "measure.measured_s=0")
+        if device == "cpu":
+            fixed = (*fixed, "layout.cores_per_rank=1")
+        request = Request(
+            workload=workload,
+            preset=preset,
+            engine=loop.engine,
+            points=(ranks,),
+            overrides=parse_set((*fixed, *fastest(workload, device))),
+        )
+        (plan,) = expand(request, machine_cores=len(os.sched_getaffinity(0)))
+        run = create(prepare_output(folder / "runs"), plan)
+        out = folder / "ratios.json"
+        command = [sys.executable, "-W", "ignore", "-m", "tests.bench.known_loops", str(run.plan), str(out), loop.kind]
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        environments = [
+            {**os.environ, **hidden, **variables} for variables in local_environments(plan, secrets.token_hex(8))
+        ]
+        if not _ends_well(command, environments):
+            return Figure(**about, value=None, reason="a rank failed; its error is above")
+        value, low, high = median_interval(found := json.loads(out.read_text()))
+    # Where the interval holds the goal, the benchmark cannot tell.
+    met = True if low >= GOAL else False if high < GOAL else None
+    settings = ", ".join(fastest(workload, device))
+    return Figure(**about, value=value, low=low, high=high, n=len(found), met=met, reason=settings)
+
+
+def fastest(workload: str, device: str) -> tuple[str, ...]:
+    """The settings of `FASTEST` that this machine has the arithmetic for."""
+    from dlbench.machine.arithmetic import native_precisions
+
+    chosen = FASTEST[device][workload]
+    if device == "cpu" and "bf16" not in (native_precisions() or ()):
+        return tuple(setting for setting in chosen if setting != "train.precision=bf16")
+    return chosen
+
+
+def axes() -> Iterator[Figure]:
+    """What each axis does to each workload on this CPU, in turns: throughput over that of the plain run."""
+    for workload, (setting, *others) in ((name, axis) for name in STEPS for axis in AXES[name]):
+        key, _, value = setting.partition("=")
+        yield _axis(workload, key, value, tuple(others))
+
+
+def compiled() -> Iterator[Figure]:
+    """What torch.compile does to each workload on this CPU: the ratio compile default to none."""
+    for workload in STEPS:
+        yield _axis(workload, "train.compile", "default", ())
+
+
+def _axis(workload: str, key: str, value: str, others: tuple[str, ...]) -> Figure:
+    """Two values of one key as a series of runs whose order takes turns; a ratio is of runs of the same repeat."""
+    plain = {"train.compile": "none", "train.precision": "fp32", "model.memory_format": "contiguous"}[key]
+    name = f"{workload} ci, {key} {value} over {plain}{''.join(f', {one}' for one in others)}"
+    about = {"name": name, "unit": "ratio of throughputs", "goal": "measured"}
+    with tempfile.TemporaryDirectory() as out:
+        words = ["run", workload, "--preset", "ci", "--engine", "single", "--ranks", "1", "--repeats", str(REPEATS)]
+        words += ["--sweep", f"{key}={plain},{value}", "--out", out, "--no-progress"]
+        words += [word for setting in others for word in ("--set", setting)]
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "dlbench", *words],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        rates: dict[tuple[str, int], float] = {}
+        for run in scan(Path(out)).runs:
+            measures, _ = measured_or_why(run)
+            if measures is not None:
+                rates[str(run.plan.series.axes[key]), run.plan.series.repeat] = measures.throughput
+    ratios = [rates[value, k] / rates[plain, k] for k in range(REPEATS) if {(value, k), (plain, k)} <= rates.keys()]
+    if not ratios:
+        return Figure(**about, value=None, reason=(done.stderr or done.stdout)[-300:])
+    ratio, low, high = median_interval(ratios)
+    return Figure(**about, value=ratio, low=low, high=high, n=len(ratios))
+
+
+def lacking(loop: Loop, device: str) -> str:
+    """Why a loop cannot be run here; empty where it can."""
+    import torch
+
+    if loop.engine == "horovod" and importlib.util.find_spec("horovod") is None:
+        return "Horovod is not installed"
+    return "torch sees no GPU" if device == "cuda" and not torch.cuda.is_available() else ""
+
+
+def _ends_well(command: Sequence[str], environments: Sequence[dict[str, str]]) -> bool:
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) for environment in environments
+    ]
+    try:
+        codes = [process.wait(timeout=LIMIT_S) for process in processes]
+        return not any(codes)
+    finally:
+        for process in processes:
+            process.kill()  # without effect on those that have ended
+
+
+# One rank
+
+
+def main(plan_file: Path, out: Path, kind: str) -> None:
+    """Both loops in turns; rank 0 writes the ratios."""
+    plan = load_plan(plan_file)
+    place = detect(plan)
+    binding = bind(plan, place)
+
+    import torch
+
+    from dlbench.node.devices.choice import device_for
+    from dlbench.node.sync.build_engine import build_engine
+    from dlbench.node.training import phases
+    from dlbench.node.training.loop import TrainingLoop
+    from dlbench.node.training.prepare import prepare
+    from dlbench.node.training.progress import Progress
+    from dlbench.node.training.watchdog import Watchdog
+    from dlbench.records.rows.steps import StepWriter
+
+    torch.set_num_threads(binding.threads)
+    folder = RunFolder(plan_file.parent)
+    device = device_for(plan, place)
+    engine = build_engine(plan, folder, place, device)
+    engine.start()
+    timer = phases.timer_for(device, synchronise=False)
+    ready = prepare(plan, place, engine, device, timer)
+    progress = Progress(plan, folder, place)
+    watchdog = Watchdog(LIMIT_S, lambda reason: None, progress.tick)
+    watchdog.start()
+    known = {"synthetic": synthetic, "timm": timm_style}[kind](ready, plan.workload.train.precision, device)
+
+    marks: dict[int, float] = {}
+    last = plan.measure.measured_steps - 1
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def on_step(step: int) -> None:
+        watchdog.beat(f"step {step}")
+        progress.on_step(step)
+        if step in (1, last):
+            marks[step] = now()
+
+    def of_measured() -> float:
+        """All that happens from the end of one step to the end of a later one, its recording included."""
+        name = f"block-{place.rank}-{time.monotonic_ns()}.steps"
+        with StepWriter(folder.path / name, {"rank": place.rank}) as writer:
+            TrainingLoop(ready.trainee, timer, writer, ready.course, on_step).run()
+        return marks[last] - marks[1]
+
+    def of_known() -> float:
+        known(1)
+        began = now()
+        known(last - 1)
+        return now() - began
+
+    known(WARMUP_STEPS)
+    ratios = []
+    for pair in range(PAIRS):
+        # Which goes first alternates, so that a drift falls on both alike.
+        blocks = (of_known, of_measured) if pair % 2 == 0 else (of_measured, of_known)
+        times = {}
+        for block in blocks:
+            engine.barrier()
+            times[block] = block()
+        ratios.append(times[of_known] / times[of_measured])
+    watchdog.stop()
+    if place.rank == 0:
+        out.write_text(json.dumps(ratios))
+    ready.source.close()
+    engine.barrier()
+    engine.stop()
+
+
+def synthetic(ready: Prepared, precision: str, device: torch.device) -> Callable[[int], None]:
+    """One batch that stays on the device, and the five lines of training that everybody writes."""
+    import torch
+
+    trainee = ready.trainee
+    model, optimizer, loss_of = trainee.model, trainee.optimizer, trainee.loss
+    batch = {name: tensor.to(device) for name, tensor in next(trainee.batches).items()}
+    clip = trainee.train.optimizer.clip_norm
+
+    def steps(num: int) -> None:
+        for _ in range(num):
+            optimizer.zero_grad()
+            with _autocast(precision, device):
+                loss = loss_of(model, batch)
+            loss.backward()
+            if clip is None:
+                optimizer.step()
+                continue
+            optimizer.synchronize()  # type: ignore[attr-defined]  # Horovod's
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+                optimizer.step()
+
+    return steps
+
+
+def timm_style(ready: Prepared, precision: str, device: torch.device) -> Callable[[int], None]:
+    """A loader's batches, autocast, an optimizer whose rate follows a schedule."""
+    import torch
+
+    trainee = ready.trainee
+    model, optimizer, loss_of = trainee.model, trainee.optimizer, trainee.loss
+    clip = trainee.train.optimizer.clip_norm
+
+    def steps(num: int) -> None:
+        for number in range(num):
+            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in next(trainee.batches).items()}
+            with _autocast(precision, device):
+                loss = loss_of(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            for group in optimizer.param_groups:
+                group["lr"] = trainee.rate.at(number)
+            optimizer.step()
+
+    return steps
+
+
+def _autocast(precision: str, device: torch.device) -> torch.autocast | nullcontext[None]:
+    import torch
+
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,78 @@
+"""Every preset that is made for GPUs trains on one, in its precision, and is found in the table of data sheets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlbench.costs.data_sheets import sheet_of, why_no_sheet
+from dlbench.records.scan import Run, scan
+from dlbench.views.utilisation.devices import gpu_names
+
+pytestmark = pytest.mark.gpu
+
+NEEDS_BYTES = 40 * 2**30
+"""Of the batches that published tables of cards with 80 GB use; smaller cards need smaller ones."""
+SHORT = (
+    *("measure.warmup_s=0.0", "measure.measured_s=0.0", "measure.warmup_steps=2", "measure.measured_steps=3"),
+    "watch.sampler=false",
+)
+
+
+def run_of(out: Path, workload: str, preset: str, *settings: str) -> Run:
+    """One run of one rank on one GPU by the command that users run."""
+    words = [sys.executable, "-P", "-m", "dlbench", "run", workload, "--preset", preset, "--engine", "single"]
+    for setting in (*SHORT, *settings):
+        words += ["--set", setting]
+    done = subprocess.run(
+        [*words, "--out", str(out), "--no-progress"], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (run,) = scan(out).runs
+    return run
+
+
+@pytest.mark.parametrize(
+    ("workload", "preset", "settings"),
+    [
+        ("resnet50", "gpu", ()),
+        ("cosmoflow", "gpu", ()),
+        ("bert", "gpu", ()),
+        # Two parts of an update instead of 256 and 1,024.
+        ("bert", "phase1", ("train.global_batch=512",)),
+        ("bert", "phase2", ("train.global_batch=64",)),
+    ],
+)
+def test_a_preset_for_gpus_trains(tmp_path: Path, workload: str, preset: str, settings: tuple[str, ...]) -> None:
+    import torch
+
+    has = torch.cuda.get_device_properties(0).total_memory
+    if has < NEEDS_BYTES:
+        pytest.skip(f"the GPU has {has / 2**30:.0f} GiB, published batches need {NEEDS_BYTES / 2**30:.0f} GiB")
+    run = run_of(tmp_path, workload, preset, *settings)
+    assert run.record is not None
+    assert run.state == "valid", run.record.warnings
+    assert run.record.ranks[0].losses_finite
+    (name,) = gpu_names(run)
+    sheet = sheet_of(name)
+    if sheet is None:
+        pytest.skip(f"trained; no peak to compare with: {name}: {why_no_sheet(name)}")
+    rank = run.record.ranks[0]
+    flops = (run.record.training_flops_per_sample or 0) * rank.samples / rank.measured_s
+    share = flops / (sheet.tflops["bf16"] * 1e12)
+    # Below a hundredth something is not on the GPU; above the peak a data sheet is wrong.
+    assert 0.01 < share < 1, f"MFU {share:.3f} on {name} ({sheet.source})"
+
+
+def test_weights_of_a_checkpoint_are_those_on_the_gpu(tmp_path: Path) -> None:
+    """Phase 2 begins with what phase 1 ended with, bit for bit, though it was written from and read to a GPU."""
+    small = ("meant_for=any", "model.num_layers=2", "train.batch_per_rank=4", "train.optimizer.implementation=foreach")
+    first = run_of(tmp_path / "1", "bert", "gpu", *small, "data.sequence_length=128", "checkpoint.every_steps=5")
+    begin = f"checkpoint.initialize_from={first.folder.path}"
+    second = run_of(tmp_path / "2", "bert", "gpu", *small, begin)
+    assert first.record is not None
+    assert second.record is not None
+    assert second.record.ranks[0].initial_parameters_sha256 == first.record.ranks[0].final_parameters_sha256

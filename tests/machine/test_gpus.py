@@ -1,0 +1,130 @@
+"""Which GPUs CUDA will show, and where they are: a made NVML, and files under a made /sys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlbench.machine.gpu.placing import adapters, bus_of_nvml, cpu_list, numa_nodes_of, nvidia_buses, place_of
+from dlbench.machine.gpu.visible import Gpu, gpu_trouble, visible
+from tests.support.nvml_library import build, variables
+
+
+def gpu(number: int, uuid: str = "") -> Gpu:
+    name = uuid or f"GPU-{number}{number}"
+    return Gpu(uuid=name, pci_bus_id=f"0000:{0x10 + number:02x}:00.0", numa_node=number // 2, cores=frozenset())
+
+
+GPUS = [gpu(number) for number in range(4)]
+SLICES = [gpu(3, "MIG-a1"), gpu(3, "MIG-a2")]
+
+
+def made_machine(root: Path, gpus: int = 2) -> Path:
+    """Two NUMA nodes of four processors; GPU n is beside node n % 2, an adapter beside node 1."""
+    files = {
+        "dev/nvidiactl": "",
+        "sys/devices/system/node/node0/cpulist": "0-3",
+        "sys/devices/system/node/node1/cpulist": "4-7",
+        "sys/class/infiniband/mlx5_0/device/numa_node": "1",
+        "sys/class/infiniband/rxe0/device/numa_node": "-1",
+        "sys/bus/pci/devices/0000:00:1f.0/class": "0x060100",
+        "sys/bus/pci/devices/0000:00:1f.0/vendor": "0x8086",
+    }
+    for number in range(gpus):
+        device = f"sys/bus/pci/devices/0000:{0x10 + number:02x}:00.0"
+        files |= {
+            f"{device}/class": "0x030200",
+            f"{device}/vendor": "0x10de",
+            f"{device}/numa_node": str(number % 2),
+            f"{device}/local_cpulist": ("0-3", "4-7")[number % 2],
+        }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ("2,0", ["GPU-22", "GPU-00"]),
+        (" 1 , 0", ["GPU-11", "GPU-00"]),
+        ("0,9,1", ["GPU-00"]),  # CUDA cuts the list at what there is not
+        ("0,0", ["GPU-00"]),
+        ("GPU-2,GPU-00", ["GPU-22", "GPU-00"]),
+        ("gpu-1", ["GPU-11"]),
+        ("GPU-", []),  # of several
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("MIG-a2,MIG-a1", ["MIG-a2"]),  # one slice a process
+        ("3", ["MIG-a1"]),  # a GPU in MIG mode computes in its slices alone
+        (None, ["GPU-00", "GPU-11", "GPU-22"]),
+    ],
+)
+def test_a_list_of_visible_devices_is_read_as_cuda_reads_it(listed: str | None, expected: list[str]) -> None:
+    assert [one.uuid for one in visible(listed, GPUS, SLICES)] == expected
+
+
+def test_where_things_are_is_told_by_the_kernel(tmp_path: Path) -> None:
+    root = made_machine(tmp_path)
+    assert nvidia_buses(root) == ("0000:10:00.0", "0000:11:00.0")
+    assert place_of("0000:11:00.0", root) == (1, frozenset({4, 5, 6, 7}))
+    assert place_of("0000:99:00.0", root) == (None, frozenset())
+    assert numa_nodes_of([3, 4], root) == (0, 1)
+    assert adapters(root) == {"mlx5_0": 1}
+    (root / "sys/bus/pci/devices/0000:10:00.0/numa_node").write_text("-1\n")
+    assert place_of("0000:10:00.0", root) == (None, frozenset())
+
+
+def test_addresses_and_lists_of_processors() -> None:
+    assert bus_of_nvml("00000000:1B:00.0") == "0000:1b:00.0"
+    assert bus_of_nvml("00010000:1B:00.0") == "10000:1b:00.0"
+    assert cpu_list("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11}
+    assert cpu_list("") == cpu_list("x-3") == frozenset()
+
+
+ASK = """
+import json, os, sys
+from pathlib import Path
+from dlbench.machine.gpu.visible import gpu_trouble, gpus_of_node
+found = gpus_of_node(os.environ, Path(sys.argv[1]))
+told = [[one.uuid, one.pci_bus_id, one.numa_node, sorted(one.cores), one.is_slice] for one in found]
+print(json.dumps([told, gpu_trouble(found[0].uuid) if found else ""]))
+"""
+
+
+def asked(folder: Path, root: Path, **switches: object) -> tuple[list[list[object]], str]:
+    """In a process of its own, by the real nvidia-ml-py; torch is not loaded."""
+    shown = {key: str(switches.pop(key)) for key in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") if key in switches}
+    before = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
+    environment = {**before, **variables(folder, **switches), **shown}
+    words = [sys.executable, "-P", "-c", ASK, str(root)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    told, trouble = json.loads(done.stdout)
+    return told, trouble
+
+
+def test_gpus_are_found_by_nvml_with_their_place(tmp_path: Path) -> None:
+    folder, root = build(tmp_path), made_machine(tmp_path / "root", 3)
+    told, trouble = asked(folder, root, gpus=3, CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="2,1")
+    assert [one[1:4] for one in told] == [["0000:12:00.0", 0, [0, 1, 2, 3]], ["0000:11:00.0", 1, [4, 5, 6, 7]]]
+    assert trouble == ""
+    # In CUDA's own order numbers say nothing; of one GPU there is but one order.
+    assert asked(folder, root, gpus=3, CUDA_VISIBLE_DEVICES="2,1")[0] == []
+    assert len(asked(folder, root, gpus=1)[0]) == 1
+    split, _ = asked(folder, root, gpus=2, mig=0, CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="0")
+    assert [one[4] for one in split] == [True]
+    assert asked(folder, root, gpus=2, init=9)[0] == []
+    _, lost = asked(folder, root, gpus=2, lost="0=4", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert lost
+
+
+def test_a_gpu_that_nobody_knows_is_no_reason() -> None:
+    assert gpu_trouble("GPU-none") == ""
