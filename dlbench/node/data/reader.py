@@ -200,7 +200,11 @@ class Fetched:
     asked_slot: int | None = None
     """The slot that it was to be written to (see `dlbench.node.data.slots`); None: there are none."""
     slot: int | None = None
-    """The slot that it lies in; then `batch` is empty on its way, but for the first time that the slot is used."""
+    """The slot that it lies in; on its way `batch` then has only what does not lie there."""
+    made: dict[str, torch.Tensor] = field(default_factory=dict)
+    """All of the slot, the first time that it is used."""
+    names: tuple[str, ...] = ()
+    """Of all tensors of the batch, where it lies in a slot."""
     num: int = 0
     """Samples of it, where it lies in a slot."""
 
