@@ -14,6 +14,7 @@ import io
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import open_images
 from dlbench.node.data.jpeg import decode_factor, resize, scaled_box, training_crop
 from dlbench.node.data.loader import LoadedSource
+from dlbench.node.data.reader import BatchReader, SampleReader
 from dlbench.node.data.sharding import ShardedOrder
+from dlbench.node.data.slots import MadeSlots
 from dlbench.node.models.build import MEAN, STD
 from dlbench.specs.workload import ResNetModel
 from tests.bench.figures import Figure
@@ -51,7 +54,6 @@ from tests.bench.reader_rate import (
     _one_thread,
     _rates,
     _ratio,
-    _reader,
     _wait_for_rest,
     written_volumes,
 )
@@ -78,8 +80,8 @@ def _images_of_one_core(tree: Path) -> Iterator[Figure]:
     loops: dict[str, Loop] = {
         "bare loop": _bare(tree, is_whole=False),
         "bare loop, decode full": _bare(tree, is_whole=True),
-        "reader": _reader(open_images(tree, MODEL, SEED, training=True), IMAGES),
-        "reader, decode full": _reader(open_images(tree, MODEL, SEED, training=True, decoding="full"), IMAGES),
+        "reader": _in_slots(open_images(tree, MODEL, SEED, training=True), IMAGES, BATCH),
+        "reader, decode full": _in_slots(open_images(tree, MODEL, SEED, training=True, decoding="full"), IMAGES, BATCH),
     }
     speeds = _cpu_speeds(loops, IMAGES)
     what = f"input, images 500x375 to {SIZE}, one core"
@@ -87,6 +89,17 @@ def _images_of_one_core(tree: Path) -> Iterator[Figure]:
     yield _ratio(speeds, "reader", "bare loop", what, 0.9)
     yield _ratio(speeds, "reader", "bare loop, decode full", what)
     yield _ratio(speeds, "reader", "reader, decode full", what)
+
+
+def _in_slots(reader: SampleReader, samples: int, batch: int) -> Loop:
+    """The product's reader as a loader process runs it: into a slot that is used again."""
+    batches, room = BatchReader(reader, "stop"), partial(MadeSlots().room, 0)
+
+    def loop(number: int) -> None:
+        for first in range(0, samples, batch):
+            batches.read([(number, index) for index in range(first, min(first + batch, samples))], room)
+
+    return loop
 
 
 def _bare(tree: Path, *, is_whole: bool) -> Loop:
@@ -221,9 +234,9 @@ def _volumes_of_one_core(folder: Path) -> Iterator[Figure]:
         script = DataLoader(_VolumeScript(path), batch_size=1)
         loops: dict[str, Loop] = {
             "bare loop": bare,
-            "reader": _reader(VolumeReader(index), VOLUMES, batch=1),
+            "reader": _in_slots(VolumeReader(index), VOLUMES, 1),
             "bare loop of counts": bare_counts,
-            "reader for a GPU": _reader(VolumeReader(index, counts=True), VOLUMES, batch=1),
+            "reader for a GPU": _in_slots(VolumeReader(index, counts=True), VOLUMES, 1),
             "DataLoader, h5py, log1p": _loop_of(script),
         }
         speeds = _cpu_speeds(loops, VOLUMES)

@@ -232,13 +232,13 @@ def _plain(folder: Path) -> Loop:
     return loop
 
 
-def _reader(reader: SampleReader, samples: int, batch: int = BATCH) -> Loop:
+def _reader(reader: SampleReader, samples: int) -> Loop:
     """The product's reader, batches included, as a loader process runs it."""
     batches = BatchReader(reader, "stop")
 
     def loop(number: int) -> None:
-        for first in range(0, samples, batch):
-            batches[[(number, index) for index in range(first, min(first + batch, samples))]]
+        for first in range(0, samples, BATCH):
+            batches[[(number, index) for index in range(first, min(first + BATCH, samples))]]
 
     return loop
 

@@ -129,6 +129,6 @@ def _write(opened: int, data: bytes) -> None:
     crc = zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
     done = os.writev(opened, [data, crc])
     if done < len(data) + _CRC_BYTES:
-        rest = memoryview(data + crc)[done:]
+        rest = memoryview(b"".join((data, crc)))[done:]
         while rest:
             rest = rest[os.write(opened, rest) :]

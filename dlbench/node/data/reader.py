@@ -56,6 +56,7 @@ class Raw:
     """The stored bytes of one sample, and from where they came."""
 
     data: bytes
+    """Or a view of bytes, which is read from alike."""
     tier: Tier = "shared"
     waited_ns: int = 0
     """How long it was waited for, because another rank had not sent it yet."""
@@ -199,7 +200,11 @@ class Fetched:
     asked_slot: int | None = None
     """The slot that it was to be written to (see `dlbench.node.data.slots`); None: there are none."""
     slot: int | None = None
-    """The slot that it lies in; then `batch` is empty on its way, but for the first time that the slot is used."""
+    """The slot that it lies in; on its way `batch` then has only what does not lie there."""
+    made: dict[str, torch.Tensor] = field(default_factory=dict)
+    """All of the slot, the first time that it is used."""
+    names: tuple[str, ...] = ()
+    """Of all tensors of the batch, where it lies in a slot."""
     num: int = 0
     """Samples of it, where it lies in a slot."""
 

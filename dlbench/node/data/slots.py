@@ -58,11 +58,14 @@ class MadeSlots:
         return {name: tensor.numpy()[:num] for name, tensor in batch.items()}
 
     def hand_over(self, fetched: Fetched, slot: int) -> None:
-        """Leaves of a batch, which lies in a slot, its number only, unless the training process does not know it."""
-        if not fetched.batch:
+        """Leaves of the tensors that lie in the slot their names only, and the slot where it is not known yet."""
+        made = self._slots.get(slot, (0, {}, {}))[2]
+        inside = [n for n, tensor in fetched.batch.items() if n in made and tensor.data_ptr() == made[n].data_ptr()]
+        if not inside:
             return
-        fetched.slot, fetched.num = slot, len(next(iter(fetched.batch.values())))
-        fetched.batch = {} if slot in self._told else self._slots[slot][2]
+        fetched.slot, fetched.num, fetched.names = slot, len(fetched.batch[inside[0]]), tuple(fetched.batch)
+        fetched.made = {} if slot in self._told else made
+        fetched.batch = {name: tensor for name, tensor in fetched.batch.items() if name not in inside}
         self._told.add(slot)
 
 
@@ -124,13 +127,20 @@ class Slots:
                 self._free[self._home[asked]].append(asked)
             return
         key = (fetched.worker, fetched.slot)
-        if fetched.batch:
+        if fetched.made:
             if key in self._known:
                 self._forget(self._known.pop(key))
-            self._known[key] = _Slot(fetched.batch, self._lock(fetched.batch))
-        slot = self._known[key]
-        fetched.batch = {name: self._lent(key, tensor, fetched.num) for name, tensor in slot.batch.items()}
-        slot.left = len(fetched.batch)
+            self._known[key] = _Slot(fetched.made, self._lock(fetched.made))
+            fetched.made = {}
+        slot, beside = self._known[key], fetched.batch
+        slot.left = len(fetched.names) - len(beside)
+        fetched.batch = {
+            name: self._beside(beside[name]) if name in beside else self._lent(key, slot.batch[name], fetched.num)
+            for name in fetched.names
+        }
+
+    def _beside(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory() if self._pins else tensor
 
     def _lent(self, key: tuple[int, int], tensor: torch.Tensor, num: int) -> torch.Tensor:
         # The storage of the tensor, and of every view of it, holds this array, and nothing else does.

@@ -92,7 +92,7 @@ def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_
         return fetched
 
     first = read(1, next(turns))
-    assert first.batch != {}
+    assert set(first.made) == {"x", "label"}
     slots.take(first)
     x = first.batch.pop("x")
     view = x.permute(1, 0)[:2]
@@ -105,9 +105,28 @@ def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_
     gc.collect()
     assert next(turns) == first.slot
     again = read(3, first.slot or 0)
-    assert again.batch == {}  # its number is enough
+    assert (again.batch, again.made) == ({}, {})  # its number is enough
     slots.take(again)
     assert again.batch["label"].tolist() == [3, 3]
+
+
+def test_what_is_added_to_a_batch_or_left_out_of_it_arrives_so() -> None:
+    """As where padding is left out: index arrays come beside the slot, and the mask does not come."""
+    made, slots = MadeSlots(), Slots(1, pin_memory=False)
+    turns = slots.turns()
+    for value in (1, 2):
+        slot = next(turns)
+        arrays = made.room(slot, 2, FORMS)
+        arrays["x"][:] = value
+        fetched = Fetched(batch={"x": torch.from_numpy(arrays["x"]), "starts": torch.tensor([value])}, asked_slot=slot)
+        made.hand_over(fetched, slot)
+        slots.take(fetched)
+        assert list(fetched.batch) == ["x", "starts"]
+        assert fetched.batch["x"].tolist() == [[value] * 3] * 2
+        assert fetched.batch["starts"].tolist() == [value]
+        del fetched
+        gc.collect()
+    assert next(turns) == slot
 
 
 def test_what_did_not_use_its_slot_gives_it_back() -> None:
@@ -173,4 +192,4 @@ def test_slots_are_page_locked_once_and_unlocked_at_the_end(monkeypatch: pytest.
     with pytest.raises(
         EnvironmentLacksError, match=r"cannot be page-locked for the GPU \(CUDA error 2\): see `ulimit -l`"
     ):
-        refusing.take(Fetched(batch={"x": torch.zeros(3)}, slot=0, num=3, asked_slot=0))
+        refusing.take(Fetched(made={"x": torch.zeros(3)}, names=("x",), slot=0, num=3, asked_slot=0))
