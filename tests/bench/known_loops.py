@@ -321,7 +321,7 @@ def synthetic(ready: Prepared, precision: str, device: torch.device) -> Callable
 
 
 def timm_style(ready: Prepared, precision: str, device: torch.device) -> Callable[[int], None]:
-    """A loader's batches, autocast, a rate that follows a schedule; gradients go after the update, as timm lets them."""
+    """A loader's batches, autocast, a rate that follows a schedule; gradients go after the update, as in timm."""
     import torch
 
     trainee = ready.trainee
