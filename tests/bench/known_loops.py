@@ -321,7 +321,7 @@ def synthetic(ready: Prepared, precision: str, device: torch.device) -> Callable
 
 
 def timm_style(ready: Prepared, precision: str, device: torch.device) -> Callable[[int], None]:
-    """A loader's batches, autocast, an optimizer whose rate follows a schedule."""
+    """A loader's batches, autocast, a rate that follows a schedule; gradients go after the update, as in timm."""
     import torch
 
     trainee = ready.trainee
@@ -333,13 +333,13 @@ def timm_style(ready: Prepared, precision: str, device: torch.device) -> Callabl
             batch = {name: tensor.to(device, non_blocking=True) for name, tensor in next(trainee.batches).items()}
             with _autocast(precision, device):
                 loss = loss_of(model, batch)
-            optimizer.zero_grad()
             loss.backward()
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             for group in optimizer.param_groups:
                 group["lr"] = trainee.rate.at(number)
             optimizer.step()
+            optimizer.zero_grad()
 
     return steps
 
