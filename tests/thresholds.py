@@ -75,7 +75,7 @@ THRESHOLDS = (
         halved="with three, only changes of eight times the scatter fail the gate",
     ),
     Threshold(
-        module="reading.slow_nodes",
+        module="reading.hosts.slow_nodes",
         name="FALSE_SHARE",
         decides="share of the hosts called slow that are not, on average",
         why="one in twenty, as of every interval",
@@ -117,7 +117,7 @@ THRESHOLDS = (
         halved="more stalls are undecided",
     ),
     Threshold(
-        module="reading.slow_nodes",
+        module="reading.hosts.slow_nodes",
         name="SLOW",
         decides="times the others' work above which a host is slow",
         why="the least effect that dlbench promises to see",
@@ -145,7 +145,7 @@ THRESHOLDS = (
         halved="one step in sixty of twice the length raises it",
     ),
     Threshold(
-        module="reading.core_load",
+        module="reading.hosts.core_load",
         name="LOADED",
         decides="share of the ranks' cores, used by other processes or taken by the hypervisor, that raises a warning",
         why="steps may take longer by as much: more than gate and sweeps tolerate",

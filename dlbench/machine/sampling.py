@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dlbench.machine.gpu.nvml import open_nvml
 from dlbench.machine.host import open_host
-from dlbench.machine.nvml import open_nvml
 from dlbench.machine.source import Field, Source
 
 __all__ = ["Field", "Source", "open_sources"]

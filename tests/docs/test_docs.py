@@ -349,7 +349,7 @@ def test_every_file_of_a_run_is_described() -> None:
     ("source", "pattern", "page"),
     [
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
-        ("dlbench/reading/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
+        ("dlbench/reading/hosts/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
         ("dlbench/node/training/sanity.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/views/systems/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/views/quality/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from dlbench.collectives.results.measurements import CollectiveGroup, layout_of, name_of, why_not
 from dlbench.costs.collectives import Layout, RankCounts, counts
-from dlbench.reading.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.doubts import Doubt, merged
 from dlbench.reading.environments import Environments, environment_doubts, side_by_side
+from dlbench.reading.hosts.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun

@@ -16,7 +16,7 @@ from dlbench.history.page.words import (
 )
 from dlbench.history.trends.series import Trend
 from dlbench.history.trends.slow_months import HostCourse, SlowMonths
-from dlbench.reading.slow_nodes import ACCUSED
+from dlbench.reading.hosts.slow_nodes import ACCUSED
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.wording import basis_text

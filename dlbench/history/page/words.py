@@ -8,8 +8,8 @@ from dlbench.history.trends.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, 
 from dlbench.history.trends.rank_sums import MIN_SEGMENT, SMALLEST_P
 from dlbench.history.trends.series import Change, Trend
 from dlbench.history.trends.slow_months import RECENT_DAYS, HostCourse
+from dlbench.reading.hosts.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.reading.sessions import MIN_SESSIONS
-from dlbench.reading.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import basis_text, clean, number_text, place_text, slow_link_text
 from dlbench.stats.estimates import Estimate

@@ -1,7 +1,8 @@
 """Slow nodes over months: each host beside the other hosts of the same runs, by calendar month.
 
-The figures of a run and their limits are those of `dlbench.reading.slow_nodes` and `dlbench.reading.leaving`, so are
-the threshold, the test and the verdicts, over all hosts together. The unit is the night: all runs of one request, and
+The figures of a run and their limits are those of `dlbench.reading.hosts.slow_nodes` and
+`dlbench.reading.hosts.leaving`, so are the threshold,
+the test and the verdicts, over all hosts together. The unit is the night: all runs of one request, and
 of requests that ran in one job of Slurm; of a night counts the median of its runs. Whether a host is slow now is
 decided by its nights since its last change point, none older than `RECENT_DAYS`.
 """
@@ -17,7 +18,15 @@ from typing import Literal
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.trends.change_points import ChangePoint, change_points_together
 from dlbench.history.trends.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
-from dlbench.reading.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
+from dlbench.reading.hosts.slow_nodes import (
+    ACCUSED,
+    SAFE_HOST,
+    TO_EXCLUDE,
+    HostSessions,
+    Verdict,
+    mean_ratio,
+    verdicts_of,
+)
 from dlbench.stats.estimates import Estimate, mean_estimate
 
 FORMAT = "dlbench.slow-nodes"

@@ -12,7 +12,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from dlbench.machine.nvml_values import constant, failure
+from dlbench.machine.gpu.nvml_values import constant, failure
 from dlbench.machine.readings import Reading, ReadingFailedError, Values
 from dlbench.machine.source import DOUBLE, FLOAT, Field, Kind
 

@@ -21,8 +21,8 @@ from dlbench.reading.causes import (
     WAIT_PARTS,
     Causes,
 )
+from dlbench.reading.hosts.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.scaling import Group, Point
-from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run

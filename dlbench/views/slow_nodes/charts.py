@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dlbench.reading.slow_nodes import ACCUSED, SlowNodes
+from dlbench.reading.hosts.slow_nodes import ACCUSED, SlowNodes
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.style import MEASURED, MUTED, PART_COLOURS, WIDE
 from dlbench.views.causes.charts import short

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.reading.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes
+from dlbench.reading.hosts.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes
 from dlbench.report.table import Cell, Column, Sheet, unit_cell
 from dlbench.report.wording import percent
 from dlbench.stats.estimates import Estimate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dlbench.reading.hosts.slow_nodes import ACCUSED, SlowNodes, slow_nodes
 from dlbench.reading.sessions import MIN_SESSIONS
-from dlbench.reading.slow_nodes import ACCUSED, SlowNodes, slow_nodes
 from dlbench.report.document import Section
 from dlbench.report.wording import clean, runs_text, slow_link_text
 from dlbench.views.model import Report

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.reading.by_host import largest_by_host, of_others
+from dlbench.reading.hosts.by_host import largest_by_host, of_others
 from dlbench.reading.measures import RunSteps
 from dlbench.records.clocks import MAX_DRIFT_PPM, ClockLine
 from dlbench.records.record import Record

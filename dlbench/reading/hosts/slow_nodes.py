@@ -1,10 +1,10 @@
 """Slow nodes: hosts whose ranks take longer for their own work than those of other hosts, or leave exchanges later.
 
 In one run let w[r] be the mean step of rank r without its exchange: what it does by itself. A host is as slow as its
-slowest rank, because all ranks wait for that one (`dlbench.reading.by_host.largest_by_host` says how hosts of unlike
+slowest rank, because all ranks wait for that one (`by_host.largest_by_host` says how hosts of unlike
 many ranks compare); its ratio is that divided by the median, over the other hosts of the run, of their slowest ranks.
 Runs of any workload, rank count and day stand side by side then: what slows all hosts of a run alike cancels. A slow
-link does not show in own work: `dlbench.reading.leaving`.
+link does not show in own work: `dlbench.reading.hosts.leaving`.
 
 What slows a host for one job (a neighbour, heat) is no property of the host, so the unit is the session and no run in
 it: `dlbench.reading.sessions`. Of a session counts the median of its runs, of a host the geometric mean of its sessions
@@ -24,9 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.reading.by_host import largest_by_host, of_others
 from dlbench.reading.causes import Causes
-from dlbench.reading.leaving import LATE
+from dlbench.reading.hosts.by_host import largest_by_host, of_others
+from dlbench.reading.hosts.leaving import LATE
 from dlbench.reading.sessions import MIN_SESSIONS, session_of
 from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate

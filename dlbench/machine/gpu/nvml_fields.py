@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from dlbench.machine.nvml_values import FieldValues, constant, failure, field_value
+from dlbench.machine.gpu.nvml_values import FieldValues, constant, failure, field_value
 from dlbench.machine.readings import Reading, ReadingFailedError, Values
 from dlbench.machine.source import DOUBLE, FLOAT, Field, Kind
 

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from dlbench.machine.gpu.gpm import ABOUT, GpmMetrics
-from dlbench.machine.nvml_fields import device_readings, memory_reading
-from dlbench.machine.nvml_values import constant
+from dlbench.machine.gpu.nvml_fields import device_readings, memory_reading
+from dlbench.machine.gpu.nvml_values import constant
 from dlbench.machine.readings import Reading, ReadingFailedError, Readings
 from dlbench.machine.source import Source, fact
 
