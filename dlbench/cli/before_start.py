@@ -109,12 +109,13 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     rate = product_rate()
     if rate is None:
         return ""
-    flops = 0
+    seconds = 0.0
     for plan in plans:
         steps = plan.measure.warmup_steps + plan.measure.measured_steps
-        flops += training_flops(plan.workload.model, plan.workload.data) * plan.global_batch * steps
+        flops = training_flops(plan.workload.model, plan.workload.data) * plan.global_batch * steps
+        seconds += max(flops / (rate * cores), plan.least_training_s)
     runs = "" if len(plans) == 1 else f" for {len(plans)} runs"
     return (
-        f"takes at least {format_seconds(flops / (rate * cores))} on {cores} core{'s' * (cores > 1)}{runs} (its model "
+        f"takes at least {format_seconds(seconds)} on {cores} core{'s' * (cores > 1)}{runs} (its model "
         f"FLOPs at the rate of a matrix product here); "
     )

@@ -119,11 +119,35 @@ def _total(jobs: Sequence[Job], chain: bool) -> list[str]:
         total += f", at most {hours:,.4g} node-hours (nodes x time limit)"
     else:
         total += "; no bound on node-hours, because time limit 0 is none"
+    lines = [f"{total}.", *_least(jobs, limits)]
     if len(jobs) == 1:
-        return [f"{total}."]
+        return lines
     each = f"from job 2 on, sbatch gets --dependency=afterany:{EARLIER.format('THE_JOB_BEFORE')}"
     order = f"one after the other: {each} (--no-chain: all at once)" if chain else "all at once (--no-chain)"
-    return [f"{total}.", f"Order: {order}."]
+    return [*lines, f"Order: {order}."]
+
+
+def _least(jobs: Sequence[Job], limits: Sequence[int]) -> Iterator[str]:
+    """What the steps of these jobs last at least where seconds are measured, and which time limits are too short."""
+    from dlbench.units import format_seconds
+
+    each = list(map(_least_seconds, jobs))
+    if not any(each):
+        return
+    hours = sum(job[0].layout.nodes * seconds for job, seconds in zip(jobs, each, strict=True)) / 3600
+    keys = "measure.warmup_s, measure.measured_s"
+    yield f"Steps alone last at least {format_seconds(max(each))} a job, {hours:,.4g} node-hours in all ({keys})."
+    short = sum(0 < limit <= seconds for limit, seconds in zip(limits, each, strict=True))
+    if short:
+        yield (
+            f"Time limit too short for that in {_counted(short, 'job')}: raise system.slurm.time_limit, or lower {keys}."
+        )
+
+
+def _least_seconds(job: Job) -> float:
+    from dlbench.specs.plan import RunPlan
+
+    return sum(plan.least_training_s for plan in job if isinstance(plan, RunPlan))
 
 
 def _counted(count: int, what: str) -> str:

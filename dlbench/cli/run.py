@@ -231,13 +231,20 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """What would start each run, on standard output; for `--dry-run`."""
     from dlbench.jobs import launch
     from dlbench.jobs.run_script import has_script, render_run_script, start_command
+    from dlbench.jobs.this_machine import has_gpu
     from dlbench.records.folder import RunFolder
     from dlbench.specs.plan import RunPlan
+    from dlbench.units import format_seconds
 
+    on_gpu = has_gpu()
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
-        batch = f", batch {plan.workload.train.batch_per_rank} per rank" if isinstance(plan, RunPlan) else ""
-        click.echo(f"# {shared.describe_plan(plan)}{batch}")
+        told = ""
+        if isinstance(plan, RunPlan):
+            least_s = sum(plan.measure.wanted_seconds(on_gpu=on_gpu))
+            lasting = f", steps last at least {format_seconds(least_s)}" if least_s else ""
+            told = f", batch {plan.workload.train.batch_per_rank} per rank{lasting}"
+        click.echo(f"# {shared.describe_plan(plan)}{told}")
         if plan.system.launch.launcher == "local":
             click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")
         # Bytes: of text, click takes terminal sequences out where no terminal reads.

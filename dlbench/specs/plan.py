@@ -296,6 +296,11 @@ class RunPlan(LaunchPlan):
             return quality.model_copy(update={"max_epochs": quality.max_epochs * ratio})
         return quality.model_copy(update={"max_samples": round((quality.max_samples or 0) * ratio)})
 
+    @property
+    def least_training_s(self) -> float:
+        """Seconds that its steps last at least, by `measure` and by whether the system's nodes have GPUs."""
+        return sum(self.measure.wanted_seconds(on_gpu=self.system.node.gpus > 0))
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.engine.name == "single" and self.layout.ranks != 1:

@@ -332,6 +332,11 @@ class QualitySpec(Spec):
         return self
 
 
+WARMUP_S, MEASURED_S = 20.0, 60.0
+"""Seconds of warm-up and measurement on GPUs, unless the plan says others: clocks and temperature settle in tens of
+seconds, and power is read once a second."""
+
+
 class MeasureSpec(Spec):
     """What is measured."""
 
@@ -356,3 +361,13 @@ class MeasureSpec(Spec):
         False, description="Estimate the gradient noise scale; reads every gradient once more in each step."
     )
     stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
+
+    def wanted_seconds(self, *, on_gpu: bool) -> tuple[float, float]:
+        """Seconds of warm-up and of measurement, at least; both 0 where training goes on to a quality."""
+        if self.until != "steps":
+            return 0.0, 0.0
+        warmup_s, measured_s = (WARMUP_S, MEASURED_S) if on_gpu else (0.0, 0.0)
+        return (
+            warmup_s if self.warmup_s is None else self.warmup_s,
+            measured_s if self.measured_s is None else self.measured_s,
+        )

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
-from dlbench.specs.training import MeasureSpec
 
 WATCHED_STEPS = 3
 """Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
@@ -19,10 +18,6 @@ WATCHED_STEPS = 3
 HELD_STEPS = 3
 """Steps of the warm-up in which a GPU is held back, which shows what its kernels take: an odd number has a median."""
 
-
-WARMUP_S, MEASURED_S = 20.0, 60.0
-"""Seconds of warm-up and measurement on GPUs, unless the plan says others: clocks and temperature settle in tens of
-seconds, and power is read once a second."""
 
 _TIMED_STEPS = 4
 """Of the warm-up at least, before those in which something is watched, where seconds are wanted: the later half of them
@@ -179,7 +174,7 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_
         checkpoint_every = plan.checkpoint.every_epochs * (steps_per_epoch or math.inf)
     quality = plan.goal
     if plan.measure.until == "steps" or quality is None:
-        warmup_s, measured_s = wanted_seconds(measure, on_gpu=on_gpu)
+        warmup_s, measured_s = measure.wanted_seconds(on_gpu=on_gpu)
         warmup = measure.warmup_steps
         if warmup_s or measured_s:
             warmup = max(warmup, max(_TIMED_STEPS, deciding) + HELD_STEPS + window_steps + WATCHED_STEPS)
@@ -203,17 +198,6 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_
         checkpoint_every=checkpoint_every,
         window_steps=window_steps,
         deciding_steps=deciding,
-    )
-
-
-def wanted_seconds(measure: MeasureSpec, *, on_gpu: bool) -> tuple[float, float]:
-    """Seconds of warm-up and of measurement, at least; both 0 where training goes on to a quality."""
-    if measure.until != "steps":
-        return 0.0, 0.0
-    warmup_s, measured_s = (WARMUP_S, MEASURED_S) if on_gpu else (0.0, 0.0)
-    return (
-        warmup_s if measure.warmup_s is None else measure.warmup_s,
-        measured_s if measure.measured_s is None else measure.measured_s,
     )
 
 
