@@ -23,7 +23,7 @@ from dlbench.perfetto.spans import (
 )
 from dlbench.perfetto.steps import StepRows
 from dlbench.records.rows.spans import LANES
-from dlbench.records.rows.steps import PHASES
+from dlbench.records.rows.steps import LAUNCHED, PHASES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dlbench.perfetto.counters import Values
 
 _COMPUTE = thread_id(COMPUTE_THREAD)
+LATE = "waited_for_launches_us_at_most"
+"""Argument of a phase of a GPU: how long the device may have waited for the host's kernel launches in it."""
 PHASE_NAMES = tuple("exchange after backward" if phase == "exchange" else phase for phase in PHASES)
 """What the phases of a step are called in a trace."""
 _PARTED = ("input", "h2d", "forward", "backward")
@@ -85,7 +87,11 @@ class StepEvents:
             + "}},\n"
             for name, phase in zip(PHASE_NAMES, PHASES, strict=True)
         ]
-        self._templates: dict[int, tuple[str, list[int]]] = {}
+        self._late = [
+            text.removesuffix("}},\n") + f',"{LATE}":%.3f}}}},\n' if phase in LAUNCHED else text
+            for text, phase in zip(self._phases, PHASES, strict=True)
+        ]
+        self._templates: dict[tuple[int, bool], tuple[str, list[int]]] = {}
 
     def text(self, rows: StepRows) -> tuple[str, int]:
         """Events of these steps, and how many; a phase without time is none."""
@@ -99,18 +105,19 @@ class StepEvents:
         for begin, end in zip([0, *changes.tolist()], [*changes.tolist(), len(patterns)], strict=True):
             if begin == end:
                 continue
-            template, places = self._template(int(patterns[begin]))
+            template, places = self._template(int(patterns[begin]), has_launches=rows.launch is not None)
             count += (end - begin) * (1 + len(places))
             numbers = _columns(rows, took, begin, end, places)
             texts.append(template * (end - begin) % tuple(numbers.ravel().tolist()))
         return "".join(texts), count
 
-    def _template(self, pattern: int) -> tuple[str, list[int]]:
-        if pattern not in self._templates:
+    def _template(self, pattern: int, *, has_launches: bool) -> tuple[str, list[int]]:
+        key = pattern, has_launches
+        if key not in self._templates:
             places = [n for n in range(len(PHASES)) if pattern >> (n + 1) & 1]
-            text = self._step[pattern & 1] + "".join(self._phases[n] for n in places)
-            self._templates[pattern] = text, places
-        return self._templates[pattern]
+            phases = self._late if has_launches else self._phases
+            self._templates[key] = self._step[pattern & 1] + "".join(phases[n] for n in places), places
+        return self._templates[key]
 
 
 def _columns(rows: StepRows, took: Times, begin: int, end: int, places: list[int]) -> Values:
@@ -122,6 +129,8 @@ def _columns(rows: StepRows, took: Times, begin: int, end: int, places: list[int
     columns = [steps, edges[:, 0], (rows.edges[begin:end, -1] - rows.edges[begin:end, 0]) / 1000, steps]
     for place in places:
         columns += [edges[:, place], took[begin:end, place] / 1000, steps]
+        if rows.launch is not None and PHASES[place] in LAUNCHED:
+            columns.append(rows.launch[begin:end, LAUNCHED.index(PHASES[place])] / 1000)
     numbers: Values = np.stack(columns, axis=1)
     return numbers
 

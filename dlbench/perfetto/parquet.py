@@ -21,6 +21,7 @@ from dlbench.perfetto.run import TraceRun
 from dlbench.perfetto.spans import SpanRows, SpanSource
 from dlbench.perfetto.steps import StepRows, step_rows
 from dlbench.records.rows.spans import LANES
+from dlbench.records.rows.steps import LAUNCHED, PHASES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +89,7 @@ def _span_schema() -> pa.Schema:
             pa.field("duration_ns", pa.int64(), nullable=False),
             pa.field("queued_ns", pa.int64(), nullable=False),
             pa.field("num_bytes", pa.int64()),
+            pa.field("launch_ns", pa.int64()),
         ]
     )
 
@@ -172,10 +174,13 @@ def _add_rank(run: TraceRun, rank: int, table: _Table, notes: Notes) -> None:
 
 
 def _add_steps(table: _Table, place: Mapping[str, Any], rows: StepRows) -> None:
-    """A row for each step, and one for each phase that took time."""
+    """A row for each step, and one for each phase that took time.
+
+    `launch_ns` of a GPU's phase: how long it waited for kernel launches, at most.
+    """
     import numpy as np
 
-    same = {**place, "track": 0, "queued_ns": 0, "num_bytes": None}
+    same = {**place, "track": 0, "queued_ns": 0, "num_bytes": None, "launch_ns": None}
     took = np.diff(rows.edges, axis=1)
     whole = {"start_ns": rows.edges[:, 0], "duration_ns": rows.edges[:, -1] - rows.edges[:, 0]}
     told = {"step": rows.steps, "warmup": rows.warmup}
@@ -184,6 +189,8 @@ def _add_steps(table: _Table, place: Mapping[str, Any], rows: StepRows) -> None:
         kept = took[:, number] > 0
         times = {"start_ns": rows.edges[kept, number], "duration_ns": took[kept, number]}
         told = {"step": rows.steps[kept], "warmup": rows.warmup[kept]}
+        if rows.launch is not None and PHASES[number] in LAUNCHED:
+            told["launch_ns"] = rows.launch[kept, LAUNCHED.index(PHASES[number])]
         table.add({**same, **times, **told, "lane": "phase", "name": name}, int(kept.sum()))
 
 
@@ -209,6 +216,7 @@ def _add_spans(table: _Table, place: Mapping[str, Any], spans: SpanRows, kept: A
         "duration_ns": end - start,
         "queued_ns": start - ready,
         "num_bytes": pa.array(sizes, mask=sizes < 0),
+        "launch_ns": None,
     }
     table.add(columns, len(rows))
 

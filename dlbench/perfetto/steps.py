@@ -7,14 +7,14 @@ together is known. A step that would begin before the one before has ended is mo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
 from dlbench.perfetto.clocks import LARGEST_NS
 from dlbench.perfetto.notes import Notes, merged
-from dlbench.records.rows.steps import PHASES, StepReader
+from dlbench.records.rows.steps import LAUNCH_FIELDS, PHASES, StepReader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,17 +35,21 @@ class StepRows:
     """(n,): whether it was a warm-up step."""
     edges: Times
     """(n, 8): start of the step, end of each phase in the order of `PHASES`, end of the step; nanoseconds."""
+    launch: Times | None = None
+    """(n, 3): how long the device waited for kernel launches in each phase of `LAUNCHED`, at most, nanoseconds; None on
+    CPUs."""
 
     def aligned(self, clock: NodeClock) -> StepRows:
         """The same on the axis of all nodes."""
-        return StepRows(steps=self.steps, warmup=self.warmup, edges=clock.align(self.edges))
+        return replace(self, edges=clock.align(self.edges))
 
     def chosen(self, steps: tuple[int, int] | None) -> StepRows:
         """Those from the first to the last of `steps`; all where that is None."""
         if steps is None:
             return self
         kept = (self.steps >= steps[0]) & (self.steps <= steps[1])
-        return StepRows(steps=self.steps[kept], warmup=self.warmup[kept], edges=self.edges[kept])
+        launch = self.launch[kept] if self.launch is not None else None
+        return StepRows(steps=self.steps[kept], warmup=self.warmup[kept], edges=self.edges[kept], launch=launch)
 
 
 def step_rows(path: Path, notes: Notes) -> Iterator[StepRows]:
@@ -73,5 +77,8 @@ def step_rows(path: Path, notes: Notes) -> Iterator[StepRows]:
         notes.count("steps were moved behind the end of the step before", int((begin != start).sum()))
         notes.count("steps are shorter than their phases together, which were cut", int((inner[:, -1] > stop).sum()))
         edges = np.concatenate([begin[:, None], np.minimum(inner, stop[:, None]), stop[:, None]], axis=1)
-        yield StepRows(steps=rows["step"].astype(np.int64), warmup=rows["warmup"] != 0, edges=edges)
+        launch = None
+        if LAUNCH_FIELDS[0][0] in (rows.dtype.names or ()):
+            launch = np.stack([rows[name].astype(np.int64) for name, _ in LAUNCH_FIELDS], axis=1)
+        yield StepRows(steps=rows["step"].astype(np.int64), warmup=rows["warmup"] != 0, edges=edges, launch=launch)
     notes.torn(reader.torn_bytes)

@@ -25,6 +25,7 @@ from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.perfetto.clocks import make_axis
 from dlbench.perfetto.counters import counters_of
+from dlbench.perfetto.events import LATE
 from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.run import read_trace_run
 from dlbench.perfetto.selection import Selection
@@ -96,6 +97,25 @@ def test_steps_and_phases_stand_where_the_step_file_says(tmp_path: Path) -> None
     assert [(s["name"], s["start"], s["end"]) for s in phases] == wanted
     assert found.processes()[1] == "rank 0 on n0"
     assert found.about["events"] == sum(e["ph"] in "XbeC" for e in found.events)
+
+
+def test_phases_of_a_gpu_tell_how_long_it_waited_for_kernel_launches(tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    # The optimizer's phase of one step never waited, as all of the warm-up.
+    bounds = {5: (8 * MS, 12 * MS + 345, 0), 6: (MS, 0, 2 * MS)}
+    story = Story(device="cuda:0 (NVIDIA H200)", launch=lambda rank, step: bounds.get(step, (0, 0, 0)))
+    folder = write_run(tmp_path, plan, constant(PHASE_MS, other=0.75), story)
+    write_spans(folder, 0, [])
+    phases = [s for s in exported(folder).slices("compute") if s.get("cat") == "phase"]
+    late = {(s["args"]["step"], s["name"]): s["args"][LATE] for s in phases if LATE in s["args"]}
+    assert {name for _, name in late} == {"forward", "backward", "optimizer"}
+    told = {key: value for key, value in late.items() if float(value)}
+    assert told == {
+        (5, "forward"): nanoseconds_text(8 * MS),
+        (5, "backward"): nanoseconds_text(12 * MS + 345),
+        (6, "forward"): nanoseconds_text(MS),
+        (6, "optimizer"): nanoseconds_text(2 * MS),
+    }
 
 
 def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path) -> None:
