@@ -139,9 +139,7 @@ def _least(jobs: Sequence[Job], limits: Sequence[int]) -> Iterator[str]:
     yield f"Steps alone last at least {format_seconds(max(each))} a job, {hours:,.4g} node-hours in all ({keys})."
     short = sum(0 < limit <= seconds for limit, seconds in zip(limits, each, strict=True))
     if short:
-        yield (
-            f"Time limit too short for that in {_counted(short, 'job')}: raise system.slurm.time_limit, or lower {keys}."
-        )
+        yield f"Time limit too short for that in {_counted(short, 'job')}: raise system.slurm.time_limit."
 
 
 def _least_seconds(job: Job) -> float:

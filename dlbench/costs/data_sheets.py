@@ -2,7 +2,7 @@
 
 Makers print figures with structured sparsity, which no training here uses; where a sheet has only those, half is taken,
 as its footnote says. fp32 is IEEE arithmetic (on AMD's cards the matrix cores' own); tf32 is NVIDIA's and AMD's
-TF32 in matrix products. Where a figure could not be checked against a copy of the sheet, the source says so.
+TF32 in matrix products. Most figures were known from copies by others alone: their source says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 TERA = 1e12
-_UNCHECKED = "; not checked against a copy of it"
+_UNCHECKED = "; not checked against the maker's own copy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,15 @@ class Sheet:
     """Dense, 1e12 operations a second, by precision."""
     memory_tb_per_s: float | None
     """1e12 bytes a second; None where cards of one name differ."""
-    source: str
+    document: str
+    """The maker's, that states these figures."""
+    is_checked: bool = False
+    """Whether the figures were held against that document itself."""
+
+    @property
+    def source(self) -> str:
+        """The document, and whether the figures were not held against it."""
+        return self.document if self.is_checked else f"{self.document}{_UNCHECKED}"
 
 
 def _tensor(fp32: float, tf32: float | None, half: float | None) -> dict[str, float]:
@@ -51,123 +59,128 @@ SHEETS: tuple[Sheet, ...] = (
         names=r"V100-SXM[23](-\d+GB(-LS)?)?",
         tflops={"fp32": 15.7, "fp16": 125.0},
         memory_tb_per_s=0.9,
-        source=_V100_SHEET,
+        document=_V100_SHEET,
     ),
     Sheet(
         product="V100 PCIe",
         names=r"V100-PCIE-\d+GB",
         tflops={"fp32": 14.0, "fp16": 112.0},
         memory_tb_per_s=0.9,
-        source=_V100_SHEET,
+        document=_V100_SHEET,
     ),
     Sheet(
         product="V100S PCIe",
         names=r"V100S-PCIE-32GB",
         tflops={"fp32": 16.4, "fp16": 130.0},
         memory_tb_per_s=1.134,
-        source=_V100_SHEET,
+        document=_V100_SHEET,
     ),
-    Sheet(product="A100 SXM 40 GB", names=r"A100-SXM4-40GB", tflops=_A100, memory_tb_per_s=1.555, source=_A100_SHEET),
-    Sheet(product="A100 SXM 80 GB", names=r"A100-SXM4-80GB", tflops=_A100, memory_tb_per_s=2.039, source=_A100_SHEET),
+    Sheet(product="A100 SXM 40 GB", names=r"A100-SXM4-40GB", tflops=_A100, memory_tb_per_s=1.555, document=_A100_SHEET),
+    Sheet(product="A100 SXM 80 GB", names=r"A100-SXM4-80GB", tflops=_A100, memory_tb_per_s=2.039, document=_A100_SHEET),
     Sheet(
         product="A100 PCIe 40 GB",
         names=r"A100-PCI[Ee]-40GB",
         tflops=_A100,
         memory_tb_per_s=1.555,
-        source=_A100_SHEET,
+        document=_A100_SHEET,
     ),
-    Sheet(product="A100 PCIe 80 GB", names=r"A100 80GB PCIe", tflops=_A100, memory_tb_per_s=1.935, source=_A100_SHEET),
+    Sheet(
+        product="A100 PCIe 80 GB", names=r"A100 80GB PCIe", tflops=_A100, memory_tb_per_s=1.935, document=_A100_SHEET
+    ),
     Sheet(
         product="A30",
         names=r"A30",
         tflops=_tensor(10.3, 82.0, 165.0),
         memory_tb_per_s=0.933,
-        source=f"NVIDIA A30 Tensor Core GPU, data sheet (dense){_UNCHECKED}",
+        document="NVIDIA A30 Tensor Core GPU, data sheet (dense)",
     ),
     Sheet(
         product="A40",
         names=r"A40",
         tflops=_tensor(37.4, 74.8, 149.7),
         memory_tb_per_s=0.696,
-        source="NVIDIA A40, data sheet (dense)",
+        document="NVIDIA A40, data sheet (dense)",
     ),
     Sheet(
         product="L4",
         names=r"L4",
         tflops=_tensor(30.3, 60.0, 121.0),
         memory_tb_per_s=0.3,
-        source="NVIDIA L4 Tensor Core GPU, data sheet (half of its figures with sparsity)",
+        document="NVIDIA L4 Tensor Core GPU, data sheet (half of its figures with sparsity)",
     ),
     Sheet(
         product="L40S",
         names=r"L40S",
         tflops=_tensor(91.6, 183.0, 362.05),
         memory_tb_per_s=0.864,
-        source="NVIDIA L40S, data sheet (dense)",
+        document="NVIDIA L40S, data sheet (dense)",
     ),
-    Sheet(product="H100 SXM", names=r"H100 80GB HBM3", tflops=_HOPPER_SXM, memory_tb_per_s=3.35, source=_HOPPER_PAPER),
+    Sheet(
+        product="H100 SXM", names=r"H100 80GB HBM3", tflops=_HOPPER_SXM, memory_tb_per_s=3.35, document=_HOPPER_PAPER
+    ),
     Sheet(
         product="H100 PCIe",
         names=r"H100 PCIe",
         tflops=_tensor(51.2, 378.0, 756.0),
         memory_tb_per_s=2.0,
-        source=_HOPPER_PAPER,
+        document=_HOPPER_PAPER,
     ),
     Sheet(
         product="H100 NVL",
         names=r"H100 NVL",
         tflops=_HOPPER_NVL,
         memory_tb_per_s=3.9,
-        source=f"NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL (half of its figures with sparsity){_UNCHECKED}",
+        document="NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL (half of its figures with sparsity)",
     ),
     Sheet(
         product="H200 SXM",
         names=r"H200",
         tflops=_HOPPER_SXM,
         memory_tb_per_s=4.8,
-        source=f"{_HOPPER_PAPER}: the H200 has the same chip; memory: NVIDIA H200, data sheet",
+        document=f"{_HOPPER_PAPER}: the H200 has the same chip; memory: NVIDIA H200, data sheet",
     ),
     Sheet(
         product="H200 NVL",
         names=r"H200 NVL",
         tflops=_HOPPER_NVL,
         memory_tb_per_s=4.8,
-        source=f"NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL (half of its figures with sparsity){_UNCHECKED}",
+        document="NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL (half of its figures with sparsity)",
     ),
     Sheet(
         product="GH200",
         names=r"GH200 (480GB|120GB|144G HBM3e)",
         tflops=_HOPPER_SXM,
         memory_tb_per_s=None,  # 4 with HBM3, 4.9 with HBM3e
-        source=f"{_HOPPER_PAPER}: the GH200 has the same chip",
+        document=f"{_HOPPER_PAPER}: the GH200 has the same chip",
     ),
     Sheet(
         product="B200",
         names=r"B200",
         tflops=_tensor(80.0, 1100.0, 2250.0),
         memory_tb_per_s=None,  # 7.7 in an HGX, 8 in a DGX
-        source="NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)",
+        document="NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)",
     ),
     Sheet(
         product="MI250X (one of its two dies)",
         names=r"(?i:INSTINCT) MI250X",
         tflops=_tensor(47.85, None, 191.5),
         memory_tb_per_s=1.6384,
-        source="AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)",
+        document="AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)",
     ),
     Sheet(
         product="MI300X",
         names=r"(?i:INSTINCT) MI300X( OAM)?",
         tflops=_tensor(163.4, 653.7, 1307.4),
         memory_tb_per_s=5.3,
-        source=f"AMD Instinct MI300X accelerator, data sheet, matrix (dense){_UNCHECKED}",
+        document="AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix",
+        is_checked=True,
     ),
     Sheet(
         product="MI300A",
         names=r"(?i:INSTINCT) MI300A",
         tflops=_tensor(122.6, 490.3, 980.6),
         memory_tb_per_s=5.3,
-        source=f"AMD Instinct MI300A APU, data sheet, matrix (dense){_UNCHECKED}",
+        document="AMD Instinct MI300A APU, data sheet, matrix (dense)",
     ),
 )
 

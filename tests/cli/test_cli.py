@@ -542,7 +542,7 @@ def test_a_dry_run_tells_how_long_steps_last_at_least(cli: Cli, tmp_path: Path) 
     long = cli(*gpus, *seconds, "--set", "system.slurm.time_limit=00:50:00", "--dry-run")
     assert (long.returncode, long.stderr) == (0, "")
     assert "# Steps alone last at least 57 min 00 s a job, 2.85 node-hours in all (measure.warmup_s, " in long.stdout
-    assert "# Time limit too short for that in 2 jobs: raise system.slurm.time_limit, or lower measure" in long.stdout
+    assert "# Time limit too short for that in 2 jobs: raise system.slurm.time_limit.\n" in long.stdout
     # 20 s and 60 s, as nothing says otherwise on GPUs.
     plain = cli(*gpus, "--dry-run").stdout
     assert "# Steps alone last at least 1 min 20 s a job, 0.06667 node-hours in all" in plain

@@ -81,6 +81,8 @@ class Utilisation:
     recipe_title: str
     """What `training_time` is, in a few words; empty if there is none."""
     points: tuple[UtilisationPoint, ...]
+    padding: str = ""
+    """What is odd about FLOPs of samples whose padding was left out, in a clause; empty where none was."""
     published: tuple[PublishedRate, ...] = ()
     """Published rates of the same network in the same precision on as many of the same cards."""
 
@@ -120,8 +122,21 @@ def utilisation(group: Group) -> Utilisation | None:
         recipe=_recipe_text(group, amounts, unit) if amount else "",
         recipe_title=_recipe_title(amount) if amount else "",
         points=tuple(points),
+        padding=_padding(group) if flops else "",
         published=rates_beside(group),
     )
+
+
+def _padding(group: Group) -> str:
+    """By what runs say was in force: the plan alone does not show it."""
+    in_force = [
+        setting.effective == "unpadded"
+        for run in group.runs
+        if run.record
+        for setting in run.record.settings
+        if setting.key == "model.attention"
+    ]
+    return "padding is counted but not computed (model.attention unpadded)" if any(in_force) else ""
 
 
 def _peak_text(peak: Peak, group: Group) -> str:

@@ -113,7 +113,8 @@ def _headline(found: Utilisation) -> str:
     last = found.points[-1]
     if last.mfu is not None:
         beside = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
-        return f"MFU {value_text(last.mfu)} at {place_text(last.ranks, last.nodes)}{beside}"
+        padding = f"; {found.padding}" if found.padding else ""
+        return f"MFU {value_text(last.mfu)} at {place_text(last.ranks, last.nodes)}{beside}{padding}"
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
@@ -131,4 +132,5 @@ def _notes(found: Utilisation) -> tuple[str, ...]:
     if not found.training_flops_per_sample:
         return (found.recipe,)
     flops = format_number(found.training_flops_per_sample / 1e9)
-    return (f"{flops} GFLOP per sample; {found.peak}.", found.recipe)
+    padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
+    return (f"{flops} GFLOP per sample{padding}; {found.peak}.", found.recipe)

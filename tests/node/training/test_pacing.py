@@ -43,10 +43,16 @@ def test_both_last_as_long_as_was_asked_for_and_no_longer_than_needed(length: fl
     least = course.warmup, course.measured
     # The first steps set things up.
     times, _ = run(course, lambda step: length * (20 if step < 2 else 1))
-    warmup, measured = sum(times[: course.warmup]), sum(times[course.warmup :])
+    warmup, measured = sum(times[1 : course.warmup]), sum(times[course.warmup :])
     assert warmup >= 10.0 or course.warmup > least[0]
     assert 10.0 - length <= warmup <= max(10.0 + 2 * length, least[0] * length + 40 * length)
     assert 30.0 - 1e-9 <= measured <= max(30.0 + length, least[1] * length + 1e-9)
+
+
+def test_a_first_step_that_compiles_warms_nothing_up() -> None:
+    course = course_of(warmup_s=20.0, measured_s=60.0)
+    times, _ = run(course, lambda step: 0.1 if step else 90.0)
+    assert sum(times[1 : course.warmup]) == pytest.approx(20.0, abs=0.2)
 
 
 def test_steps_that_were_asked_for_are_made_where_they_take_longer() -> None:

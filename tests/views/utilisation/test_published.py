@@ -108,3 +108,19 @@ def test_time_to_train_is_that_of_the_recipe_in_force(tmp_path: Path) -> None:
     times = [point.training_time for point in found.points]
     assert [one and one.value for one in times] == pytest.approx([1_281_167 * 42 / 40_960, 1_281_167 * 44 / 81_920])
     assert "42 to 44 epochs (train.schedule.total_epochs) of 1,281,167 images" in found.recipe
+
+
+@pytest.mark.parametrize(("in_force", "is_told"), [("unpadded", True), ("masked", False), (None, False)])
+def test_padding_that_is_counted_but_not_computed_is_told(
+    tmp_path: Path, in_force: str | None, *, is_told: bool
+) -> None:
+    """By what the run says, whatever its plan asks for."""
+    setting = {"key": "model.attention", "requested": "unpadded", "effective": in_force, "evidence": "12 passes"}
+    story = Story(device=A100, record={"training_flops_per_sample": 10**12}, settings=[setting] if in_force else [])
+    (plan,) = plans(workload="bert", preset="phase1", points=(1,), repeats=1, overrides={"watch.sampler": False})
+    short = plan.measure.model_copy(update={"warmup_steps": 1, "measured_steps": 3})
+    write_run(tmp_path, plan.model_copy(update={"measure": short}), constant([0, 0, 0, 100, 0, 0]), story)
+    text = markdown_of(tmp_path)
+    assert "MFU" in text
+    told = "padding is counted but not computed (model.attention unpadded), so the arithmetic done is less than stated"
+    assert (f"GFLOP per sample; {told}; peak: " in text) == is_told
