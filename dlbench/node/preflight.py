@@ -19,6 +19,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where the C library has it, and
 _PAGE_BYTES = 4096
 _MAX_TENSORS = 7
 """Of a batch; each takes whole pages."""
+_INDEX_ARRAYS = 3
+"""Beside them, for each part that is computed unpadded."""
 
 
 def require_machine(plan: RunPlan | CommPlan, place: RankPlace) -> None:
@@ -78,15 +80,19 @@ def loader_bytes(plan: RunPlan) -> int:
 
 
 def _batch_bytes(workload: Workload, num: int) -> int:
-    return num * sample_bytes(workload) + _MAX_TENSORS * _PAGE_BYTES
+    tensors = _MAX_TENSORS
+    if isinstance(workload.model, BertModel) and workload.model.attention == "unpadded":
+        tensors += _INDEX_ARRAYS * workload.train.gradient_accumulation
+    return num * sample_bytes(workload) + tensors * _PAGE_BYTES
 
 
 def sample_bytes(workload: Workload) -> int:
-    """Bytes of one sample as the readers of `dlbench.node.data` hand it out."""
+    """Bytes of one sample as the readers of `dlbench.node.data` hand it out, with a mask or index arrays."""
     model, data = workload.model, workload.data
     if isinstance(model, ResNetModel):
         return 3 * model.image_size**2 + 8
     if isinstance(model, BertModel):
         assert isinstance(data, TextData)  # the workload's validator holds this
-        return 3 * 8 * data.sequence_length + (8 + 8 + 4) * data.max_predictions + 8
+        indices = 8 * data.max_predictions + 2 * 4 if model.attention == "unpadded" else 0
+        return 3 * 8 * data.sequence_length + (8 + 8 + 4) * data.max_predictions + 8 + indices
     return 4 * model.input_channels * model.input_size**3 + 4 * model.num_targets

@@ -54,11 +54,11 @@ def _engine_settings(run: Run) -> str:
     settings = {"horovod": engine.horovod, "ddp": engine.ddp}.get(engine.name)
     if settings is None:
         return ""
-    # The autotuner's settings are worth words only where it is on.
+    # The autotuner's settings are worth words only where it is on, DDP's switches where they are.
     return ", ".join(
         f"{key}={value}"
         for key, value in settings.model_dump(mode="json").items()
-        if engine.horovod.autotune or not key.startswith("autotune")
+        if (engine.horovod.autotune or not key.startswith("autotune")) and not (engine.name == "ddp" and value is False)
     )
 
 

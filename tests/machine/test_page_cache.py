@@ -97,7 +97,12 @@ def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> N
     def there() -> None:
         told: list[str] = []
         assert filled(files).share == 1
-        done(evict(files, told))  # the kernel's file is not for everybody
+        # The kernel's file is not for everybody. A page that another core has just put into the cache stays.
+        for _ in range(3):
+            told.clear()
+            done(evict(files, told))
+            if (cached_pages(files).share or 0) <= FEW:
+                break
         assert told[0] == "emptied of these files by posix_fadvise"
         # mincore would call all of them cached.
         for _ in range(2):

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import host_name
 from dlbench.node import preflight
-from dlbench.node.data.synthetic import SyntheticSource
+from dlbench.node.data.packing import arranged
+from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.preflight import loader_bytes, needs_host_name, require_machine, require_shared_memory, sample_bytes
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
@@ -33,9 +35,21 @@ PLACE = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_n
 @pytest.mark.parametrize("workload", ["resnet50", "bert", "cosmoflow"])
 def test_the_bytes_of_a_sample_are_those_of_its_tensors(workload: str) -> None:
     work = plan_of(workload, data="synthetic").workload
-    batch = next(SyntheticSource(work.model, work.data, batch_size=3, seed=0, rank=0))
+    batch = synthetic_batch(work.model, work.data, 3, torch.Generator())
     assert sum(tensor.nbytes for tensor in batch.values()) == 3 * sample_bytes(work)
     assert len(batch) <= preflight._MAX_TENSORS
+
+
+def test_index_arrays_instead_of_padding_have_room() -> None:
+    work = plan_of("bert", data="synthetic").workload
+    model = work.model.model_copy(update={"attention": "unpadded"})
+    batch = synthetic_batch(model, work.data, 4, torch.Generator())
+    batch["attention_mask"][0, -1] = 0
+    packed = arranged(batch, model, 2)
+    assert sum(tensor.nbytes for tensor in packed.values()) <= 4 * sample_bytes(
+        work.model_copy(update={"model": model})
+    )
+    assert len(packed) <= preflight._MAX_TENSORS + 2 * preflight._INDEX_ARRAYS
 
 
 def room(free: int, size: int) -> Callable[[Path], os.statvfs_result]:
