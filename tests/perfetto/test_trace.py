@@ -116,6 +116,12 @@ def test_phases_of_a_gpu_tell_how_long_it_waited_for_kernel_launches(tmp_path: P
         (6, "forward"): nanoseconds_text(MS),
         (6, "optimizer"): nanoseconds_text(2 * MS),
     }
+    pq = pytest.importorskip("pyarrow.parquet")
+    assert trace(folder, tmp_path / "trace.parquet").exit_code == 0
+    rows = pq.read_table(tmp_path / "trace.parquet").to_pandas()
+    assert set(rows[rows.launch_ns.notna()].name) == {"forward", "backward", "optimizer"}
+    (backward,) = rows[(rows.step == 5) & (rows.name == "backward")].launch_ns
+    assert backward == 12 * MS + 345
 
 
 def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path) -> None:
