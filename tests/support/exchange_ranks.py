@@ -80,16 +80,24 @@ def _train(plan: RunPlan, folder: Path, place: RankPlace, steps: int, parts: int
     engine = build_engine(plan, RunFolder(folder), place, torch.device("cpu"))
     engine.start()
     try:
-        return _told(engine, model, optimizer, place, steps, parts)
+        return _told(engine, model, optimizer, place, steps, parts, plan.measure.warmup_steps)
     finally:
         engine.stop()
 
 
 def _told(
-    engine: Engine, model: SmallNet, optimizer: torch.optim.Optimizer, place: RankPlace, steps: int, parts: int
+    engine: Engine,
+    model: SmallNet,
+    optimizer: torch.optim.Optimizer,
+    place: RankPlace,
+    steps: int,
+    parts: int,
+    warmup: int,
 ) -> dict[str, Any]:
     wrapped, optimizer = engine.prepare(model, optimizer, lambda: None, accumulation=parts)
     for step in range(steps):
+        if step == warmup:
+            engine.watch(False)  # as the loop does where measuring begins
         for part in range(parts):
             with nullcontext() if part == parts - 1 else engine.hold_exchange():
                 loss = _loss(wrapped, _batch(place.rank, step, part), parts)
