@@ -74,3 +74,13 @@ def test_waiting_that_grows_with_ranks_is_found_and_answered(tmp_path: Path) -> 
     texts = " ".join(experiment.text for experiment in last.verdict.experiments)
     for option in ("train.batch_per_rank=", "train.compile=reduce-overhead", "train.cuda_graphs=network"):
         assert option in texts
+
+
+def test_a_single_point_that_waits_for_launches_is_answered(tmp_path: Path) -> None:
+    write_launch_bound(tmp_path, lambda plan: WAITS, points=(1,), repeats=2)
+    table = tabulate(scan(tmp_path), with_causes=True)
+    (group,) = groups(table)
+    found = lost_percent(group, table)
+    assert found is not None
+    (only,) = found.diagnosed.points
+    assert re.search(r"36\.\d % waiting for kernel launches\. Next: use a larger batch per rank", only.verdict.line)

@@ -185,7 +185,8 @@ def _line(case: Case, finding: Finding, largest: Part) -> str:
     """Where no cause is named, and at the baseline."""
     if finding == "baseline":
         share = largest.seconds.value / case.whole.seconds.value
-        return f"{_baseline_line(case)}, {percent(share)} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
+        text = f"{_baseline_line(case)}, {percent(share)} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
+        return f"{text}{_advice(case, largest, share)}"
     in_runs, in_all = runs_text(largest.lost.n), balance(case.parts, case.whole).text
     most = _largest_text(case)
     if finding == "too few runs":
@@ -202,6 +203,14 @@ def _line(case: Case, finding: Finding, largest: Part) -> str:
         kind = "gain" if case.whole.lost.value < 0 else "loss"
         why = f"the {kind} of {points(abs(case.whole.lost.value))} is within the noise of {in_runs}"
     return f"{why}; {most}. Repeat with --repeats {2 * MIN_RUNS}"
+
+
+def _advice(case: Case, largest: Part, share: float) -> str:
+    """What to try at the baseline: against waiting for launches alone, which no other rank is needed to see."""
+    if largest.name != "launch" or share < WORTH_EXPLAINING:
+        return ""
+    tried = [one.text(case) for one in RULES["launch"].experiments if one.when(case)]
+    return f". Next: {tried[0]}" if tried else ""
 
 
 def _largest_text(case: Case) -> str:
