@@ -85,6 +85,8 @@ def steps(folder: Path, *, figures: bool) -> Iterator[Step]:
             "no:cacheprovider",
             f"--junit-xml={_junit(folder)}",
         ),
+        # All outcomes are written at the end: given up earlier, none would be known.
+        limit_s=3600.0,
     )
     if figures:
         yield Step(name="figures", words=("-m", "tests.bench", "gpu"), limit_s=6 * 3600.0)

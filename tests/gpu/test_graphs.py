@@ -7,7 +7,11 @@ import torch
 
 from tests.gpu.programs import Trained, plan_of, trained
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # What `warn_only` below warns of: cuBLAS, and kernels that have no order of their sums.
+    pytest.mark.filterwarnings("ignore:.*eterministic"),
+]
 
 STEPS = 5
 WORKLOADS = {

@@ -14,6 +14,8 @@ CALL_NS = 2_000
 LATENCY_NS = 3_000
 """From a call of the host to the device, and from the device back to a host that waits."""
 CYCLE_NS = 0.5
+LOADING_NS = 2_000_000
+"""What the first launch of the sleeping kernel takes the host, which loads it then (CUDA_MODULE_LOADING=LAZY)."""
 
 
 class FakeGpu:
@@ -74,9 +76,14 @@ def installed(patch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
             """A float32, as `cudaEventElapsedTime` gives it."""
             return float(np.float32(gpu.device_ms(end.at_ns) - gpu.device_ms(self.at_ns)))
 
+    loading = [LOADING_NS]
+
+    def sleep(cycles: int) -> None:
+        gpu.launch(CALL_NS + (loading.pop() if loading else 0), round(cycles * CYCLE_NS))
+
     empty = torch.empty
     patch.setattr(torch.cuda, "Event", Event)
-    patch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.launch(CALL_NS, round(cycles * CYCLE_NS)))
+    patch.setattr(torch.cuda, "_sleep", sleep)
     patch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
     for module in (phases, clocks):
         patch.setattr(module.time, "monotonic_ns", lambda: gpu.host_ns)

@@ -229,11 +229,11 @@ class RankRun:
         raise self._out_of_memory(ready, words)
 
     def _out_of_memory(self, ready: Prepared, words: str) -> RunError:
-        """The line that names the batch that fits, where that can be tried: in core, and not compiled."""
+        """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
         plan, trainee = self._plan, ready.trainee
         train = plan.workload.train
         fit = None
-        if trainee.memory is None and trainee.compilation is None:
+        if trainee.memory is None and trainee.compilation is None and trainee.graphs is None:
             passes = fits_in_memory(
                 ready.model,
                 sample_loss(ready.model, loss_for(plan.workload.model, train.label_smoothing), trainee.precision),

@@ -19,7 +19,7 @@ from dlbench.reading.kernel_times import UNKNOWN_NS, kernel_ns
 from dlbench.reading.launching import waited_for_host
 from dlbench.reading.measures import Launching, RunSteps
 from dlbench.records.rows.steps import LAUNCHED, PHASES
-from tests.support.fake_gpu import FakeGpu, installed
+from tests.support.fake_gpu import CYCLE_NS, FakeGpu, installed
 
 US = 1_000
 MS = 1_000_000
@@ -145,6 +145,14 @@ def test_with_steps_held_back_the_idle_time_is_that_of_the_device(step: Sequence
     for place, phase in enumerate(LAUNCHED):
         truth = sum(idle[place] for idle in seen.idle[5:])
         assert found[phase] == pytest.approx(truth, abs=8 * ROUNDING_NS)
+
+
+def test_loading_the_sleeping_kernel_is_not_taken_for_the_length_of_a_cycle() -> None:
+    with gpu_of():
+        timer = CudaTimer()
+        timer.hold(True)
+    # The two events around the sleep add a call and no more.
+    assert timer._ns_per_cycle == pytest.approx(CYCLE_NS, rel=0.02)
 
 
 MANY_SMALL: Kernels = [(20 * US, 5 * US)] * 40
