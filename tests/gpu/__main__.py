@@ -8,6 +8,8 @@ passed, 3 if something failed, 5 without a GPU.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -118,24 +120,24 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(step: Step) -> Outcome:
     began = time.monotonic()
-    try:
-        done = subprocess.run(
-            [sys.executable, *step.words],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-            timeout=step.limit_s,
+    with tempfile.TemporaryFile() as printed:
+        # A session of its own, so that nothing of it is left on the GPU where it is given up.
+        process = subprocess.Popen(
+            [sys.executable, *step.words], cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
         )
-        code, text = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as error:
-        code, text = None, (error.stdout or b"").decode("utf-8", "replace") + f"\ngiven up after {step.limit_s:g} s"
+        try:
+            end = f"exit code {process.wait(timeout=step.limit_s)}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            end = f"given up after {step.limit_s:g} s"
+        printed.seek(0)
+        text = printed.read().decode("utf-8", "replace")[-TAIL:]
     seconds = round(time.monotonic() - began, 1)
-    if code == 0:
+    if process.returncode == 0:
         return Outcome(name=step.name, outcome="passed", seconds=seconds)
-    return Outcome(name=step.name, outcome="failed", seconds=seconds, why=f"exit code {code}\n{text[-TAIL:]}")
+    lacks = process.returncode == ExitCode.ENVIRONMENT
+    return Outcome(name=step.name, outcome="not measured" if lacks else "failed", seconds=seconds, why=f"{end}\n{text}")
 
 
 def _junit(folder: Path) -> Path:

@@ -44,6 +44,7 @@ def test_a_step_that_fails_is_kept_with_what_it_printed_and_the_rest_goes_on(
         yield check.Step(
             name="hangs", words=("-c", "import time; print('waits', flush=True); time.sleep(60)"), limit_s=1
         )
+        yield check.Step(name="lacks", words=("-c", "import sys; sys.exit(5)"))
         yield check.Step(name="tests", words=("-c", f"open({str(folder / 'tests.xml')!r}, 'w').write({suite!r})"))
 
     monkeypatch.setattr(check, "lacking", lambda: "")
@@ -51,9 +52,9 @@ def test_a_step_that_fails_is_kept_with_what_it_printed_and_the_rest_goes_on(
     monkeypatch.setattr(check, "_environment", lambda _device: {})
     assert check.main([]) == 3
     content = json.loads(result.read_text())
-    assert [step["outcome"] for step in content["steps"]] == ["failed", "failed", "passed"]
+    assert [step["outcome"] for step in content["steps"]] == ["failed", "failed", "not measured", "passed"]
     assert "exit code 4\nhalf way" in content["steps"][0]["why"]
-    assert "waits\n\ngiven up after 1 s" in content["steps"][1]["why"]
+    assert "given up after 1 s\nwaits" in content["steps"][1]["why"]
     assert [(test["name"], test["outcome"]) for test in content["tests"]] == [
         ("tests.gpu.test_a::test_b", "passed"),
         ("tests.gpu.test_a::test_c", "failed"),

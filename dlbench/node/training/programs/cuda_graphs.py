@@ -87,6 +87,8 @@ class NetworkGraphs:
                 torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=self._warmup_passes)
             except RuntimeError as error:
                 model.forward = eager
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
                 reason = str(error).splitlines()[0]
                 raise EnvironmentLacksError(
                     f"train.cuda_graphs network: torch cannot capture the network here ({reason}); set it to none"
