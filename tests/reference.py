@@ -26,8 +26,8 @@ from dlbench.datasets.text import corpus as text_corpus
 from dlbench.gate.page.model import ComparisonReport
 from dlbench.history.page.report import TrendsReport
 from dlbench.jobs.box import state as box_state
-from dlbench.jobs.series import SeriesFile
-from dlbench.jobs.slurm import Submission
+from dlbench.jobs.campaign.series import SeriesFile
+from dlbench.jobs.slurm.submission import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
 from dlbench.records.collectives import CommRecord
@@ -43,7 +43,7 @@ from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis.document import views_of as diagnosis_views
 from dlbench.views.out_of_core.planned import MemoryPlan

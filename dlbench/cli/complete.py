@@ -24,10 +24,10 @@ def complete(series: str, out: Path, give_up: bool) -> None:
     """
     from dlbench.cli.submit import complete_series
     from dlbench.errors import UserError
+    from dlbench.jobs.campaign.series import give_up as drop
+    from dlbench.jobs.campaign.series import standing
     from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.series import give_up as drop
-    from dlbench.jobs.series import standing
-    from dlbench.jobs.slurm import require_slurm
+    from dlbench.jobs.slurm.sbatch import require_slurm
 
     root = out.absolute()
     if not root.is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlbench.jobs.batch import Job
+    from dlbench.jobs.scripts.batch import Job
     from dlbench.specs.plan import LaunchPlan
 
 EARLIER = "JOB_ID_OF_{}"
@@ -26,7 +26,7 @@ def dry_run_lines(
         chain: whether each job waits for the one before.
         all_scripts: every script; else the first.
     """
-    from dlbench.jobs.batch import jobs_of, render_job
+    from dlbench.jobs.scripts.batch import jobs_of, render_job
     from dlbench.records.folder import RunFolder
 
     jobs = jobs_of(plans)
@@ -47,8 +47,8 @@ def _comments(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _command(job: Job, number: int, out: Path, chain: bool) -> str:
-    from dlbench.jobs.batch import keeps_own_comment, sbatch_arguments
-    from dlbench.jobs.launch import quoted
+    from dlbench.jobs.scripts.batch import keeps_own_comment, sbatch_arguments
+    from dlbench.jobs.scripts.launch import quoted
     from dlbench.records.folder import RunFolder
 
     after = EARLIER.format(number - 1) if chain and number > 1 else None
@@ -91,7 +91,7 @@ def _header(jobs: Sequence[Job]) -> list[str]:
 
 
 def _row(number: int, job: Job, chain: bool) -> list[str]:
-    from dlbench.jobs.batch import time_limit
+    from dlbench.jobs.scripts.batch import time_limit
 
     plan = job[0]
     after = f"afterany:{number - 1}" if chain and number > 1 else "-"
@@ -109,7 +109,7 @@ def _repeat(job: Job) -> str:
 
 
 def _total(jobs: Sequence[Job], chain: bool) -> list[str]:
-    from dlbench.jobs.batch import limit_seconds, time_limit
+    from dlbench.jobs.scripts.batch import limit_seconds, time_limit
 
     limits = [limit_seconds(time_limit(job)) for job in jobs]
     runs = sum(map(len, jobs))

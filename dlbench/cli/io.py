@@ -207,8 +207,8 @@ def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str,
 def _print_orders(orders: list[dict[str, Any]]) -> None:
     import json
 
-    from dlbench.jobs.launch import quoted
     from dlbench.jobs.reader_rate import reader_command
+    from dlbench.jobs.scripts.launch import quoted
 
     for order in orders:
         click.echo(f"# {order['processes']} ranks read, page cache {order['data']['cache']}; on its standard input:")

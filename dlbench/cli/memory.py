@@ -111,8 +111,8 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
 
 
 def _print_order(asked: RunPlan) -> None:
-    from dlbench.jobs.launch import quoted
     from dlbench.jobs.memory_profile import profile_command
+    from dlbench.jobs.scripts.launch import quoted
 
     click.echo("# measures the plan on its standard input:")
     click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")

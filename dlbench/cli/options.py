@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
-    from dlbench.specs.system import SystemSpec
+    from dlbench.specs.system.system import SystemSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
-    from dlbench.specs.system import SystemSpec
+    from dlbench.specs.system.system import SystemSpec
 
 MAX_RANKS_PER_CORE = 64
 """Where there is no scheduler; to try layouts out, ranks may share cores."""
@@ -229,8 +229,8 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """What would start each run, on standard output; for `--dry-run`."""
-    from dlbench.jobs import launch
-    from dlbench.jobs.run_script import has_script, render_run_script, start_command
+    from dlbench.jobs.scripts import launch
+    from dlbench.jobs.scripts.run_script import has_script, render_run_script, start_command
     from dlbench.jobs.this_machine import has_gpu
     from dlbench.records.folder import RunFolder
     from dlbench.specs.plan import RunPlan
@@ -266,8 +266,9 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
     """
     from dlbench.cli.progress import progress
-    from dlbench.jobs import launch, local, variables
-    from dlbench.jobs.run_script import has_script
+    from dlbench.jobs import local, variables
+    from dlbench.jobs.scripts import launch
+    from dlbench.jobs.scripts.run_script import has_script
     from dlbench.records.folder import prepare_output
 
     for plan in plans:

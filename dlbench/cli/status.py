@@ -17,7 +17,8 @@ from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, ExitCode
 
 if TYPE_CHECKING:
-    from dlbench.jobs.slurm import JobStates, Submission
+    from dlbench.jobs.slurm.states import JobStates
+    from dlbench.jobs.slurm.submission import Submission
     from dlbench.records.scan import LaunchedRun
     from dlbench.records.status import RankStatus
 
@@ -99,8 +100,8 @@ def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
 
 def _series(roots: Sequence[Path], wanted: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Each series that is not wholly submitted, of them that of one name if `wanted` is not empty; what is damaged."""
-    from dlbench.jobs.launch import quoted
-    from dlbench.jobs.series import is_held, standings
+    from dlbench.jobs.campaign.series import is_held, standings
+    from dlbench.jobs.scripts.launch import quoted
 
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -127,7 +128,8 @@ def _series(roots: Sequence[Path], wanted: str) -> tuple[list[dict[str, Any]], l
 
 def _rows(runs: Sequence[LaunchedRun]) -> tuple[list[dict[str, str]], list[str]]:
     """A row of each run, and which submissions cannot be read: without its own a waiting run seems not submitted."""
-    from dlbench.jobs.slurm import job_states, read_submission
+    from dlbench.jobs.slurm.states import job_states
+    from dlbench.jobs.slurm.submission import read_submission
 
     jobs: dict[str, Submission] = {}
     unread: list[str] = []

@@ -13,10 +13,10 @@ from dlbench.cli import options as shared
 from dlbench.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.jobs.batch import Job
     from dlbench.jobs.interruption import Interruption
+    from dlbench.jobs.scripts.batch import Job
     from dlbench.specs.plan import LaunchPlan
-    from dlbench.specs.system import SystemSpec
+    from dlbench.specs.system.system import SystemSpec
 
 
 @click.command(cls=shared.GroupedCommand)
@@ -35,7 +35,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_s
       dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
           --ab plain engine.name=ddp
     """
-    from dlbench.jobs.batch import jobs_of
+    from dlbench.jobs.scripts.batch import jobs_of
     from dlbench.specs.requests import parse_counts
 
     if (nodes is None) == (ranks is None):
@@ -88,11 +88,11 @@ def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:
         RunError: Slurm refused a job, or did not say whether it took it.
         KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
     """
-    from dlbench.jobs.batch import jobs_of
+    from dlbench.jobs.campaign.series import begin
     from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.launch import quoted
-    from dlbench.jobs.series import begin
-    from dlbench.jobs.slurm import require_slurm
+    from dlbench.jobs.scripts.batch import jobs_of
+    from dlbench.jobs.scripts.launch import quoted
+    from dlbench.jobs.slurm.sbatch import require_slurm
     from dlbench.records.folder import prepare_output
 
     jobs = jobs_of(plans)
@@ -122,8 +122,8 @@ def complete_series(root: Path, series: str, out: Path, interruption: Interrupti
     """
     from contextlib import suppress
 
-    from dlbench.jobs.series import Submitted, complete, forget, standing
-    from dlbench.jobs.slurm import RefusedError
+    from dlbench.jobs.campaign.series import Submitted, complete, forget, standing
+    from dlbench.jobs.slurm.sbatch import RefusedError
 
     total = standing(root, series).total
 
@@ -150,8 +150,8 @@ def complete_series(root: Path, series: str, out: Path, interruption: Interrupti
 
 def _left(root: Path, series: str, out: Path) -> str:
     """How far a series is that was cut off, and what completes it."""
-    from dlbench.jobs.launch import quoted
-    from dlbench.jobs.series import standing
+    from dlbench.jobs.campaign.series import standing
+    from dlbench.jobs.scripts.launch import quoted
 
     now = standing(root, series)
     if now.submitted == now.total:

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from dlbench import process_tree
 from dlbench.errors import DlbenchError, EnvironmentLacksError
-from dlbench.jobs import launch
 from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
-from dlbench.jobs.run_script import has_script, render_run_script, start_command
+from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.run_script import has_script, render_run_script, start_command
 from dlbench.jobs.silence import Silence
 from dlbench.jobs.variables import resolve
 from dlbench.jobs.verdict import Outcome, folder_is_gone, verdict

@@ -21,8 +21,8 @@ from typing import IO
 
 from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
-from dlbench.jobs import launch
 from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, names_a_cause, stopped_among
+from dlbench.jobs.scripts import launch
 from dlbench.records.status import PROGRESS_MARK
 from dlbench.units import utc_text
 

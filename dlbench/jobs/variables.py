@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlbench.errors import UserError
 from dlbench.opening import read_bytes, why_unreadable
-from dlbench.specs.system import VariableSource
+from dlbench.specs.system.launch import VariableSource
 
 MAX_BYTES = 64 * 1024
 """Of a value from a file; Linux itself refuses a variable of 128 KiB."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.system import LauncherName
+from dlbench.specs.system.launch import LauncherName
 from dlbench.units import utf8_text
 
 # rank, size, local rank: names of the first set that is complete are used.

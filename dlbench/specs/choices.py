@@ -18,7 +18,7 @@ from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
 from dlbench.specs.sync import SyncSpec
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
 from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import DataSpec, ModelSpec, Workload

@@ -20,7 +20,7 @@ from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
 from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 from dlbench.specs.variants import apart_problem, arranged, option_of
 from dlbench.specs.workload import Workload
 

@@ -15,7 +15,7 @@ from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.recipes.reach import goal_problem
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec
 from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import Workload

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from dlbench.errors import UserError
 from dlbench.specs.plan import LayoutSpec
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 
 PointT = TypeVar("PointT")
 

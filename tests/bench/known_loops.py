@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.jobs.launch import local_environments
+from dlbench.jobs.scripts.launch import local_environments
 from dlbench.node.__main__ import load_plan
 from dlbench.node.cores import bind
 from dlbench.node.ranks import detect

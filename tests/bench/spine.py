@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlbench.datasets.making.demo import prepare_demo_data
-from dlbench.jobs.launch import local_environments
+from dlbench.jobs.scripts.launch import local_environments
 from dlbench.records.folder import create, prepare_output
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request, parse_set

@@ -20,7 +20,7 @@ from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.merge import known_keys
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
 from dlbench.specs.resolve import find
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 from tests import reference
 from tests.support.paths import ROOT
 

@@ -18,10 +18,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.jobs import launch, slurm
-from dlbench.jobs.batch import Job, jobs_of, render_job, render_script, sbatch_arguments, total_time
-from dlbench.jobs.slurm import RefusedError, job_states, read_submission, require_slurm, submit
-from dlbench.jobs.slurm_energy import job_energies
+from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.batch import Job, jobs_of, render_job, render_script, sbatch_arguments, total_time
+from dlbench.jobs.slurm import sbatch as slurm
+from dlbench.jobs.slurm.energy import job_energies
+from dlbench.jobs.slurm.sbatch import RefusedError, require_slurm, submit
+from dlbench.jobs.slurm.states import job_states
+from dlbench.jobs.slurm.submission import read_submission
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import scan
 from dlbench.specs.collectives.plan import CommPlan

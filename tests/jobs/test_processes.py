@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.jobs import launch, local
+from dlbench.jobs import local
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import RankProcesses
+from dlbench.jobs.scripts import launch
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli

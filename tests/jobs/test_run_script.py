@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dlbench.jobs.batch import render_script
-from dlbench.jobs.run_script import has_script, render_run_script
+from dlbench.jobs.scripts.batch import render_script
+from dlbench.jobs.scripts.run_script import has_script, render_run_script
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan

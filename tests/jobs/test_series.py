@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs import slurm
-from dlbench.jobs.batch import Job, jobs_of
+from dlbench.jobs.campaign.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
-from dlbench.jobs.slurm import RefusedError, read_submission
+from dlbench.jobs.scripts.batch import Job, jobs_of
+from dlbench.jobs.slurm import sbatch as slurm
+from dlbench.jobs.slurm.sbatch import RefusedError
+from dlbench.jobs.slurm.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
 from dlbench.specs.collectives.request import CommRequest, expand_comm

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from dlbench.errors import UserError
-from dlbench.jobs import launch
-from dlbench.jobs.batch import render_script
+from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.batch import render_script
 from dlbench.jobs.variables import MAX_BYTES, resolve
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from dlbench.specs.system import VariableSource
+from dlbench.specs.system.launch import VariableSource
 
 VALUE = "hunter2-never-written-down"
 

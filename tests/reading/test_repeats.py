@@ -21,7 +21,7 @@ from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 from dlbench.views.assemble import assemble
 from dlbench.views.decomposition.numbers import decompositions
 from dlbench.views.decomposition.view import decomposition_lines

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.costs.collectives import Layout, counts
 from dlbench.costs.schedules.schedule import Step, Transfer
 from dlbench.errors import EnvironmentLacksError
-from dlbench.jobs.launch import local_environments, rank_environment
+from dlbench.jobs.scripts.launch import local_environments, rank_environment
 from dlbench.node.collectives import executor
 from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs
 from dlbench.node.collectives.mpi_transport import start_mpi
@@ -32,7 +32,8 @@ from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LayoutSpec
-from dlbench.specs.system import LaunchSpec, SystemSpec
+from dlbench.specs.system.launch import LaunchSpec
+from dlbench.specs.system.system import SystemSpec
 from tests.support import collective_ranks
 from tests.support.forks import run_ranks
 from tests.support.paths import ROOT

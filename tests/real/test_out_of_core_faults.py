@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import ExitCode
-from dlbench.jobs.launch import local_environments
+from dlbench.jobs.scripts.launch import local_environments
 from dlbench.jobs.variables import resolve
 from dlbench.opening import parse_json
 from dlbench.records.folder import RunFolder, create, prepare_output

@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.jobs.templates import render
+from dlbench.jobs.scripts.templates import render
 
 MAX_NODES = 8
 CONTROLLER_HOST = "boxctl"

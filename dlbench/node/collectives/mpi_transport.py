@@ -14,7 +14,7 @@ from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import SEGMENT_BYTES, Counters, Part, count_sends
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.system import LauncherName
+from dlbench.specs.system.launch import LauncherName
 
 MPI_LAUNCHERS: tuple[LauncherName, ...] = ("mpirun", "srun-mpi")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dlbench.datasets.staging.samples import Keeping
 from dlbench.datasets.staging.store import DamagedSampleError, SampleStore
 from dlbench.node.data.reader import Around, BadSampleError, Raw, SampleReader, path_text
-from dlbench.specs.system import StagingTier
+from dlbench.specs.system.storage import StagingTier
 
 if TYPE_CHECKING:
     import numpy as np

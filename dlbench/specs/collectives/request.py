@@ -25,7 +25,7 @@ from dlbench.specs.collectives.plan import (
 from dlbench.specs.collectives.sizes import parse_sizes
 from dlbench.specs.plan import AxisValue, LayoutSpec
 from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.system.system import SystemSpec
 from dlbench.units import format_bytes
 
 _MPI_LAUNCHERS = ("mpirun", "srun-mpi")

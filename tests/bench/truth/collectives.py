@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dlbench.jobs.launch import rank_environment
+from dlbench.jobs.scripts.launch import rank_environment
 from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LayoutSpec
-from dlbench.specs.system import LaunchSpec, SystemSpec
+from dlbench.specs.system.launch import LaunchSpec
+from dlbench.specs.system.system import SystemSpec
 from tests.bench.figures import Figure, median_interval
 from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT
 from tests.support.paths import ROOT

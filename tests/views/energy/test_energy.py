@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.slurm import Submission
-from dlbench.jobs.slurm_energy import consumed_energy, job_energies
+from dlbench.jobs.slurm.energy import consumed_energy, job_energies
+from dlbench.jobs.slurm.submission import Submission
 from dlbench.reading import scaling
 from dlbench.reading.samples.energy import RunEnergy, run_energy
 from dlbench.reading.samples.energy_sources import KINDS, Kind
@@ -759,7 +759,7 @@ def test_an_sacct_that_hangs_or_is_not_there(
     sacct: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sacct("exec sleep 60")
-    monkeypatch.setattr("dlbench.jobs.slurm.CALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dlbench.jobs.slurm.sbatch.CALL_TIMEOUT_S", 0.2)
     assert "gave no answer" in consumed_energy(["7"])["7"].why
     monkeypatch.setenv("PATH", str(tmp_path))
     assert consumed_energy(["7"])["7"].why == "sacct is not on PATH"

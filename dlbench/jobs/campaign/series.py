@@ -20,8 +20,10 @@ from typing import IO, Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.jobs.batch import Job, sbatch_arguments
-from dlbench.jobs.slurm import Queue, keep_submission, queued_jobs, read_submission, submit
+from dlbench.jobs.scripts.batch import Job, sbatch_arguments
+from dlbench.jobs.slurm.queue import Queue, queued_jobs
+from dlbench.jobs.slurm.sbatch import submit
+from dlbench.jobs.slurm.submission import keep_submission, read_submission
 from dlbench.opening import descriptor, parse_json, read_bytes, read_json, why_unreadable
 from dlbench.records.files import is_stream, write_atomic, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder, create

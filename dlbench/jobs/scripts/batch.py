@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.jobs import launch
-from dlbench.jobs.templates import render
+from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan, value_text
-from dlbench.specs.system import SlurmSpec
+from dlbench.specs.system.slurm import SlurmSpec
 
 Job = tuple[LaunchPlan, ...]
 """Plans whose runs go into one job, in the order in which they run."""

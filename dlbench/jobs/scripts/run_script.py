@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlbench.jobs import launch
-from dlbench.jobs.templates import render
+from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import LaunchPlan
 

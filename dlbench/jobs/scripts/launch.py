@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import YIELD, LaunchPlan
-from dlbench.specs.system import VariableSource
+from dlbench.specs.system.launch import VariableSource
 
 TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
 """Tells the ranks of one start from those of another."""

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.slurm import CALL_TIMEOUT_S, call, read_submission
+from dlbench.jobs.slurm.call import CALL_TIMEOUT_S, call
+from dlbench.jobs.slurm.submission import read_submission
 from dlbench.records.scan import LaunchedRun
 
 # sacct shortens ConsumedEnergy in steps of 1,000.

@@ -1,0 +1,1 @@
+"""Where it runs: one system YAML, written by a site's admin."""

@@ -1,0 +1,69 @@
+"""Where it runs: one system YAML, written by a site's admin."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from dlbench.specs.base import Name, Spec
+from dlbench.specs.system.launch import LaunchSpec
+from dlbench.specs.system.node import NodeSpec
+from dlbench.specs.system.slurm import SlurmSpec
+from dlbench.specs.system.storage import StorageSpec
+
+
+class SystemSpec(Spec):
+    """One system YAML, validated."""
+
+    name: Name = Field(description="Name of the system, as in its file name.")
+    title: str = Field(description="The system, in words.")
+    scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine; slurm: sbatch.")
+    slurm: SlurmSpec = Field(SlurmSpec(), description="What sbatch is asked for.")
+    node: NodeSpec = Field(NodeSpec(), description="One node.")
+    launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
+    storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
+    modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
+        (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
+    )
+    setup: tuple[str, ...] = Field(
+        (), description="Shell lines run before the ranks start, as they are; as a list, or as text: one line."
+    )
+    python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _modules_from_text(cls, value: object) -> object:
+        """`--set` and `--ab` take one value: names with commas between them, or an empty text for none."""
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
+
+    @field_validator("setup", mode="before")
+    @classmethod
+    def _setup_from_text(cls, value: object) -> object:
+        """The same: one line, or an empty text for none."""
+        if not isinstance(value, str):
+            return value
+        return (value,) if value.strip() else ()
+
+    @field_validator("python", mode="after")
+    @classmethod
+    def _python_is_one_path(cls, value: str | None) -> str | None:
+        """It is started as one word, so that its path may hold blanks."""
+        first, *further = (value or "").split(" ")
+        if further and ("/" not in first or any(word.startswith("-") for word in further)):
+            raise ValueError(
+                f"{value!r} is a command with arguments, and python is the path of one program; write a script that "
+                'ends in such a line (exec apptainer exec --nv image.sif python3 "$@"), and give the path of the script'
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _launcher_fits(self) -> Self:
+        if self.scheduler == "slurm" and self.launch.launcher == "local":
+            raise ValueError(
+                "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use "
+                "srun-mpi, srun-gloo or mpirun"
+            )
+        return self
