@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import Job, jobs_of, render_job, render_script, sbatch_arguments, total_time
-from dlbench.jobs.slurm import sbatch as slurm
 from dlbench.jobs.slurm.energy import job_energies
 from dlbench.jobs.slurm.sbatch import RefusedError, require_slurm, submit
 from dlbench.jobs.slurm.states import job_states
@@ -936,7 +935,7 @@ def test_a_job_that_may_be_queued_keeps_its_folder(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch, body: str, words: str, queue: str | None
 ) -> None:
     """Neither yes nor no: the job may be queued, and would find its plan gone."""
-    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
     program("sbatch", body)
     if queue is not None:
         program("squeue", queue)
@@ -974,7 +973,7 @@ def test_a_job_that_was_taken_in_all_the_same_is_adopted(
 def test_a_controller_that_is_late_is_asked_again(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0, 0.0, 0.0))
     program("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
     program("squeue", '[ "$(grep -c squeue "$CALLS")" -lt 3 ] || echo "9|token|/x"')
     plan, folder = a_run(tmp_path)
@@ -1014,7 +1013,7 @@ def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
 
 def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("sbatch", "exec sleep 60")
-    monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.call.CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError, match=r"no answer within 0\.3 s; the job may be queued"):
         submit((plan,), [folder], PYTHON, None)
@@ -1082,7 +1081,7 @@ def test_slurm_that_knows_none_of_the_jobs(program: Program, body: str) -> None:
 def test_slurm_that_does_not_answer(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("squeue", "exec sleep 60")
     program("sacct", "echo '101|TIMEOUT'")
-    monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.call.CALL_TIMEOUT_S", 0.3)
     told = job_states(["101", "102"])
     assert told.states == {"101": "TIMEOUT"}
     assert told.unanswered == "squeue gave no answer within 0.3 s"

@@ -13,7 +13,6 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.batch import Job, jobs_of
-from dlbench.jobs.slurm import sbatch as slurm
 from dlbench.jobs.slurm.sbatch import RefusedError
 from dlbench.jobs.slurm.submission import read_submission
 from dlbench.records.folder import RunFolder
@@ -129,7 +128,7 @@ def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -
 
 
 def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     comment = standing(root, "s").series.jobs[1].comment
@@ -150,7 +149,7 @@ def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monke
 def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     program("squeue", "true")
@@ -162,7 +161,7 @@ def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
 def test_nothing_is_submitted_while_slurm_does_not_answer(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     cut_off_after_sbatch(root, program)
     before = len(calls(tmp_path))
@@ -175,7 +174,7 @@ def test_nothing_is_submitted_while_slurm_does_not_answer(
 def test_a_run_that_began_is_never_submitted_again(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     write_status(folder, status(0, "n0", "measuring"))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.slurm.call import CALL_TIMEOUT_S, call
+from dlbench.jobs.slurm.call import call
 from dlbench.jobs.slurm.submission import read_submission
 from dlbench.records.scan import LaunchedRun
 
@@ -53,8 +53,8 @@ def consumed_energy(job_ids: Sequence[str]) -> dict[str, ConsumedEnergy]:
     ]
     try:
         done = call(command)
-    except subprocess.TimeoutExpired:
-        return _unknown(jobs, f"sacct gave no answer within {CALL_TIMEOUT_S} s")
+    except subprocess.TimeoutExpired as late:
+        return _unknown(jobs, f"sacct gave no answer within {late.timeout:g} s")
     except OSError as error:
         return _unknown(jobs, f"sacct cannot be started: {error.strerror or error}")
     if done.returncode != 0:

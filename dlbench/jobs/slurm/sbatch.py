@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.jobs.scripts.batch import Job, keeps_own_comment, render_job, sbatch_arguments
-from dlbench.jobs.slurm.call import CALL_TIMEOUT_S, call
+from dlbench.jobs.slurm.call import call
 from dlbench.jobs.slurm.queue import find_job
 from dlbench.jobs.slurm.submission import Submission, keep_submission
 from dlbench.records.files import write_atomic
@@ -88,8 +88,8 @@ def _sbatch(command: Sequence[str]) -> tuple[str, str, str]:
     """The job's id; else why it may be queued all the same; else why it was refused for certain."""
     try:
         done = call(command)
-    except subprocess.TimeoutExpired:
-        return "", f"sbatch gave no answer within {CALL_TIMEOUT_S} s", ""
+    except subprocess.TimeoutExpired as late:
+        return "", f"sbatch gave no answer within {late.timeout:g} s", ""
     except OSError as error:
         return "", "", f"it cannot be started: {error.strerror or error}"
     # Sites' own programs of this name print more than the id.

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 
-from dlbench.jobs.slurm.call import CALL_TIMEOUT_S, call
+from dlbench.jobs.slurm.call import call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ def job_states(job_ids: list[str]) -> JobStates:
 def _ask(*command: str) -> JobStates:
     try:
         done = call(command)
-    except subprocess.TimeoutExpired:
-        return JobStates(unanswered=f"{command[0]} gave no answer within {CALL_TIMEOUT_S} s")
+    except subprocess.TimeoutExpired as late:
+        return JobStates(unanswered=f"{command[0]} gave no answer within {late.timeout:g} s")
     except OSError as error:
         return JobStates(unanswered=f"{command[0]} cannot be started: {error.strerror or error}")
     rows = [line.strip().split("|") for line in done.stdout.splitlines() if "|" in line]
