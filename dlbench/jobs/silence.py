@@ -48,7 +48,7 @@ class Silence:
         silent = now - self._since
         if silent <= self._limit_s:
             return ""
-        return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all of them hang"
+        return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all hang"
 
     def _newest_change(self) -> int:
         newest = self._newest

@@ -25,7 +25,7 @@ _MEET_S = {"measuring": 0.5, "done": 2.0}
 """How long the first rank waits for the others' word of a stage into which all go together. None of it is measured: a
 barrier follows the one, the other is the end."""
 ALONE_AFTER_S = 5.0
-"""When a rank that does not reach its node's first rank writes a file of its own: containers may part their networks."""
+"""When a rank that does not reach the first of its node writes a file of its own: containers may part their networks."""
 ENDED = ("done", "failed")
 
 
@@ -127,7 +127,7 @@ class NodeStatus:
                     self._others.append(connection)
                 else:
                     connection.close()
-        return any([self._hear(connection) for connection in tuple(self._others)])
+        return sum(self._hear(connection) for connection in tuple(self._others)) > 0
 
     def _hear(self, connection: socket.socket) -> bool:
         is_new = False

@@ -83,7 +83,7 @@ def _silence(status: RankStatus, counted: str, *, is_first: bool, is_stopped: bo
 
 
 def _place(status: RankStatus, counted: str) -> str:
-    """Where a rank was that says nothing more: its supervisor knows the last step, a file of its node only an earlier."""
+    """Where a rank was that says nothing more: its supervisor knows the last step, the file of its node an earlier."""
     if status.step < 0:
         return f"before the first {counted} ({status.stage})"
     later = "" if status.source == "supervisor" else " or later"

@@ -88,7 +88,7 @@ class Progress:
         self._tell(f"failed: {reason}")
 
     def on_step(self, step: int) -> None:
-        """A step of training begins. Files are written before a barrier only: at the first step, and before measuring."""
+        """A step of training begins. Files are written only where a barrier follows: at the first of a stage."""
         self.step = step
         if self._final is not None:
             self._final.step(step)
