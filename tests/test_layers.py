@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,
-    "setup": BASE | {"machine"},
+    "setup": BASE | {"machine", "specs"},
     "datasets": BASE | {"specs"},
     "costs": BASE | {"specs"},
     "records": BASE | {"specs"},

@@ -25,7 +25,7 @@ _MEET_S = {"measuring": 0.5, "done": 2.0}
 """How long the first rank waits for the others' word of a stage into which all go together. None of it is measured: a
 barrier follows the one, the other is the end."""
 ALONE_AFTER_S = 5.0
-"""When a rank that does not reach the first of its node writes a file of its own: containers may part their networks."""
+"""When a rank that does not reach the first of its node writes a file of its own: containers part networks."""
 ENDED = ("done", "failed")
 
 
