@@ -28,9 +28,9 @@ def image() -> None:
 def build(python: str | None, output: Path) -> None:
     """Write an image of an environment, and FILE.json, which describes it.
 
-    A thousand ranks that load Python from a shared file system open millions of files there. With an image each node
-    reads one. Name it in the system file, `image.file`; jobs send it to their nodes, check its SHA-256, unpack it on the
-    node's own disk and remove it at their end.
+    A thousand ranks that load Python from a shared file system open millions of files there; with an image each node
+    reads one. Name it in the system file, `image.file`: jobs send it to their nodes, check its SHA-256, unpack it on
+    the node's own disk and remove it at their end.
 
     An editable dlbench is copied in. The interpreter is, too, unless it is the operating system's.
 

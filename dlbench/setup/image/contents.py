@@ -2,8 +2,8 @@
 
 An environment lies in `env/`, with the interpreter of a virtual one: Python finds its library beside itself, so that it
 can be moved, and nothing has to be written where it is unpacked. Links are relative, and programs in `env/bin` find
-their Python beside them. Nothing is left out but what no module can be loaded from: packages installed for the interpreter, which a
-virtual environment does not see, and conda's other environments and its store of packages.
+their Python beside them. Nothing is left out but what no module can be loaded from: packages installed for the
+interpreter, which a virtual environment does not see, and conda's other environments and its store of packages.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _program(path: Path, name: str, found: Survey) -> Entry:
 
 
 def _checkout(package: Path, name: str) -> Iterator[Entry]:
-    """dlbench of a checkout as a wheel holds it."""
+    """A checkout's dlbench as a wheel holds it."""
     for path in _files(package, {package / "_bundled"}):
         if path.parent.name != "__pycache__":
             yield Entry(name=f"{name}/{path.relative_to(package)}", path=path)

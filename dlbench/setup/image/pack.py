@@ -29,9 +29,10 @@ _INSIDE = "image.json"
 # Not by the times of the sources, but never: what was packed does not change.
 _COMPILE = """
 import json, py_compile, sys
+never = py_compile.PycInvalidationMode.UNCHECKED_HASH
 for source, target in json.load(sys.stdin):
     try:
-        py_compile.compile(source, target, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+        py_compile.compile(source, target, doraise=True, invalidation_mode=never)
     except Exception:
         pass
 """
