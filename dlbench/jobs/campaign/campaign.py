@@ -42,17 +42,14 @@ class Campaign:
                 took = self.estimates[plan.run_id].expected_s
                 if took is None:
                     return None
-                hours += held_nodes(job, plan) * took / 3600 + plan.layout.nodes * took / 3600
+                hours += (plan.layout.nodes + held_nodes(job, plan)) * took / 3600
         return hours
 
     @property
     def idle_bound(self) -> float:
         """Node-hours of `bound` in which nodes are held by runs that do not use them."""
-        return sum(
-            held_nodes(job, plan) * self.estimates[plan.run_id].seconds / 3600
-            for job in self.jobs
-            for plan in job.plans
-        )
+        each = ((job, plan) for job in self.jobs for plan in job.plans)
+        return sum(held_nodes(job, plan) * self.estimates[plan.run_id].seconds for job, plan in each) / 3600
 
 
 def held_nodes(job: Job, plan: LaunchPlan) -> int:
@@ -103,7 +100,8 @@ def refuse_above(campaign: Campaign, most: float) -> None:
         return
     runs = f"{len(campaign.plans):,} run{'s' * (len(campaign.plans) > 1)}"
     raise UserError(
-        f"--max-node-hours {most:g}: {runs} may take {bound:,.4g} node-hours (nodes x time limit); {_remedy(campaign, most)}"
+        f"--max-node-hours {most:g}: {runs} may take {bound:,.4g} node-hours (nodes x time limit); "
+        f"{_remedy(campaign, most)}"
     )
 
 

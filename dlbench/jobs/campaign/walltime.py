@@ -91,7 +91,8 @@ def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = Non
     if asked is not None:
         return {plan.run_id: Estimate(seconds=limit_seconds(asked)) for plan in plans}
     wanted = {plan.run_id: "" if _is_set(plan) else _key(plan.model_dump(mode="json")) for plan in plans}
-    earlier = _history(out, set(wanted.values()))
+    asked_for = {key for key in wanted.values() if key}
+    earlier = _history(out, asked_for) if asked_for else {}
     return {plan.run_id: _estimate(plan, earlier.get(wanted[plan.run_id], [])) for plan in plans}
 
 
