@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -19,9 +20,12 @@ from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box import config, host, state, trust
+from dlbench.jobs.box import config, equipment, host, state, trust
 from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process
+
+_PLAIN = Equipment()
 
 
 def check_requirements() -> list[str]:
@@ -38,11 +42,18 @@ class Box:
     processes: list[Process] = field(default_factory=list)
 
     @classmethod
-    def start(cls, folder: Path, nodes: int = 2, cpus_per_node: int = 2, timeout_s: float = 60) -> Box:
+    def start(
+        cls,
+        folder: Path,
+        nodes: int = 2,
+        cpus_per_node: int = 2,
+        timeout_s: float = 60,
+        has: Equipment = _PLAIN,
+    ) -> Box:
         """Start a box that keeps its files in `folder`, and wait until every node is idle.
 
-        A node may have more processors than the machine. Jobs of an earlier box in the folder are
-        forgotten. If anything goes wrong on the way, all that was started is ended again.
+        `has` says what it has beyond nodes with processors. A node may have more processors than the machine. Jobs of
+        an earlier box in the folder are forgotten. If anything goes wrong on the way, all that was started is ended again.
 
         Raises:
             UserError: a size or a folder that cannot be, a folder that others could write, or a box that already runs
@@ -52,6 +63,7 @@ class Box:
         """
         deadline = time.monotonic() + timeout_s
         config.check_size(nodes, cpus_per_node)
+        equipment.check(has, nodes, cpus_per_node)
         folder = config.check_folder(folder)
         trust.check_folder(folder)
         lacks = check_requirements()
@@ -69,10 +81,12 @@ class Box:
                 token=host.free_token(),
                 num_nodes=nodes,
                 cpus_per_node=cpus_per_node,
-                memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+                memory_mb=has.memory_mb or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
                 subnet=host.free_subnet(config.SUBNETS, config.SUBNET_PREFIX),
                 controller_port=host.free_port(),
                 login_name=socket.gethostname().partition(".")[0],
+                binds_tasks=has.sockets > 0 and cpus_per_node <= len(os.sched_getaffinity(0)),
+                equipment=has,
             )
         )
         state.save(box.plan, box.processes, first=True)
@@ -214,6 +228,13 @@ class Box:
         version = (int(words[0]), int(words[1]))
         trust.write_new(plan.hosts, config.render_hosts(plan))
         trust.write_new(plan.folder / "cgroup.conf", config.render_cgroup_conf(version))
+        if plan.equipment.gres:
+            trust.make_folder(plan.devices)
+            for device in config.device_files(plan):
+                os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+            trust.write_new(plan.folder / "gres.conf", config.render_gres_conf(plan))
+        if plan.equipment.switches:
+            trust.write_new(plan.folder / "topology.conf", config.render_topology_conf(plan))
         trust.write_new(plan.conf, config.render_slurm_conf(plan))
 
     def _spawn(self, role: str, argv: list[str]) -> None:
@@ -263,7 +284,8 @@ class Box:
         queue = ["squeue", "--noheader", "--format=%i", "--states=PENDING,RUNNING,SUSPENDED,COMPLETING"]
         try:
             if host.call(queue, 5, self.environment).strip():
-                host.call(["scancel", "--partition=box"], 5, self.environment)
+                for partition in self.plan.equipment.partition_names:
+                    host.call(["scancel", f"--partition={partition}"], 5, self.environment)
                 host.wait_until(
                     lambda: not host.call(queue, 5, self.environment).strip(), time.monotonic() + 5, pause_s=0.2
                 )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from dlbench.errors import UserError
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.scripts.templates import render
 
 MAX_NODES = 8
@@ -43,7 +44,8 @@ class BoxPlan:
     """One box, fully decided.
 
     `token` is part of every name in the kernel, so that boxes coexist; `memory_mb` is what each
-    node claims to have, in MiB; `login_name` is the machine's own host name.
+    node claims to have, in MiB; `login_name` is the machine's own host name; `binds_tasks`: task/affinity, which needs
+    the processors that a node claims to have.
     """
 
     folder: Path
@@ -54,6 +56,8 @@ class BoxPlan:
     subnet: IPv4Network
     controller_port: int
     login_name: str
+    binds_tasks: bool = False
+    equipment: Equipment = field(default_factory=Equipment)
 
     @property
     def conf(self) -> Path:
@@ -70,6 +74,10 @@ class BoxPlan:
     @property
     def munge_socket(self) -> Path:
         return self.folder / "munge" / "socket"
+
+    @property
+    def devices(self) -> Path:
+        return self.folder / "dev"
 
     @property
     def bridge(self) -> str:
@@ -136,7 +144,59 @@ def check_folder(folder: Path) -> Path:
 
 def render_slurm_conf(plan: BoxPlan) -> str:
     """The text of slurm.conf."""
-    return render("box/slurm.conf.j2", plan=plan, controller_host=CONTROLLER_HOST, slurmd_port=SLURMD_PORT)
+    return render(
+        "box/slurm.conf.j2",
+        plan=plan,
+        has=plan.equipment,
+        nodes=[_node_line(plan, node) for node in plan.nodes],
+        partitions=plan.equipment.partition_lines(),
+        controller_host=CONTROLLER_HOST,
+        slurmd_port=SLURMD_PORT,
+    )
+
+
+def _node_line(plan: BoxPlan, node: BoxNode) -> str:
+    has = plan.equipment
+    words = [f"NodeName={node.name}", f"NodeAddr={node.address}", f"CPUs={plan.cpus_per_node}"]
+    if has.sockets:
+        cores = plan.cpus_per_node // has.sockets // has.threads_per_core
+        words += [f"Sockets={has.sockets}", f"CoresPerSocket={cores}", f"ThreadsPerCore={has.threads_per_core}"]
+    words.append(f"RealMemory={plan.memory_mb}")
+    if devices := has.gres_of(node.name):
+        words.append("Gres=" + ",".join(":".join(filter(None, (g.name, g.kind, str(g.count)))) for g in devices))
+    if features := has.features_of(node.name):
+        words.append(f"Feature={features}")
+    return " ".join([*words, "State=UNKNOWN"])
+
+
+def render_gres_conf(plan: BoxPlan) -> str:
+    """The text of gres.conf."""
+    lines = []
+    for node in plan.nodes:
+        begin: dict[str, int] = {}
+        for gres in plan.equipment.gres_of(node.name):
+            first = begin.get(gres.name, 0)
+            begin[gres.name] = first + gres.count
+            kind = f" Type={gres.kind}" if gres.kind else ""
+            files = plan.devices / f"{gres.name}[{first}-{first + gres.count - 1}]"
+            lines.append(f"NodeName={node.name} Name={gres.name}{kind} File={files}")
+    return render("box/gres.conf.j2", lines=lines)
+
+
+def device_files(plan: BoxPlan) -> list[Path]:
+    """Every file that gres.conf names; the nodes share them, because nobody opens them."""
+    most: dict[str, int] = {}
+    for node in plan.nodes:
+        here: dict[str, int] = {}
+        for gres in plan.equipment.gres_of(node.name):
+            here[gres.name] = here.get(gres.name, 0) + gres.count
+        most |= {name: max(count, most.get(name, 0)) for name, count in here.items()}
+    return [plan.devices / f"{name}{index}" for name, count in most.items() for index in range(count)]
+
+
+def render_topology_conf(plan: BoxPlan) -> str:
+    """The text of topology.conf, if the box has switches."""
+    return render("box/topology.conf.j2", leaves=plan.equipment.leaves(tuple(node.name for node in plan.nodes)))
 
 
 def render_cgroup_conf(version: tuple[int, int]) -> str:
