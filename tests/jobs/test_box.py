@@ -128,7 +128,8 @@ def test_every_node_hangs_on_one_leaf(switches: int, nodes: int) -> None:
     names = tuple(f"n{index}" for index in range(1, nodes + 1))
     leaves = Equipment(switches=min(switches, nodes)).leaves(names)
     assert [name for leaf in leaves for name in leaf] == list(names)
-    assert max(map(len, leaves)) - min(map(len, leaves)) <= 1 and min(map(len, leaves)) >= 1
+    assert max(map(len, leaves)) - min(map(len, leaves)) <= 1
+    assert min(map(len, leaves)) >= 1
 
 
 @pytest.mark.parametrize(

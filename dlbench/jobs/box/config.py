@@ -44,7 +44,8 @@ class BoxPlan:
     """One box, fully decided.
 
     `token` is part of every name in the kernel, so that boxes coexist; `memory_mb` is what each
-    node claims to have, in MiB; `login_name` is the machine's own host name; `binds_tasks`: task/affinity, which needs
+    node claims to have, in MiB; `login_name` is the machine's own host name; `database_port`
+    is slurmdbd's; `binds_tasks`: task/affinity, which needs
     the processors that a node claims to have.
     """
 
@@ -56,6 +57,7 @@ class BoxPlan:
     subnet: IPv4Network
     controller_port: int
     login_name: str
+    database_port: int = 0
     binds_tasks: bool = False
     equipment: Equipment = field(default_factory=Equipment)
 
@@ -106,7 +108,14 @@ class BoxPlan:
     def folders(self) -> list[Path]:
         """Every folder the daemons expect to find."""
         per_node = [self.folder / f"{kind}.{node.name}" for node in self.nodes for kind in ("spool", "sys", "tmp")]
-        return [self.folder / "log", self.folder / "munge", self.folder / "state", *per_node]
+        database = [self.folder / "db"] if self.equipment.accounting else []
+        return [self.folder / "log", self.folder / "munge", self.folder / "state", *per_node, *database]
+
+    @property
+    def roles(self) -> list[str]:
+        """The daemons, in the order in which they start."""
+        books = ["mariadbd", "slurmdbd"] if self.equipment.accounting else []
+        return ["munged", *books, "slurmctld", *(f"slurmd.{node.name}" for node in self.nodes)]
 
 
 def check_size(nodes: int, cpus_per_node: int) -> None:
@@ -255,7 +264,7 @@ def shape(plan: BoxPlan, rate: str | None) -> list[list[str]]:
     return commands
 
 
-def _in_own_mounts(plan: BoxPlan, name: str, command: list[str], mounts: tuple[str, ...] = ()) -> list[str]:
+def in_own_mounts(plan: BoxPlan, name: str, command: list[str], mounts: tuple[str, ...] = ()) -> list[str]:
     """The command with a host name, an /etc/hosts and perhaps more mounts (lines of shell) of its own."""
     steps = [
         # Written by the kernel file: the program `hostname` is not everywhere.
@@ -289,7 +298,7 @@ def munged_argv(plan: BoxPlan) -> list[str]:
 def slurmctld_argv(plan: BoxPlan) -> list[str]:
     """The command line of the controller; -c forgets the jobs of an earlier box in this folder."""
     command = ["slurmctld", "-D", "-c", "-f", str(plan.conf)]
-    return _in_own_mounts(plan, CONTROLLER_HOST, command)
+    return in_own_mounts(plan, CONTROLLER_HOST, command)
 
 
 def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
@@ -307,4 +316,4 @@ def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
         f"umount {sysfs}",
     )
     command = ["slurmd", "-D", "-f", str(plan.conf)]
-    return ["nsenter", f"--net=/run/netns/{node.namespace}", *_in_own_mounts(plan, node.name, command, mounts)]
+    return ["nsenter", f"--net=/run/netns/{node.namespace}", *in_own_mounts(plan, node.name, command, mounts)]

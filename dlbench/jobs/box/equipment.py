@@ -40,6 +40,12 @@ class Equipment:
             so many. 0: processors are given.
         threads_per_core: with `sockets`.
         memory_mb: MiB of a node that jobs ask for with --mem; 0: memory is not counted.
+        preempt: whose jobs yield to others and are requeued: those of a `qos`, of a `partition`, or of `none`.
+        accounting: whether slurmdbd keeps books: sacct, accounts, QOS and their limits, which are then enforced.
+        accounts: with accounting, of every user; the first is the default. Without any there is one, `box`.
+        qos: with accounting, a name and words of sacctmgr each, such as ``high Priority=100 Preempt=normal``; every
+            user may use each, and `normal` is always there.
+        users: of this machine, who may use the box beside root.
         private_jobs: whether users see only their own jobs.
     """
 
@@ -52,6 +58,10 @@ class Equipment:
     memory_mb: int = 0
     private_jobs: bool = False
     preempt: str = "none"
+    accounting: bool = False
+    accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
 
     def gres_of(self, node: str) -> tuple[Gres, ...]:
         """The devices of a node, in the order in which they were given."""
@@ -93,6 +103,14 @@ class Equipment:
         return lines
 
     @property
+    def account_names(self) -> tuple[str, ...]:
+        return self.accounts or ("box",)
+
+    @property
+    def user_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(["root", *self.users]))
+
+    @property
     def select_parameters(self) -> str:
         """Slurm's SelectTypeParameters."""
         return ("CR_Core" if self.sockets else "CR_CPU") + ("_Memory" if self.memory_mb else "")
@@ -125,6 +143,7 @@ def check(equipment: Equipment, nodes: int, cpus_per_node: int) -> None:
     for line in equipment.partitions:
         if not _LINE.fullmatch(line):
             raise UserError(f"{line!r} is no partition: write a name and words of slurm.conf, as 'debug MaxTime=30'")
+    _check_books(equipment)
     if not 0 <= equipment.switches <= nodes:
         raise UserError(f"a box of {nodes} nodes has 0 to {nodes} leaf switches, not {equipment.switches}")
     units = equipment.sockets * equipment.threads_per_core
@@ -133,6 +152,21 @@ def check(equipment: Equipment, nodes: int, cpus_per_node: int) -> None:
             f"{cpus_per_node} processors are not {equipment.sockets} sockets of whole cores with "
             f"{equipment.threads_per_core} threads"
         )
+
+
+def _check_books(equipment: Equipment) -> None:
+    if equipment.preempt not in ("none", "qos", "partition"):
+        raise UserError(f"jobs yield by qos, partition or none, not {equipment.preempt!r}")
+    if not equipment.accounting:
+        if equipment.accounts or equipment.qos or equipment.users or equipment.preempt == "qos":
+            raise UserError("accounts, QOS and users are kept in books: a box has them with accounting")
+        return
+    for line in equipment.qos:
+        if not _LINE.fullmatch(line):
+            raise UserError(f"{line!r} is no QOS: write a name and words of sacctmgr, as 'high Preempt=normal'")
+    for name in (*equipment.accounts, *equipment.users):
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{name!r} is no name of an account or a user")
 
 
 def _of_node(texts: tuple[str, ...], node: str) -> list[str]:

@@ -122,7 +122,7 @@ def clear(folder: Path) -> None:
         raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
     if is_strange:
         raise UserError(f"{folder} holds files that are no box's: name a new or an empty folder")
-    for pattern in ("dev", "log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
+    for pattern in ("db", "dev", "log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
         for old in folder.glob(pattern):
             shutil.rmtree(old)
     # Job numbers begin anew, so that an old line would be taken for a new job's.
