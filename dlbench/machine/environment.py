@@ -19,6 +19,7 @@ from pathlib import Path
 import dlbench
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.machine.gpu.placing import adapters
+from dlbench.machine.image import unpacked
 from dlbench.units import utf8_text
 
 PACKAGES = (
@@ -123,6 +124,7 @@ def _facts(
             ("mpi.library", _mpi_library),
             ("dlbench.version", lambda: dlbench.__version__),
             ("dlbench.commit", lambda: _commit(Path(__file__).resolve().parent)),
+            ("image.sha256", lambda: found.sha256 if (found := unpacked()) else ""),
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
@@ -203,7 +205,7 @@ def _commit(package: Path) -> str:
     """The commit of the checkout dlbench runs from, with `+dirty` where tracked files were changed."""
     root = package.parents[1]
     if not (root / ".git").exists():
-        return ""
+        return found.commit if (found := unpacked()) else ""
     git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     try:
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)

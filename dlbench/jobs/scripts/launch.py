@@ -46,6 +46,8 @@ def _few_files(plan: LaunchPlan) -> dict[str, str]:
     if plan.system.launch.launcher == "local":
         return {}
     variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if plan.system.image.file is not None:
+        variables |= {"PYTHONPATH": "", "PYTHONHOME": ""}  # all that is loaded is in the image
     own = Path(site.getusersitepackages())
     return variables if own in Path(__file__).parents else {**variables, "PYTHONNOUSERSITE": "1"}
 
