@@ -124,7 +124,7 @@ def _facts(
             ("mpi.library", _mpi_library),
             ("dlbench.version", lambda: dlbench.__version__),
             ("dlbench.commit", lambda: _commit(Path(__file__).resolve().parent)),
-            ("image.sha256", lambda: found.sha256 if (found := unpacked()) else ""),
+            ("image.sha256", _image),
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
@@ -199,6 +199,12 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+
+
+def _image() -> str:
+    """The image that this Python came in."""
+    found = unpacked()
+    return "" if found is None else found.sha256
 
 
 def _commit(package: Path) -> str:
