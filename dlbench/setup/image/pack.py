@@ -91,9 +91,9 @@ def _packer(file: Path) -> Sequence[str]:
     if file.name.endswith(".tar"):
         return ()
     if file.name.endswith(".tar.zst"):
-        program, words = "zstd", ("-q", "-f", "-T0", "-o", "{}", "-")
+        program, words = "zstd", ["-q", "-f", "-T0", "-o", "{}", "-"]
     elif file.name.endswith((".sqsh", ".squashfs")):
-        program, words = "mksquashfs", ("-", "{}", "-tar", "-noappend", "-quiet", "-no-progress", "-comp", "zstd")
+        program, words = "mksquashfs", ["-", "{}", "-tar", "-noappend", "-quiet", "-no-progress", "-comp", "zstd"]
     else:
         raise UserError(f"-o {file}: its name says its kind and ends with {', '.join(SUFFIXES)}")
     if shutil.which(program) is None:
@@ -195,6 +195,8 @@ def _add(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], size: int
 
 def _digest_of(file: Path) -> tuple[str, int]:
     """SHA-256 and size of a file."""
+    digest = hashlib.sha256()
     with open_file(file) as opened:
-        digest = hashlib.file_digest(opened, "sha256")
+        while piece := opened.read(_PIECE):
+            digest.update(piece)
         return digest.hexdigest(), opened.tell()

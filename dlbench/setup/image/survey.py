@@ -6,6 +6,7 @@ import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlbench.errors import EnvironmentLacksError, UserError
 
@@ -78,7 +79,8 @@ def survey(python: str) -> Survey:
         raise EnvironmentLacksError(f"--python {python}: cannot load dlbench (Python 3.11 or later is needed): {last}")
     told = json.loads(done.stdout.strip().rpartition("\n")[2])
     texts = {key: told.pop(key) for key in ("version", "machine", "libc", "dlbench_version", "commit")}
-    found = Survey(**{key: Path(value) for key, value in told.items()}, **texts)
+    fields: dict[str, Any] = {key: Path(value) for key, value in told.items()} | texts
+    found = Survey(**fields)
     if not found.is_virtual and not found.holds_interpreter:
         raise UserError(
             f"--python {python}: is the operating system's own, with its packages among the system's; make a virtual "
