@@ -57,7 +57,7 @@ def calls_in(trace: Path, shared: Sequence[Path]) -> list[tuple[float, str, str]
         told = _CALL.match(line)
         if told is None:
             continue
-        for path in _paths(told[3]):
+        for path in _paths(told[3].partition(", [")[0] if told[2].startswith("execve") else told[3]):
             if f"{path}/".startswith(roots):
                 found.append((float(told[1]), told[2], path))
                 break

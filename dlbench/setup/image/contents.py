@@ -158,23 +158,28 @@ def _interpreter(found: Survey) -> Iterator[Entry]:
     yield Entry(
         name=f"{ENV}/bin/{found.base_executable.name}",
         path=found.base_executable,
-        content=_movable(read_bytes(found.base_executable, _PROGRAM_BYTES), found.base_prefix / "lib"),
+        content=_movable(found.base_executable, found, "$ORIGIN/../lib"),
     )
     root, stdlib = found.base_prefix.resolve(), found.stdlib.resolve()
     for path in _files(stdlib, {stdlib / "site-packages"}):
         name = f"{ENV}/{path.relative_to(root)}"
         if path.exists():
-            yield Entry(name=name, path=path.resolve())
+            above = "/".join(".." for _ in path.parent.relative_to(stdlib.parent).parts)
+            is_library = path.suffix == ".so"
+            content = _movable(path, found, f"$ORIGIN/{above}") if is_library else None
+            yield Entry(name=name, path=path.resolve(), content=content)
     for path in sorted(stdlib.parent.iterdir()):
         if ".so" in path.suffixes and path.is_file():
-            yield Entry(name=f"{ENV}/{path.relative_to(root)}", path=path.resolve())
+            content = _movable(path.resolve(), found, "$ORIGIN")
+            yield Entry(name=f"{ENV}/{path.relative_to(root)}", path=path.resolve(), content=content)
 
 
-def _movable(program: bytes, libraries: Path) -> bytes:
-    """A program that looks for its libraries beside itself where it looked for them in one folder (ld.so(8), $ORIGIN).
+def _movable(program: Path, found: Survey, libraries: str) -> bytes:
+    """A program or library that looks in this folder where it looked in that of the interpreter (ld.so(8), $ORIGIN).
 
-    The text in the program keeps its length.
+    The text in it keeps its length; one that is too short for the new text stays.
     """
-    old = b"\0" + os.fsencode(libraries) + b"\0"
-    new = b"\0$ORIGIN/../lib"
-    return program.replace(old, new.ljust(len(old), b"\0")) if len(new) < len(old) else program
+    old = b"\0" + os.fsencode(found.base_prefix / "lib") + b"\0"
+    new = b"\0" + libraries.encode() + b"\0"
+    content = read_bytes(program, _PROGRAM_BYTES)
+    return content.replace(old, new.ljust(len(old), b"\0")) if len(new) <= len(old) else content
