@@ -43,7 +43,6 @@ from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.system import SystemSpec
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis.document import views_of as diagnosis_views
 from dlbench.views.out_of_core.planned import MemoryPlan
@@ -184,60 +183,6 @@ def _key_lines(schema: Schema, known: Collection[str]) -> Iterator[str]:
         described = field.get("description") or (below and schema["$defs"][below[0]].get("description"))
         about = first_sentence(described) if described else words(field, lambda name: name)
         yield f"- `{key}`{f' (*{below[0]}*)' if below else ''}: {about}"
-
-
-def dotted_keys(model: type[BaseModel], roots: Iterable[str]) -> str:
-    """Keys as `--set` takes them, with choices, default and meaning; `roots` are the model's keys to show."""
-    schema = model.model_json_schema()
-    rows = [row for root in roots for row in _dotted(root, schema["properties"][root], schema, schema)]
-    return "\n".join(_dotted_line(*row) for row in rows)
-
-
-def _dotted_line(key: str, kind: str, default: str, about: str) -> str:
-    """A key without its type where default and meaning tell it."""
-    choices = re.findall(r'`"([^"]+)"`', kind)
-    said = all(re.search(rf"(?<![\w-]){re.escape(choice)}(?![\w-])", about) for choice in choices)
-    kinds = "" if said else f" {'|'.join(choices)}"
-    return f"- {key}{kinds} [{default.strip('`')}]: {about}"
-
-
-def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[tuple[str, ...]]:
-    below = _branches(field, whole)
-    if not below:
-        name = key.rsplit(".", 1)[-1]
-        about = field.get("description", DASH)
-        yield f"`{key}`", words(field, lambda reference: reference), _default(name, field, owner), about
-        return
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for branch in below:
-        for name, child in branch["properties"].items():
-            for row in _dotted(f"{key}.{name}", child, branch, whole):
-                rows.setdefault(row, []).append(_tag(branch))
-    for row, tags in rows.items():
-        if row[1].startswith('`"') and row[0].endswith((".family`", ".format`")):
-            continue  # the tag that chooses the branch
-        only = f" ({_any_of(tags)})" if len(tags) < len(below) else ""
-        yield *row[:3], row[3] + only
-
-
-def _branches(field: Schema, whole: Schema) -> list[Schema]:
-    """The specifications a key may hold; none for a plain value."""
-    found = [part["$ref"] for part in field.get("oneOf", field.get("anyOf", [field])) if "$ref" in part]
-    return [whole["$defs"][reference.rsplit("/", 1)[-1]] for reference in found]
-
-
-def _tag(schema: Schema) -> str:
-    for name in ("family", "format"):
-        tag = schema["properties"].get(name, {})
-        if "const" in tag or "enum" in tag:
-            return str(tag["const"] if "const" in tag else tag["enum"][0])  # old names come behind
-    return ""
-
-
-def _default(name: str, field: Schema, owner: Schema) -> str:
-    if name in owner.get("required", ()):
-        return "required"
-    return code(field["default"]).replace('"', "").replace("null", "none") if "default" in field else "empty"
 
 
 # --- other regions ----------------------------------------------------------------------------------------------------
@@ -479,7 +424,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "submission": lambda: model_keys(Submission, "submission"),
     "series": lambda: model_keys(SeriesFile, "series"),
     "steps": steps_layout,
-    "system-keys": lambda: dotted_keys(SystemSpec, SystemSpec.model_fields),
 }
 
 

@@ -4,7 +4,9 @@
     reframe -C settings.py -c dlbench_check.py -n DlbenchGate -S baseline=$PWD/baseline.json -r
 
 dlbench starts the ranks itself, so ReFrame starts one process. On a cluster, give the site's settings (-C) and a system
-file of dlbench (-S system=my-cluster.yaml), ask for nodes with -S nodes=2, and dlbench uses the allocation it is in.
+file of dlbench (-S system=my-cluster.yaml), and ask for nodes with -S nodes=2. The job asks for the tasks, cores and
+GPUs that the system file names, and dlbench uses the allocation it is in. GPUs are asked for through the resource `gpu`
+of the partition's settings (settings.py shows one), everything else of the site through its `access`.
 
 Without reference values DlbenchScaling only records its figures. A site gives its own in a JSON file, by ReFrame's
 system and partition, then by workload and ranks: value, lower and upper bound as shares of it (null: none), unit.
@@ -18,6 +20,7 @@ Take values from several runs of a machine in good order, and bounds no narrower
 """
 
 import json
+import subprocess
 from pathlib import Path
 
 import reframe as rfm
@@ -39,17 +42,36 @@ class DlbenchTest(rfm.RunOnlyRegressionTest):
     data = variable(str, value="synthetic")
     system = variable(str, value="local")
     nodes = variable(int, value=1)
+    # Rank counts, e.g. 8,16; empty: 1,2 on one node, else all ranks of one node, and of all nodes
+    ranks = variable(str, value="")
     # Changes of the plan, KEY=VALUE with commas between them, e.g. measure.measured_steps=50
     settings = variable(str, value="")
     repeats = variable(int, value=5)
+    # Rank counts in force
+    rank_counts = variable(str, value="")
     time_limit = "2h"
+
+    @run_before("setup")
+    def ask_for_what_it_uses(self):
+        """Tasks, cores and GPUs of the nodes, as the system file has them."""
+        shown = subprocess.run([self.dlbench, "show", self.system, "--json"], stdout=subprocess.PIPE, check=True)
+        system = json.loads(shown.stdout)
+        node = system["node"]
+        per_node = node["ranks"] or node["gpus"] or 1
+        self.rank_counts = self.ranks or ("1,2" if self.nodes == 1 else f"{per_node},{self.nodes * per_node}")
+        if system["scheduler"] == "none":
+            return
+        self.num_tasks = self.nodes * per_node
+        self.num_tasks_per_node = per_node
+        self.num_cpus_per_task = max(1, node["cores"] // per_node)
+        self.exclusive_access = system["slurm"]["exclusive"]
+        if node["gpus"]:
+            self.extra_resources = {"gpu": {"num_gpus_per_node": node["gpus"]}}
 
     @run_before("run")
     def start_dlbench_itself(self):
         """The ranks are dlbench's business: ReFrame's launcher would start it once a rank."""
         self.job.launcher = getlauncher("local")()
-        self.num_tasks = self.nodes
-        self.num_tasks_per_node = 1
 
     def run_options(self, workload, ranks):
         """Arguments of `dlbench run`."""
@@ -72,7 +94,6 @@ class DlbenchScaling(DlbenchTest):
 
     descr = "dlbench: scaling of one workload"
     workload = parameter(["resnet50", "bert", "cosmoflow"])
-    ranks = parameter(["1,2"])
     # A JSON file with the site's reference values, as above
     references = variable(str, value="")
 
@@ -80,14 +101,14 @@ class DlbenchScaling(DlbenchTest):
     def call(self):
         """Measure, then write the figures where ReFrame reads them."""
         self.executable = self.dlbench
-        self.executable_opts = self.run_options(self.workload, self.ranks)
+        self.executable_opts = self.run_options(self.workload, self.rank_counts)
         self.postrun_cmds = [f"{self.dlbench} report runs --format json -o report.json"]
 
     @sanity_function
     def every_run_is_valid(self):
         """Exit code 0 (no run failed, nothing is damaged), and every run passed dlbench's own sanity checks."""
         report = self.read("report.json")
-        wanted = self.repeats * len(self.ranks.split(","))
+        wanted = self.repeats * len(self.rank_counts.split(","))
         states = sn.map(lambda run: run["state"], report["runs"])
         return sn.all(
             [
@@ -106,7 +127,7 @@ class DlbenchScaling(DlbenchTest):
     def take_references(self):
         """The site's values for this machine, workload and ranks; a file that lacks them is an error."""
         if self.references:
-            place, case = self.current_partition.fullname, f"{self.workload} {self.ranks}"
+            place, case = self.current_partition.fullname, f"{self.workload} {self.rank_counts}"
             found = json.loads(Path(self.references).read_text(encoding="utf-8")).get(place, {}).get(case)
             if not found:
                 raise ValueError(f"{self.references} has no values for {case!r} on {place!r}")
@@ -137,14 +158,13 @@ class DlbenchGate(DlbenchTest):
     # five nights or more: what one night differs from another by does not show in fewer.
     baseline = variable(str, value="")
     workload = variable(str, value="resnet50")
-    ranks = variable(str, value="1,2")
 
     @run_before("run")
     def call(self):
         """Measure, then ask dlbench for the verdict."""
         self.skip_if(not self.baseline, "no baseline was given: -S DlbenchGate.baseline=FILE")
         self.executable = self.dlbench
-        self.executable_opts = self.run_options(self.workload, self.ranks)
+        self.executable_opts = self.run_options(self.workload, self.rank_counts)
         # The exit code of the job is that of its last command: 0, 1 (slower) or 6 (cannot say).
         self.postrun_cmds = [
             f"{self.dlbench} check --baseline {self.baseline} --candidate runs --json check.json --junit junit.xml"
