@@ -38,6 +38,7 @@ VARIABLE_PREFIXES = (
     *("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_"),
     *("ONEDNN_", "DNNL_"),
     *("CUDNN_", "CUBLAS_", "FI_", "OFI_", "SHARP_", "UCC_", "MPICH_", "PMIX_", "RCCL_", "SLURM_CPU_BIND", "SLURM_GPU"),
+    *("APPTAINER_", "SINGULARITY_", "SLURM_MEM_", "SLURM_TOPOLOGY_", "SLURM_TRES_"),
 )
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -53,7 +54,9 @@ VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
     "LOADEDMODULES",
+    "MODULESHOME",
     "SLURM_DISTRIBUTION",
+    "SLURM_EXPORT_ENV",
     "SLURM_HINT",
     "SLURM_JOB_ACCOUNT",
     "SLURM_JOB_QOS",
@@ -65,6 +68,7 @@ VARIABLES = (
     "SLURM_JOB_PARTITION",
     "SLURM_NTASKS",
     "SLURM_NTASKS_PER_NODE",
+    "SLURM_THREADS_PER_CORE",
     "SLURM_CPUS_PER_TASK",
     "SLURM_RESTART_COUNT",
     "SLURM_MPI_TYPE",
@@ -72,7 +76,7 @@ VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_CONF",
 )
-DIGESTED = ("LD_LIBRARY_PATH", "PYTHONPATH")
+DIGESTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 """Lists of folders: whether two are equal matters to speed, which folders of a person they name is private."""
 
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
