@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlbench.jobs.scripts.batch import Job
+    from dlbench.jobs.scripts.job import Job
     from dlbench.specs.plan import LaunchPlan
 
 EARLIER = "JOB_ID_OF_{}"
@@ -26,14 +26,15 @@ def dry_run_lines(
         chain: whether each job waits for the one before.
         all_scripts: every script; else the first.
     """
-    from dlbench.jobs.scripts.batch import jobs_of, render_job
+    from dlbench.jobs.campaign.packing import jobs_of
+    from dlbench.jobs.scripts.batch import render_job
     from dlbench.records.folder import RunFolder
 
     jobs = jobs_of(plans)
     yield from _comments(_summary(jobs, chain))
     for number, job in enumerate(jobs if all_scripts else jobs[:1], 1):
-        folders = [RunFolder(out.absolute() / plan.run_id) for plan in job]
-        yield from _comments(["", f"job {number} of {len(jobs)}: {job[0].job_name}", _command(job, number, out, chain)])
+        folders = [RunFolder(out.absolute() / run_id) for run_id in job.run_ids]
+        yield from _comments(["", f"job {number} of {len(jobs)}: {job.name}", _command(job, number, out, chain)])
         yield render_job(job, folders, python).removesuffix("\n")
     if len(jobs) > 1 and not all_scripts:
         more = "1 more script" if len(jobs) == 2 else f"{len(jobs) - 1} more scripts"
@@ -52,8 +53,8 @@ def _command(job: Job, number: int, out: Path, chain: bool) -> str:
     from dlbench.records.folder import RunFolder
 
     after = EARLIER.format(number - 1) if chain and number > 1 else None
-    comment = "" if keeps_own_comment(job) else f"{job[0].run_id}/TOKEN"
-    return quoted(sbatch_arguments(RunFolder(out.absolute() / job[0].run_id), after, comment))
+    comment = "" if keeps_own_comment(job) else f"{job.run_ids[0]}/TOKEN"
+    return quoted(sbatch_arguments(job, RunFolder(out.absolute() / job.run_ids[0]), after, comment))
 
 
 def _summary(jobs: Sequence[Job], chain: bool) -> list[str]:
@@ -61,7 +62,7 @@ def _summary(jobs: Sequence[Job], chain: bool) -> list[str]:
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import RunPlan
 
-    first = jobs[0][0]
+    first = jobs[0].plans[0]
     assert isinstance(first, RunPlan | CommPlan)
     what = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
     lines = [f"Dry run: {what}; nothing is submitted.", ""]
@@ -72,7 +73,7 @@ def _summary(jobs: Sequence[Job], chain: bool) -> list[str]:
 def _axes(job: Job) -> dict[str, str]:
     from dlbench.specs.plan import RunPlan, value_text
 
-    plan = job[0]
+    plan = job.plans[0]
     axes = plan.series.axes if isinstance(plan, RunPlan) else {}
     return {key: value_text(key, value) for key, value in axes.items()}
 
@@ -91,31 +92,29 @@ def _header(jobs: Sequence[Job]) -> list[str]:
 
 
 def _row(number: int, job: Job, chain: bool) -> list[str]:
-    from dlbench.jobs.scripts.batch import time_limit
-
-    plan = job[0]
+    plan = job.plans[0]
     after = f"afterany:{number - 1}" if chain and number > 1 else "-"
-    place = [plan.job_name, str(plan.layout.nodes), str(plan.layout.ranks)]
-    return [str(number), *place, *_axes(job).values(), _repeat(job), time_limit(job), after]
+    place = [job.name, str(plan.layout.nodes), str(plan.layout.ranks)]
+    return [str(number), *place, *_axes(job).values(), _repeat(job), job.time_limit, after]
 
 
 def _repeat(job: Job) -> str:
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import RunPlan
 
-    plan = job[0]
+    plan = job.plans[0]
     assert isinstance(plan, RunPlan | CommPlan)
-    return f"{plan.series.repeat + 1}/{plan.series.repeats}" if len(job) == 1 else f"{len(job) // 2} pairs"
+    return f"{plan.series.repeat + 1}/{plan.series.repeats}" if len(job.plans) == 1 else f"{len(job.plans) // 2} pairs"
 
 
 def _total(jobs: Sequence[Job], chain: bool) -> list[str]:
-    from dlbench.jobs.scripts.batch import limit_seconds, time_limit
+    from dlbench.jobs.scripts.job import limit_seconds
 
-    limits = [limit_seconds(time_limit(job)) for job in jobs]
-    runs = sum(map(len, jobs))
+    limits = [limit_seconds(job.time_limit) for job in jobs]
+    runs = sum(len(job.plans) for job in jobs)
     total = f"Total: {_counted(len(jobs), 'job')}, {_counted(runs, 'run')}"
     if all(limits):
-        hours = sum(job[0].layout.nodes * limit for job, limit in zip(jobs, limits, strict=True)) / 3600
+        hours = sum(job.shape.layout.nodes * limit for job, limit in zip(jobs, limits, strict=True)) / 3600
         total += f", at most {hours:,.4g} node-hours (nodes x time limit)"
     else:
         total += "; no bound on node-hours, because time limit 0 is none"
@@ -134,7 +133,7 @@ def _least(jobs: Sequence[Job], limits: Sequence[int]) -> Iterator[str]:
     each = list(map(_least_seconds, jobs))
     if not any(each):
         return
-    hours = sum(job[0].layout.nodes * seconds for job, seconds in zip(jobs, each, strict=True)) / 3600
+    hours = sum(job.shape.layout.nodes * seconds for job, seconds in zip(jobs, each, strict=True)) / 3600
     keys = "measure.warmup_s, measure.measured_s"
     yield f"Steps alone last at least {format_seconds(max(each))} a job, {hours:,.4g} node-hours in all ({keys})."
     short = sum(0 < limit <= seconds for limit, seconds in zip(limits, each, strict=True))
@@ -145,7 +144,7 @@ def _least(jobs: Sequence[Job], limits: Sequence[int]) -> Iterator[str]:
 def _least_seconds(job: Job) -> float:
     from dlbench.specs.plan import RunPlan
 
-    return sum(plan.least_training_s for plan in job if isinstance(plan, RunPlan))
+    return sum(plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan))
 
 
 def _counted(count: int, what: str) -> str:

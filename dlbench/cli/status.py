@@ -198,8 +198,7 @@ def _lives(status: RankStatus) -> bool:
 
 def _where(submission: Submission) -> str:
     """Where to read what a job said."""
-    log = f"slurm-{submission.job_id}.out"
-    return f"see launch.log, and {log} of {submission.runs[0]}" if submission.runs else f"see {log}"
+    return f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
 
 
 def _one_line(text: str) -> str:

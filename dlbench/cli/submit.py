@@ -14,7 +14,7 @@ from dlbench.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.scripts.batch import Job
+    from dlbench.jobs.scripts.job import Job
     from dlbench.specs.plan import LaunchPlan
     from dlbench.specs.system.system import SystemSpec
 
@@ -35,7 +35,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_s
       dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
           --ab plain engine.name=ddp
     """
-    from dlbench.jobs.scripts.batch import jobs_of
+    from dlbench.jobs.campaign.packing import jobs_of
     from dlbench.specs.requests import parse_counts
 
     if (nodes is None) == (ranks is None):
@@ -88,9 +88,9 @@ def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:
         RunError: Slurm refused a job, or did not say whether it took it.
         KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
     """
+    from dlbench.jobs.campaign.packing import jobs_of
     from dlbench.jobs.campaign.series import begin
     from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.scripts.batch import jobs_of
     from dlbench.jobs.scripts.launch import quoted
     from dlbench.jobs.slurm.sbatch import require_slurm
     from dlbench.records.folder import prepare_output
@@ -160,8 +160,8 @@ def _left(root: Path, series: str, out: Path) -> str:
 
 
 def _describe_job(job: Job) -> str:
-    first = shared.describe_plan(job[0])
-    return first if len(job) == 1 else f"{len(job)} runs of sides a and b in one job, the first {first}"
+    first = shared.describe_plan(job.plans[0])
+    return first if len(job.plans) == 1 else f"{len(job.plans)} runs, the first {first}"
 
 
 def _note_unseen_data(plans: Sequence[LaunchPlan]) -> None:

@@ -201,8 +201,13 @@ class LaunchPlan(Spec):
         raise NotImplementedError
 
     @property
+    def word(self) -> str:
+        """What runs, in one word of safe characters."""
+        raise NotImplementedError
+
+    @property
     def job_name(self) -> str:
-        """The name of its Slurm job, of safe characters; no other job of the series has it."""
+        """The name of its Slurm job, of safe characters; no other run of the series has it."""
         raise NotImplementedError
 
     @property
@@ -252,10 +257,15 @@ class RunPlan(LaunchPlan):
         return f"{self.workload.name} ({self.workload.preset}), engine {self.engine.name}"
 
     @property
+    def word(self) -> str:
+        """The workload."""
+        return self.workload.name
+
+    @property
     def job_name(self) -> str:
         """Workload, nodes, ranks, swept values and repeat; `ab` for a paired comparison, whose runs share a job."""
         last = "ab" if self.series.side else f"r{self.series.repeat + 1}"
-        return job_label(self.workload.name, self.layout, self.series.axes, last)
+        return job_label(self.word, self.layout, self.series.axes, last)
 
     @property
     def wire(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,8 +19,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.batch import Job, jobs_of, render_job, render_script, sbatch_arguments, total_time
+from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
+from dlbench.jobs.scripts.job import Job, total_time
 from dlbench.jobs.slurm.energy import job_energies
 from dlbench.jobs.slurm.sbatch import RefusedError, require_slurm, submit
 from dlbench.jobs.slurm.states import job_states
@@ -78,6 +81,25 @@ def with_system(plan: PlanT, **changes: Any) -> PlanT:
 
 def folder_of(plan: LaunchPlan, root: str = "/scratch/runs") -> RunFolder:
     return RunFolder(Path(root) / plan.run_id)
+
+
+def alone(plan: LaunchPlan) -> Job:
+    return job_of([plan])
+
+
+def render_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
+    """The script of a job of one run."""
+    return render_job(alone(plan), [folder], python)
+
+
+def render_runs(job: Job, python: str = PYTHON) -> str:
+    """The script of a job whose runs lie in /scratch/runs."""
+    return render_job(job, [folder_of(plan) for plan in job.plans], python)
+
+
+def with_plans(job: Job, change: Callable[[Any], Any]) -> Job:
+    """The same job of changed plans."""
+    return dataclasses.replace(job, plans=tuple(map(change, job.plans)))
 
 
 # Commands
@@ -186,18 +208,15 @@ GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
 
 def two_environments() -> Job:
     """Sides on the example cluster that differ in all that a job's script sets: modules, setup, python, variables."""
-    one, *_ = job = sides_of(
-        {"engine.name": "ddp"}, {"system.launch.environment.NCCL_ALGO": "Ring"}, system="example-gpu"
+    job = sides_of({"engine.name": "ddp"}, {"system.launch.environment.NCCL_ALGO": "Ring"}, system="example-gpu")
+    return with_plans(
+        job,
+        lambda plan: (
+            with_system(plan, modules=["gcc/12.2"], setup=["umask 022"], python="/opt/my env/bin/python")
+            if plan.series.side == "b"
+            else with_system(plan, launch={"launcher": "srun-gloo"})
+        ),
     )
-    assert one.series.side == "a"
-    changed = [
-        with_system(plan, modules=["gcc/12.2"], setup=["umask 022"], python="/opt/my env/bin/python")
-        if plan.series.side == "b"
-        else with_system(plan, launch={"launcher": "srun-gloo"})
-        for plan in job
-    ]
-    (job,) = jobs_of(changed)
-    return job
 
 
 SIDES: dict[str, Callable[[], Job]] = {
@@ -209,8 +228,11 @@ SIDES: dict[str, Callable[[], Job]] = {
 
 def script_of(name: str) -> str:
     """A golden script, made anew."""
-    job = SIDES[name]() if name in SIDES else (GOLDENS[name](),)
-    return render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    return render_runs(job_named(name))
+
+
+def job_named(name: str) -> Job:
+    return SIDES[name]() if name in SIDES else alone(GOLDENS[name]())
 
 
 @pytest.mark.parametrize("name", [*GOLDENS, *SIDES])
@@ -239,9 +261,8 @@ def test_bash_reads_the_script(name: str) -> None:
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    job = SIDES[name]() if name in SIDES else (GOLDENS[name](),)
-    job = tuple(with_system(plan, setup=[]) for plan in job)  # a site's own lines are the site's
-    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    job = with_plans(job_named(name), lambda plan: with_system(plan, setup=[]))  # a site's own lines are the site's
+    script = render_runs(job)
     # SC2016: what stands in single quotes is not to be expanded, that is the point of them.
     command = ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]
     done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
@@ -351,7 +372,7 @@ def test_a_job_name_says_nodes_ranks_swept_values_and_repeat() -> None:
     request = {"system": "example-gpu", "points_are": "nodes", "points": (4,), "repeats": 2, "sweep": asked}
     made = expand(Request(workload="resnet50", preset="ci", **request), machine_cores=4, now=NOW)
     assert [plan.job_name for plan in made] == [f"resnet50-4nodes-16ranks-fusion64MiB-bf16-r{n}" for n in (1, 2)]
-    script = render_job((made[1],), [folder_of(made[1])], PYTHON)
+    script = render_script(made[1], folder_of(made[1]), PYTHON)
     assert "#SBATCH --job-name=resnet50-4nodes-16ranks-fusion64MiB-bf16-r2\n" in script
     assert "# Swept: engine.horovod.fusion_threshold_bytes=64MiB, train.precision=bf16\n" in script
     assert f"series {made[1].series.id}, repeat 2 of 2:" in script
@@ -573,7 +594,7 @@ def test_launchers_without_mpi_ask_for_no_plugin(cluster: Cluster) -> None:
 
 
 def rooms(job: Job, root: Path) -> list[RunFolder]:
-    folders = [folder_of(plan, str(root)) for plan in job]
+    folders = [folder_of(plan, str(root)) for plan in job.plans]
     for folder in folders:
         folder.path.mkdir(parents=True)
     return folders
@@ -605,26 +626,27 @@ def test_pairs_run_one_after_the_other_each_in_its_folder(cluster: Cluster, tmp_
     folders = rooms(job, tmp_path / "my 'runs' $HOME")
     done = cluster.run(render_job(job, folders, PYTHON))
     assert (done.returncode, done.stderr) == (0, "")
-    assert [plan.series.side for plan in job] == ["a", "b", "b", "a", "a", "b"]
+    assert [plan.series.side for plan in job.plans] == ["a", "b", "b", "a", "a", "b"]
     pythons = {"a": PYTHON, "b": "/new env/bin/python"}
     assert told_by(cluster) == [
         ["srun", str(folder.path), pythons[plan.series.side], str(folder.plan), "unset", "unset"]
-        for plan, folder in zip(job, folders, strict=True)
+        for plan, folder in zip(job.plans, folders, strict=True)
     ]
     assert {folder.launch_log.read_text() for folder in folders} == {"words of a rank\n"}
     names = [line.rpartition(" ")[2] for line in done.stdout.splitlines()[:-1]]
-    assert names == [plan.run_id for plan in job]
+    assert names == [*job.run_ids]
     assert done.stdout.splitlines()[-1] == "dlbench: 0 of 6 runs failed"
 
 
 def test_no_side_inherits_from_the_other(cluster: Cluster, tmp_path: Path) -> None:
     telling(cluster)
     lines = {"a": ["export X=a", "cd /"], "b": ["export Y=${X-b}"]}
-    job = tuple(with_system(plan, setup=lines[plan.series.side]) for plan in sides_of({}, {"engine.name": "ddp"}))
+    job = sides_of({}, {"engine.name": "ddp"})
+    job = with_plans(job, lambda plan: with_system(plan, setup=lines[plan.series.side]))
     folders = rooms(job, tmp_path / "runs")
     done = cluster.run(render_job(job, folders, PYTHON))
     assert (done.returncode, done.stderr) == (0, "")
-    seen = [(plan.series.side, row[1] == "/", *row[4:]) for plan, row in zip(job, told_by(cluster), strict=True)]
+    seen = [(plan.series.side, row[1] == "/", *row[4:]) for plan, row in zip(job.plans, told_by(cluster), strict=True)]
     a, b = ("a", True, "a", "unset"), ("b", False, "unset", "b")
     assert seen == [a, b, b, a]
 
@@ -641,7 +663,7 @@ def test_a_run_that_fails_stops_none_and_the_job_says_so(
     assert done.returncode == 7
     assert [row[3] for row in told_by(cluster)] == [str(folder.plan) for folder in folders]
     errors = done.stderr.splitlines()
-    assert [line.split()[2] for line in errors] == [job[number].run_id for number in failing]
+    assert [line.split()[2] for line in errors] == [job.run_ids[number] for number in failing]
     assert all("ended with 7" in line and "launch.log" in line for line in errors)
     assert done.stdout.splitlines()[-1] == f"dlbench: {len(failing)} of 4 runs failed"
 
@@ -659,9 +681,9 @@ def test_the_first_failure_is_the_job_s(cluster: Cluster, tmp_path: Path) -> Non
 
 def test_a_setup_line_that_fails_ends_its_run_alone(cluster: Cluster, tmp_path: Path) -> None:
     telling(cluster)
-    job = tuple(
-        with_system(plan, setup=["false", "echo unreached"] if plan.series.side == "a" else [])
-        for plan in sides_of({}, {"engine.name": "ddp"})
+    job = with_plans(
+        sides_of({}, {"engine.name": "ddp"}),
+        lambda plan: with_system(plan, setup=["false", "echo unreached"] if plan.series.side == "a" else []),
     )
     folders = rooms(job, tmp_path / "runs")
     done = cluster.run(render_job(job, folders, PYTHON))
@@ -680,6 +702,37 @@ def test_a_folder_that_is_gone_stops_none(cluster: Cluster, tmp_path: Path) -> N
     assert len(told_by(cluster)) == 3
 
 
+def test_a_run_that_has_its_record_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
+    """A job that Slurm starts again goes on with what is missing."""
+    telling(cluster)
+    job = sides_of({}, {"engine.name": "ddp"})
+    folders = rooms(job, tmp_path / "runs")
+    folders[1].record.write_text("{}")
+    assert cluster.run(render_job(job, folders, PYTHON)).returncode == 0
+    assert [row[3] for row in told_by(cluster)] == [str(folders[number].plan) for number in (0, 2, 3)]
+    plan = plan_of()
+    folder = folder_of(plan, str(tmp_path / "runs"))
+    folder.path.mkdir()
+    folder.record.write_text("{}")
+    assert cluster.run(render_script(plan, folder, PYTHON)).returncode == 0
+    assert told_by(cluster) == []
+
+
+def test_each_job_of_an_array_takes_its_run(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    job = dataclasses.replace(sides_of({}, {"engine.name": "ddp"}), array_limit=1)
+    folders = rooms(job, tmp_path / "runs")
+    script = render_job(job, folders, PYTHON)
+    for number, folder in enumerate(folders, 1):
+        done = cluster.run(script, SLURM_ARRAY_TASK_ID=str(number), FAILING=str(folders[1].plan))
+        assert (done.returncode, [row[3] for row in told_by(cluster)]) == (7 * (number == 2), [str(folder.plan)])
+        assert folder.launch_log.read_text() == "words of a rank\n"
+    assert sbatch_arguments(job, folders[0])[3:5] == [
+        f"--output={folders[0].path}/slurm-%A_%a.out",
+        "--array=1-4%1",
+    ]
+
+
 # A path may hold blanks; a command with options is refused.
 @given(
     one=HOSTILE,
@@ -693,15 +746,17 @@ def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, pytho
     """In words of the shell, and in the comment that names the side."""
     made = sides_of({}, {"system.launch.environment.X": "x"}, launcher=launcher)
     sides = {"a": {}, "b": {"system.launch.environment.X": one, "free": two}}
-    job = []
-    for plan in made:
+
+    def changed(plan: RunPlan) -> RunPlan:
         mine = plan.model_copy(update={"series": plan.series.model_copy(update={"sides": sides})})
         values = {"launch": {"environment": {"X": one}}, "python": python} if plan.series.side == "b" else {}
-        job.append(with_system(mine, **values))
+        return with_system(mine, **values)
+
+    job = with_plans(made, changed)
     with tempfile.TemporaryDirectory() as root:
         cluster = Cluster(Path(root))
-        folders = rooms(tuple(job), Path(root) / "runs")
-        script = render_job(tuple(job), folders, PYTHON)
+        folders = rooms(job, Path(root) / "runs")
+        script = render_job(job, folders, PYTHON)
         plain = render_job(made, folders, PYTHON)
         assert directives(script) == directives(plain)
         (line,) = [line for line in script.split("\n") if line.startswith("# Side b: ")]
@@ -710,7 +765,7 @@ def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, pytho
         assert (done.returncode, done.stderr) == (0, ""), script
         assert list(cluster.cwd.iterdir()) == []
         assert cluster.called() == {launcher.partition("-")[0]}
-        calls_of_b = [f.path / "plan.json" for f, p in zip(folders, job, strict=True) if p.series.side == "b"]
+        calls_of_b = [f.path / "plan.json" for f, p in zip(folders, job.plans, strict=True) if p.series.side == "b"]
         words = cluster.arguments(launcher.partition("-")[0])
         for plan_file in calls_of_b:
             position = words.index(str(plan_file))
@@ -735,7 +790,7 @@ def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, pytho
 def test_the_time_of_a_job_is_that_of_all_its_runs(limit: str, runs: int, expected: str) -> None:
     assert total_time(limit, runs) == expected
     job = sides_of({}, {"engine.name": "ddp"}, overrides={"system.slurm.time_limit": limit})
-    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    script = render_runs(job)
     assert f"#SBATCH --time={total_time(limit, 4)}" in directives(script)
 
 
@@ -759,36 +814,39 @@ def test_sides_that_need_two_allocations_are_refused(b: dict[str, Any], key: str
 
 def test_cores_may_differ_where_slurm_is_not_told() -> None:
     job = sides_of({}, {"layout.cores_per_rank": 3}, overrides={"system.slurm.cpus_per_task": False})
-    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    script = render_runs(job)
     assert "cpus-per-task" not in script
 
 
 def test_a_job_holds_one_point_of_a_comparison_or_one_run() -> None:
     asked = {"workload": "resnet50", "preset": "ci", "points_are": "nodes", "points": (1, 2), "system": "box"}
     plain = expand(Request(**asked, repeats=2), machine_cores=4, now=NOW)
-    assert [len(job) for job in jobs_of(plain)] == [1] * 4
+    assert [len(job.plans) for job in jobs_of(plain)] == [1] * 4
     sided = expand(Request(**asked, repeats=3, sides={"a": {}, "b": {}}), machine_cores=4, now=NOW)
     jobs = jobs_of(sided)
-    assert [{plan.layout.nodes for plan in job} for job in jobs] == [{1}, {2}]
-    assert [[(p.series.repeat, p.series.side) for p in job] for job in jobs] == [
+    assert [{plan.layout.nodes for plan in job.plans} for job in jobs] == [{1}, {2}]
+    assert [[(p.series.repeat, p.series.side) for p in job.plans] for job in jobs] == [
         [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
     ] * 2
-    assert [job[0].job_name for job in jobs] == ["resnet50-1node-1rank-ab", "resnet50-2nodes-2ranks-ab"]
+    assert [job.name for job in jobs] == ["resnet50-1node-1rank-ab", "resnet50-2nodes-2ranks-ab"]
 
 
 # Submitting
 
 
 def test_the_sbatch_command() -> None:
-    folder = RunFolder(Path("/scratch/my runs/100%/%j/run"))
-    assert sbatch_arguments(folder) == [
+    plan, folder = plan_of(), RunFolder(Path("/scratch/my runs/100%/%j/run"))
+    assert sbatch_arguments(alone(plan), folder) == [
         "sbatch",
         "--parsable",
         "--chdir=/scratch/my runs/100%/%j/run",
         "--output=/scratch/my runs/100%%/%%j/run/slurm-%j.out",
         "/scratch/my runs/100%/%j/run/job.sbatch",
     ]
-    assert sbatch_arguments(folder, after="4711")[-2:] == ["--dependency=afterany:4711", str(folder.script)]
+    assert sbatch_arguments(alone(plan), folder, after="4711")[-2:] == [
+        "--dependency=afterany:4711",
+        str(folder.script),
+    ]
 
 
 def a_run(tmp_path: Path) -> tuple[RunPlan, RunFolder]:
@@ -804,11 +862,13 @@ def a_run(tmp_path: Path) -> tuple[RunPlan, RunFolder]:
 def test_a_job_s_id_is_kept(tmp_path: Path, program: Program, answer: str, job: str) -> None:
     program("sbatch", f'echo "sbatch: warning: be patient" >&2; printf "{answer}\\n"')
     plan, folder = a_run(tmp_path)
-    made = submit((plan,), [folder], PYTHON, None)
-    assert made.job_id == job
-    assert read_submission(folder) == made
+    made = submit(alone(plan), [folder], PYTHON, None)
+    assert made == job
+    kept = read_submission(folder)
+    assert kept is not None
+    assert (kept.job_id, kept.runs, kept.log) == (job, (), f"{plan.run_id}/slurm-{job}.out")
     assert folder.script.read_text() == render_script(plan, folder, PYTHON)
-    assert list(made.command) == sbatch_arguments(folder)
+    assert list(kept.command) == sbatch_arguments(alone(plan), folder)
 
 
 @pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "new\nline", "100%j", "$(touch canary)", "é", "-n"])
@@ -820,8 +880,8 @@ def test_sbatch_gets_the_words_whatever_the_folder_s_name(
     (tmp_path / name).mkdir()
     plan = plan_of()
     folder = create(tmp_path / name, plan)
-    submit((plan,), [folder], PYTHON, "4")
-    assert (tmp_path / "seen").read_text().split("\0")[:-1] == sbatch_arguments(folder, "4")
+    submit(alone(plan), [folder], PYTHON, "4")
+    assert (tmp_path / "seen").read_text().split("\0")[:-1] == sbatch_arguments(alone(plan), folder, "4")
     assert not list(tmp_path.rglob("canary"))
 
 
@@ -829,18 +889,21 @@ def a_comparison(tmp_path: Path) -> tuple[Job, list[RunFolder]]:
     job = sides_of({}, {"engine.name": "ddp"})
     out = tmp_path / "runs"
     out.mkdir(exist_ok=True)
-    return job, [create(out, plan) for plan in job]
+    return job, [create(out, plan) for plan in job.plans]
 
 
 def test_every_run_of_a_job_knows_the_job(tmp_path: Path, program: Program) -> None:
     program("sbatch", "echo 88")
     job, folders = a_comparison(tmp_path)
     made = submit(job, folders, PYTHON, "4")
-    assert (made.job_id, made.runs) == ("88", tuple(plan.run_id for plan in job))
-    assert list(made.command) == sbatch_arguments(folders[0], "4")
+    assert made == "88"
+    kept = read_submission(folders[0])
+    assert kept is not None
+    assert (kept.job_id, kept.runs, kept.log) == ("88", job.run_ids, f"{job.run_ids[0]}/slurm-88.out")
+    assert list(kept.command) == sbatch_arguments(job, folders[0], "4")
     script = render_job(job, folders, PYTHON)
     for folder in folders:
-        assert read_submission(folder) == made
+        assert read_submission(folder) == kept
         assert folder.script.read_text() == script
     assert [call[0] for call in calls(tmp_path)] == ["sbatch"]
 
@@ -860,11 +923,11 @@ def test_no_run_is_charged_with_the_energy_of_a_whole_job(tmp_path: Path, progra
     submit(job, folders, PYTHON, None)
     joules, why = job_energies(scan(tmp_path / "runs").runs)
     assert joules == {}
-    assert why == {plan.run_id: "job 88 holds 4 runs, counted together" for plan in job}
-    alone, folder = a_run(tmp_path)
-    submit((alone,), [folder], PYTHON, None)
+    assert why == {plan.run_id: "job 88 holds 4 runs, counted together" for plan in job.plans}
+    single, folder = a_run(tmp_path)
+    submit(alone(single), [folder], PYTHON, None)
     joules, why = job_energies(scan(tmp_path / "runs").runs)
-    assert joules == {alone.run_id: 1000.0}
+    assert joules == {single.run_id: 1000.0}
     assert len(why) == 4
 
 
@@ -895,7 +958,7 @@ def test_a_refused_run_leaves_nothing_and_says_why(tmp_path: Path, program: Prog
     plan, folder = a_run(tmp_path)
     kept = create(folder.path.parent, plan_of(series="another"))
     with pytest.raises(RefusedError) as caught:
-        submit((plan,), [folder], PYTHON, None)
+        submit(alone(plan), [folder], PYTHON, None)
     told = str(caught.value)
     assert told.startswith(f"sbatch refused {plan.run_id}: ")
     assert words in told
@@ -941,7 +1004,7 @@ def test_a_job_that_may_be_queued_keeps_its_folder(
         program("squeue", queue)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError) as caught:
-        submit((plan,), [folder], PYTHON, None, "token")
+        submit(alone(plan), [folder], PYTHON, None, "token")
     told = str(caught.value)
     assert not isinstance(caught.value, RefusedError)
     assert plan.run_id in told
@@ -962,9 +1025,10 @@ def test_a_job_that_was_taken_in_all_the_same_is_adopted(
     plan, folder = a_run(tmp_path)
     mine = "77|token|/elsewhere" if by == "comment" else f"77|a site's | own|{folder.path}"
     program("squeue", f"cat <<'E'\n76|(null)|{folder.path.parent}\n{mine}\nE")
-    made = submit((plan,), [folder], PYTHON, None, "token")
-    assert made.job_id == "77"
-    assert read_submission(folder) == made
+    assert submit(alone(plan), [folder], PYTHON, None, "token") == "77"
+    kept = read_submission(folder)
+    assert kept is not None
+    assert kept.job_id == "77"
     asked = calls(tmp_path)[-1]
     assert asked[0] == "squeue"
     assert f"--user={os.getuid()}" in asked
@@ -977,7 +1041,7 @@ def test_a_controller_that_is_late_is_asked_again(
     program("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
     program("squeue", '[ "$(grep -c squeue "$CALLS")" -lt 3 ] || echo "9|token|/x"')
     plan, folder = a_run(tmp_path)
-    assert submit((plan,), [folder], PYTHON, None, "token").job_id == "9"
+    assert submit(alone(plan), [folder], PYTHON, None, "token") == "9"
 
 
 @pytest.mark.parametrize(
@@ -987,7 +1051,7 @@ def test_the_last_line_that_is_an_id_counts(tmp_path: Path, program: Program, an
     """Some sites' sbatch says more."""
     program("sbatch", f'printf "{answer}\\n"')
     plan, folder = a_run(tmp_path)
-    assert submit((plan,), [folder], PYTHON, None).job_id == "123"
+    assert submit(alone(plan), [folder], PYTHON, None) == "123"
 
 
 def test_an_sbatch_that_cannot_be_started_is_one_line(
@@ -997,17 +1061,17 @@ def test_an_sbatch_that_cannot_be_started_is_one_line(
     (tmp_path / "programs" / "sbatch").write_text("#!/no/such/interpreter\n")
     plan, folder = a_run(tmp_path)
     with pytest.raises(RefusedError, match="cannot be started: No such file"):
-        submit((plan,), [folder], PYTHON, None)
+        submit(alone(plan), [folder], PYTHON, None)
     assert not folder.path.exists()
 
 
 def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
     program("sbatch", "echo 5")
     plan, folder = a_run(tmp_path)
-    submit((plan,), [folder], PYTHON, None, "token")
+    submit(alone(plan), [folder], PYTHON, None, "token")
     assert "--comment=token" in calls(tmp_path)[-1]
     own = with_system(plan_of(series="own"), slurm={"extra": ["comment=project-7"]})
-    submit((own,), [create(folder.path.parent, own)], PYTHON, None, "token")
+    submit(alone(own), [create(folder.path.parent, own)], PYTHON, None, "token")
     assert not any(word.startswith("--comment") for word in calls(tmp_path)[-1])
 
 
@@ -1016,7 +1080,7 @@ def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monk
     monkeypatch.setattr("dlbench.jobs.slurm.call.CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError, match=r"no answer within 0\.3 s; the job may be queued"):
-        submit((plan,), [folder], PYTHON, None)
+        submit(alone(plan), [folder], PYTHON, None)
     assert folder.script.is_file()
 
 
@@ -1102,7 +1166,7 @@ def test_nobody_is_asked_for_nothing(tmp_path: Path, program: Program) -> None:
 def test_the_submission_is_plain_json(tmp_path: Path, program: Program) -> None:
     program("sbatch", "echo '12;c'")
     plan, folder = a_run(tmp_path)
-    submit((plan,), [folder], PYTHON, None)
+    submit(alone(plan), [folder], PYTHON, None)
     content = json.loads(folder.submission.read_text())
     assert (content["format"], content["version"], content["job_id"]) == ("dlbench.submission", 1, "12")
     assert datetime.fromisoformat(content["submitted"].replace("Z", "+00:00")).tzinfo is not None

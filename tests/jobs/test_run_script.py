@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dlbench.jobs.scripts.batch import render_script
+from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.scripts.batch import render_job
 from dlbench.jobs.scripts.run_script import has_script, render_run_script
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
@@ -43,9 +44,9 @@ def test_a_run_loads_and_sets_what_its_job_does(launcher: str) -> None:
     script = render_run_script(plan, folder, PYTHON)
     lines = script[script.index("\nmodule purge") : script.index("\nexec ")].strip().splitlines()
     own = "# Unlike in any other start of this script."
-    job = render_script(plan, folder, PYTHON).splitlines()
-    assert lines == [line for line in job[job.index("module purge") : -2] if line not in (own, TOKEN)]
-    assert script.splitlines()[-1] == f"exec {job[-1]}"
+    job = render_job(job_of([plan]), [folder], PYTHON).splitlines()
+    assert lines == [line for line in job[job.index("module purge") : job.index(")") - 2] if line not in (own, TOKEN)]
+    assert script.splitlines()[-1] == f"exec {job[job.index(')') - 1]}".replace('"$dlbench_run"', "/runs/x")
 
 
 TOKEN = 'export DLBENCH_LAUNCH_TOKEN="${SLURM_JOB_ID}"'

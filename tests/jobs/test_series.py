@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
+from dlbench.jobs.campaign.packing import jobs_of
 from dlbench.jobs.campaign.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.scripts.batch import Job, jobs_of
+from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.sbatch import RefusedError
 from dlbench.jobs.slurm.submission import read_submission
 from dlbench.records.folder import RunFolder
@@ -62,7 +63,7 @@ def test_what_a_series_shall_hold_is_written_before_its_first_job(tmp_path: Path
     told = completed(root)
     assert [(one.number, one.job_id, one.is_adopted) for one in told] == [(n, str(n), False) for n in range(1, 5)]
     seen = (tmp_path / "seen").read_text()
-    assert all(one.job[0].run_id in seen for one in told)
+    assert all(one.job.run_ids[0] in seen for one in told)
     assert standing(root, "s").text == "4 of 4 jobs submitted"
     # Each after the one before, with a comment of its own.
     words = calls(tmp_path)
@@ -72,7 +73,7 @@ def test_what_a_series_shall_hold_is_written_before_its_first_job(tmp_path: Path
     ]
     comments = [word for call in words for word in call if word.startswith("--comment=")]
     assert len(set(comments)) == 4
-    assert comments[0].startswith(f"--comment={told[0].job[0].run_id}/")
+    assert comments[0].startswith(f"--comment={told[0].job.run_ids[0]}/")
     assert completed(root) == []
     assert len(calls(tmp_path)) == 4
 
@@ -189,7 +190,7 @@ def test_a_folder_that_was_removed_after_its_job_is_not_missed(tmp_path: Path, p
     program("sbatch", "echo 5")
     begun(root)
     told = completed(root)
-    shutil.rmtree(root / told[0].job[0].run_id)
+    shutil.rmtree(root / told[0].job.run_ids[0])
     assert standing(root, "s").text == "4 of 4 jobs submitted"
     assert completed(root) == []
 
@@ -204,7 +205,7 @@ def test_sides_go_by_the_job(tmp_path: Path, program: Program) -> None:
     assert now.text == "1 of 2 jobs submitted"
     assert [len(job.runs) for job in now.series.jobs] == [4, 4]
     (left,) = completed(root)
-    assert [plan.run_id for plan in left.job] == [*now.series.jobs[1].runs]
+    assert left.job.run_ids == now.series.jobs[1].runs
 
 
 def test_runs_of_the_collective_benchmark_are_completed_too(tmp_path: Path, program: Program) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dlbench.errors import UserError
+from dlbench.jobs.campaign.packing import job_of
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.batch import render_script
+from dlbench.jobs.scripts.batch import render_job
 from dlbench.jobs.variables import MAX_BYTES, resolve
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
@@ -40,7 +41,7 @@ def test_the_value_is_in_no_plan_script_or_command(tmp_path: Path, monkeypatch: 
         json.dumps(plan.model_dump(mode="json")),
         " ".join(launch.mpirun_command(plan, folder, "python3")),
         " ".join(launch.srun_command(plan, folder, "python3")),
-        render_script(plan, folder, "python3"),
+        render_job(job_of([plan]), [folder], "python3"),
     ]
     assert not [text for text in made if VALUE in text]
     assert RunPlan.model_validate(plan.model_dump(mode="json")) == plan

@@ -20,7 +20,8 @@ from typing import IO, Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.jobs.scripts.batch import Job, sbatch_arguments
+from dlbench.jobs.scripts.batch import sbatch_arguments
+from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.queue import Queue, queued_jobs
 from dlbench.jobs.slurm.sbatch import submit
 from dlbench.jobs.slurm.submission import keep_submission, read_submission
@@ -44,6 +45,10 @@ class SeriesJob(Spec):
     """One job of a series."""
 
     runs: tuple[RunName, ...] = Field(min_length=1, description="Its runs, in their order.")
+    time_limit: str = Field(description="What it asks for, as Slurm writes it; of an array, for each run.")
+    array_limit: int | None = Field(
+        description="null: one allocation for all. Else a job array, of which so many run at a time; 0: any number."
+    )
     comment: str = Field(description="By which Slurm finds the job again: sbatch --comment.")
 
 
@@ -157,7 +162,7 @@ def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState,
     for folder in folders:
         submission = read_submission(folder)
         if submission is not None:
-            return "submitted", submission.job_id
+            return "submitted", submission.job_id.partition("_")[0]  # that of the whole array
     if any(folder.path.is_dir() and read_statuses(folder) for folder in folders):
         return "begun", ""
     return ("unsure" if any(folder.script.exists() for folder in folders) else "missing"), ""
@@ -213,12 +218,17 @@ def begin(root: Path, jobs: Sequence[Job], *, chain: bool, python: str, request:
         UserError: a run of that name exists, or another process submits this series.
         RunError: the files cannot be written.
     """
-    series_id = _series_of(jobs[0][0])
-    for plan in (plan for job in jobs for plan in job):
+    series_id = _series_of(jobs[0].plans[0])
+    for plan in (plan for job in jobs for plan in job.plans):
         if (root / plan.run_id).exists():
             raise UserError(f"{root / plan.run_id}: exists already; {_OTHER}")
     added = tuple(
-        SeriesJob(runs=tuple(plan.run_id for plan in job), comment=f"{job[0].run_id}/{secrets.token_hex(4)}")
+        SeriesJob(
+            runs=job.run_ids,
+            time_limit=job.time_limit,
+            array_limit=job.array_limit,
+            comment=f"{job.run_ids[0]}/{secrets.token_hex(4)}",
+        )
         for job in jobs
     )
     try:
@@ -235,7 +245,7 @@ def begin(root: Path, jobs: Sequence[Job], *, chain: bool, python: str, request:
                 raise UserError(
                     f"{run_id}: is in series {series_id} already: `dlbench complete` goes on with it; or {_OTHER}"
                 )
-        _append(plans, "".join(plan.model_dump_json() + "\n" for job in jobs for plan in job))
+        _append(plans, "".join(plan.model_dump_json() + "\n" for job in jobs for plan in job.plans))
         series = SeriesFile(
             id=series_id,
             created=before.created if before else utc_now(),
@@ -292,7 +302,14 @@ def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
             kind = CommPlan if content.get("format") == CommPlan.model_fields["format"].default else RunPlan
             plan = kind.model_validate(content)
             plans[plan.run_id] = plan
-        return [tuple(plans[run_id] for run_id in job.runs) for job in series.jobs]
+        return [
+            Job(
+                plans=tuple(plans[run_id] for run_id in job.runs),
+                time_limit=job.time_limit,
+                array_limit=job.array_limit,
+            )
+            for job in series.jobs
+        ]
     except (OSError, ValueError, ValidationError, AttributeError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
     except KeyError as error:
@@ -343,8 +360,8 @@ def complete(
             folders = _folders(root, job)
             found = queue.find(folders[0], entry.comment) if state == "unsure" and queue is not None else ""
             if found:
-                keep_submission(job, folders, found, sbatch_arguments(folders[0], after, entry.comment))
-            before = found or submit(job, folders, now.series.python, after, entry.comment).job_id
+                keep_submission(job, folders, found, sbatch_arguments(job, folders[0], after, entry.comment))
+            before = found or submit(job, folders, now.series.python, after, entry.comment)
             _append(_file(root, series_id, "jobs"), f"{entry.runs[0]} {before}\n")
             on_submitted(Submitted(number=number, job=job, job_id=before, is_adopted=bool(found)))
         return standing(root, series_id)
@@ -408,7 +425,7 @@ def _folders(root: Path, job: Job) -> list[RunFolder]:
     """
     made: list[RunFolder] = []
     try:
-        return [_folder(root, plan, made) for plan in job]
+        return [_folder(root, plan, made) for plan in job.plans]
     except (UserError, RunError):
         for folder in made:
             shutil.rmtree(folder.path)

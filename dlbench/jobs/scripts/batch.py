@@ -1,6 +1,4 @@
-"""Plans become a batch script and the sbatch command that submits it. Both pure.
-
-A job holds one run, or all runs of one point of a paired comparison, whose sides must share their nodes.
+"""A job becomes a batch script and the sbatch command that submits it. Both pure.
 
 Quoting happens at the border: `#SBATCH` lines cannot be quoted, so only checked words stand there;
 everything else goes through one filter, `sh`. Paths (which may hold anything) are given to sbatch as
@@ -10,160 +8,125 @@ arguments, never written into directives.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan, value_text
-from dlbench.specs.system.slurm import SlurmSpec
-
-Job = tuple[LaunchPlan, ...]
-"""Plans whose runs go into one job, in the order in which they run."""
-
-
-def jobs_of(plans: Sequence[LaunchPlan]) -> list[Job]:
-    """The jobs of a series, in the order of their first runs: one for each run, or for each point of a comparison.
-
-    Raises:
-        UserError: the sides of a comparison cannot share a job, because they ask Slurm for different things.
-    """
-    jobs: dict[object, list[LaunchPlan]] = {}
-    for plan in plans:
-        is_side = isinstance(plan, RunPlan) and plan.series.side
-        key = (plan.layout.ranks, plan.layout.nodes) if is_side else plan.run_id
-        jobs.setdefault(key, []).append(plan)
-    for job in jobs.values():
-        _refuse_two_requests(job)
-    return [tuple(job) for job in jobs.values()]
-
-
-def _refuse_two_requests(job: Sequence[LaunchPlan]) -> None:
-    first = dict(_requested(job[0]))
-    for plan in job[1:]:
-        for key, value in _requested(plan):
-            if value != first[key]:
-                raise UserError(
-                    f"--ab: both sides run in one Slurm job, which has one {key}: they ask for {first[key]} and "
-                    f"{value}; give it to --set, or submit two series"
-                )
-
-
-def _requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
-    """All that decides a plan's `#SBATCH` lines, by the keys of the plan."""
-    for name in SlurmSpec.model_fields:
-        if name != "gpu_bind":  # srun's
-            yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
-    # Where Slurm is not told, the sides may differ.
-    yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
     """The exact text of `job.sbatch`, for one run or several.
 
     Args:
-        job: the plans; their system must have a scheduler.
+        job: the runs; their system must have a scheduler.
         folders: where each run lives, absolute, in the same order.
         python: Python of the compute nodes, unless the system names another.
     """
-    if len(job) == 1:
-        return render_script(job[0], folders[0], python)
-    return _render_sides(job, folders, python)
-
-
-def render_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    """The exact text of `job.sbatch` of a single run; arguments as `render_job`."""
+    plan = job.shape
+    assert isinstance(plan, RunPlan | CommPlan)
+    ways = _ways(job, python)
+    record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
     return render(
         "job.sbatch.j2",
         plan=plan,
         slurm=plan.system.slurm,
         words=_words(plan),
-        place=_place(plan),
-        job_name=plan.job_name,
-        time_limit=plan.system.slurm.time_limit,
-        variables=launch.rank_environment(plan),
-        command=launch.quoted(launch.launcher_command(plan, folder, plan.system.python or python)),
+        job_name=job.name,
+        time_limit=job.time_limit,
+        what=_what(job),
+        place={"series": plan.series.id, "swept": _swept(job)},
+        sides=_sides(job),
+        configurations=list({way["name"]: way for way in ways}.values()),
+        runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
+        record=record.name,
+        is_array=job.is_array,
         is_job=True,
     )
 
 
-def _render_sides(job: Job, folders: Sequence[RunFolder], python: str) -> str:
-    by_side = {plan.series.side: plan for plan in reversed(job) if isinstance(plan, RunPlan)}
-    return render(
-        "sides.sbatch.j2",
-        plan=job[0],
-        slurm=job[0].system.slurm,
-        words=_words(job[0]),
-        place=_place(job[0]),
-        job_name=job[0].job_name,
-        time_limit=time_limit(job),
-        folders=[folder.path for folder in folders],
-        is_job=True,
-        sides=[
-            {
-                "name": name,
-                "words": side_words(plan),
-                "plan": plan,
-                "variables": launch.rank_environment(plan),
-                "command": _command_in_variable(plan, plan.system.python or python),
-            }
-            for name, plan in sorted(by_side.items())
-        ],
-    )
-
-
-def _place(plan: LaunchPlan) -> dict[str, object]:
-    """Where a run stands in its series, in words; `swept` is empty where nothing is."""
+def _what(job: Job) -> str:
+    """What a job runs, in words."""
+    plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
-    axes = plan.series.axes if isinstance(plan, RunPlan) else {}
-    return {
-        "series": plan.series.id,
-        "repeat": f"repeat {plan.series.repeat + 1} of {plan.series.repeats}",
-        "swept": ", ".join(f"{key}={value_text(key, value)}" for key, value in axes.items()),
-    }
+    if len(job.plans) == 1:
+        return f"repeat {plan.series.repeat + 1} of {plan.series.repeats}: {plan.title}"
+    name = f"{plan.workload.name} ({plan.workload.preset})" if isinstance(plan, RunPlan) else plan.title
+    how = "one in each job of an array" if job.is_array else "one after the other on the same nodes"
+    return f"{len(job.plans)} runs of {name}, {how}"
 
 
-def time_limit(job: Job) -> str:
-    """The time that a job asks for, as Slurm writes it: that of all its runs."""
-    limit = job[0].system.slurm.time_limit
-    return limit if len(job) == 1 else total_time(limit, len(job))
+def _swept(job: Job) -> str:
+    """Keys that are swept, with their values in this job; empty where none is."""
+    values: dict[str, list[str]] = {}
+    for plan in job.plans:
+        for key, value in plan.series.axes.items() if isinstance(plan, RunPlan) else ():
+            values.setdefault(key, []).append(value_text(key, value))
+    return ", ".join(f"{key}={','.join(dict.fromkeys(found))}" for key, found in values.items())
 
 
-def total_time(limit: str, runs: int) -> str:
-    """A limit as Slurm writes it, so many times; a limit of nought is none, and stays none.
-
-    Args:
-        limit: as `limit_seconds`.
-        runs: how many.
-    """
-    total = limit_seconds(limit) * runs
-    clock = f"{total // 3600 % 24:02d}:{total // 60 % 60:02d}:{total % 60:02d}"
-    return f"{total // 86400}-{clock}" if total >= 86400 else clock
+def _sides(job: Job) -> list[dict[str, str]]:
+    """Sides of a comparison, with what they set."""
+    words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
+    return [{"name": side, "words": words[side]} for side in sorted(words)]
 
 
-def limit_seconds(limit: str) -> int:
-    """A time limit in seconds.
+def _ways(job: Job, python: str) -> list[dict[str, object]]:
+    """How each run is started; runs that are started alike share one, with one function of the script."""
+    folder, hosts = _place_holder(), _place_holder()
+    variables = {f"/{folder}": "dlbench_run", hosts: "dlbench_hosts"}
+    named: dict[str, dict[str, object]] = {}
+    ways = []
+    for plan in job.plans:
+        is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
+        words = launch.launcher_command(
+            plan, RunFolder(Path(f"/{folder}")), plan.system.python or python, hosts if is_part else ""
+        )
+        way = {
+            "plan": plan,
+            "is_part": is_part,
+            "variables": launch.rank_environment(plan),
+            "command": " ".join(_quoted(word, variables) for word in words),
+        }
+        # Whatever of a plan reaches its part of the script.
+        text = f"{is_part} {plan.layout.nodes} {render('environment.j2', is_job=True, **way)}"
+        if text not in named:
+            named[text] = {**way, "name": _name(plan, [*named.values()]), "whose": _whose(job, plan)}
+        ways.append(named[text])
+    if len(named) == 1:
+        ways[0] |= {"name": "start", "whose": ""}
+    return ways
 
-    Args:
-        limit: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
-            `days-hours:minutes:seconds` (sbatch(1), --time).
-    """
-    days, dash, rest = limit.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if dash or len(parts) == 3:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-    else:
-        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+def _name(plan: LaunchPlan, others: Sequence[Mapping[str, object]]) -> str:
+    """A function's: by the side of a comparison, else by a number."""
+    name = f"start_{plan.series.side}" if isinstance(plan, RunPlan) and plan.series.side else ""
+    return name if name and all(name != other["name"] for other in others) else f"start_{len(others) + 1}"
+
+
+def _whose(job: Job, plan: LaunchPlan) -> str:
+    """By what a way of starting differs from others of its job, in words."""
+    layout = plan.layout
+    parts = []
+    if len({(one.layout.nodes, one.layout.ranks) for one in job.plans}) > 1:
+        parts.append(f"{layout.nodes} node{'s' * (layout.nodes > 1)}, {layout.ranks} rank{'s' * (layout.ranks > 1)}")
+    if isinstance(plan, RunPlan) and plan.series.side:
+        parts.append(f"Side {plan.series.side}")
+    elif isinstance(plan, RunPlan):
+        of_system = {key: value for key, value in plan.series.axes.items() if key.startswith("system.")}
+        parts += [f"{key}={value_text(key, value)}" for key, value in of_system.items()]
+    return f"{', '.join(parts)}. " if parts else ""
 
 
 def keeps_own_comment(job: Job) -> bool:
     """Whether the system file gives sbatch a comment of the site's, which dlbench must not replace."""
-    return any(option.startswith("comment=") for option in job[0].system.slurm.extra)
+    return any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
 
 
 def _words(plan: LaunchPlan) -> list[tuple[str, str]]:
@@ -187,11 +150,19 @@ def _gpu_words(plan: LaunchPlan) -> list[tuple[str, str]]:
     return []
 
 
-def _command_in_variable(plan: LaunchPlan, python: str) -> str:
-    """The command of a run whose folder is in the script's variable `dlbench_run`."""
-    place_holder = f"/{_place_holder()}"
-    command = launch.quoted(launch.launcher_command(plan, RunFolder(Path(place_holder)), python))
-    return command.replace(place_holder, '"$dlbench_run"')
+def _quoted(word: str, variables: Mapping[str, str]) -> str:
+    """A word of the shell in which some parts are variables of the script.
+
+    Args:
+        word: any text.
+        variables: names of the variables, by the part that each replaces.
+    """
+    for part, name in variables.items():
+        if part in word:
+            before, _, after = word.partition(part)
+            ends = [_quoted(end, variables) if end else "" for end in (before, after)]
+            return f'{ends[0]}"${name}"{ends[1]}'
+    return shlex.quote(word)
 
 
 def _place_holder() -> str:
@@ -199,16 +170,20 @@ def _place_holder() -> str:
     return f"DLBENCH-{secrets.token_hex(16)}"
 
 
-def sbatch_arguments(folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
-    """The command that submits a run's script.
+def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
+    """The command that submits a job's script.
 
     Args:
-        folder: the run's folder, absolute; of a job with several runs the first one's.
+        job: the runs.
+        folder: that of its first run, absolute.
         comment: by which the job is found again; empty: none.
         after: id of the job that must have ended before this one begins; runs of a series would
             disturb each other on shared switches and file systems.
     """
-    arguments = ["sbatch", "--parsable", f"--chdir={folder.path}", f"--output={_slurm_path(folder.path)}/slurm-%j.out"]
+    output = f"{_slurm_path(folder.path)}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
+    arguments = ["sbatch", "--parsable", f"--chdir={folder.path}", f"--output={output}"]
+    if job.array_limit is not None:
+        arguments.append(f"--array=1-{len(job.plans)}{f'%{job.array_limit}' if job.array_limit else ''}")
     if comment:
         arguments.append(f"--comment={comment}")
     if after is not None:

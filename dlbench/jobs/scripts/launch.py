@@ -51,28 +51,31 @@ def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | Var
     ]
 
 
-def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
+def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
     """Open MPI's mpirun; ranks pin themselves, so it must not.
 
     Variables are named and their values left to mpirun's own environment: everybody may read a command line.
+    Arguments as `launcher_command`.
     """
     exports = [part for name in sorted([*rank_environment(plan), TOKEN]) for part in ("-x", name)]
     mapping = f"ppr:{plan.layout.ranks_per_node}:node:OVERSUBSCRIBE"
     return [
         *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),
+        *(("--host", hosts) if hosts else ()),
         *exports,
         *node_command(folder.plan, python),
     ]
 
 
-def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
+def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
     """Srun inside an allocation; a dead rank ends the job, which srun does not do by itself.
 
     Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
     as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
 
     GPUs are not bound to ranks: a bound rank, as under gpus-per-task (srun(1), --tres-bind), cannot open the others',
-    and NCCL goes by the host's memory. Each rank takes its own by its place on the node.
+    and NCCL goes by the host's memory. Each rank takes its own by its place on the node. Arguments as
+    `launcher_command`.
     """
     layout, launch = plan.layout, plan.system.launch
     words = [
@@ -84,6 +87,8 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
         f"--ntasks-per-node={layout.ranks_per_node}",
         "--distribution=block:block",
     ]
+    if hosts:
+        words.append(f"--nodelist={hosts}")
     slurm = plan.system.slurm
     if slurm.gpu_request != "none" and slurm.gpu_bind != "site":
         words.append(f"--gpu-bind={slurm.gpu_bind}")
@@ -92,11 +97,18 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
     return [*words, *node_command(folder.plan, python)]
 
 
-def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
-    """The command of the plan's launcher, which is not `local`."""
+def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
+    """The command of the plan's launcher, which is not `local`.
+
+    Args:
+        plan: of the run.
+        folder: where it lives, absolute.
+        python: Python of the ranks.
+        hosts: names of its nodes with commas between them; empty: all nodes of the allocation.
+    """
     if plan.system.launch.launcher == "mpirun":
-        return mpirun_command(plan, folder, python)
-    return srun_command(plan, folder, python)
+        return mpirun_command(plan, folder, python, hosts)
+    return srun_command(plan, folder, python, hosts)
 
 
 def quoted(words: list[str]) -> str:

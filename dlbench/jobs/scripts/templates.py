@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
+from pathlib import Path
 
 import jinja2
 
@@ -18,8 +20,13 @@ def render(template: str, **values: object) -> str:
     Raises:
         jinja2.UndefinedError: the template uses a name that was not given (a defect of dlbench).
     """
+    return _environment(bundled.folder("slurm")).get_template(template).render(**values)
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(bundled.folder("slurm")),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701  (shell and slurm.conf, not HTML; free text goes through the filter below)
         trim_blocks=True,
@@ -28,4 +35,4 @@ def render(template: str, **values: object) -> str:
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = lambda value: "".join(c if c.isprintable() else " " for c in str(value))[:200]
-    return environment.get_template(template).render(**values)
+    return environment

@@ -40,7 +40,8 @@ class Queue:
         """The id of the job with this comment, else of the one that was submitted from this folder; empty if none."""
         by_comment = (job for job, said, _ in self.jobs if comment and said == comment)
         by_folder = (job for job, _, place in self.jobs if place == str(folder.path))
-        return next(by_comment, "") or next(by_folder, "")
+        found = next(by_comment, "") or next(by_folder, "")
+        return found.partition("_")[0]  # of an array squeue lists elements
 
 
 def queued_jobs() -> Queue | None:

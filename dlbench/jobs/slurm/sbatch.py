@@ -8,10 +8,11 @@ import subprocess
 from collections.abc import Sequence
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.jobs.scripts.batch import Job, keeps_own_comment, render_job, sbatch_arguments
+from dlbench.jobs.scripts.batch import keeps_own_comment, render_job, sbatch_arguments
+from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.call import call
 from dlbench.jobs.slurm.queue import find_job
-from dlbench.jobs.slurm.submission import Submission, keep_submission
+from dlbench.jobs.slurm.submission import keep_submission
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 
@@ -48,14 +49,14 @@ def require_slurm() -> None:
         raise EnvironmentLacksError("sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run")
 
 
-def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | None, comment: str = "") -> Submission:
-    """Writes a job's script into the folder of each of its runs and submits it.
+def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | None, comment: str = "") -> str:
+    """Writes a job's script into the folder of each of its runs and submits it; returns Slurm's id.
 
     An sbatch that ends badly may have queued the job all the same ("Socket timed out on send/recv operation"), so that
     Slurm is asked, and the job adopted if it is there.
 
     Args:
-        job: the plans of its runs, in their order.
+        job: the runs.
         folders: their folders, absolute; Slurm's output goes into the first.
         python: as in `render_job`.
         after: as in `sbatch_arguments`.
@@ -66,13 +67,15 @@ def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | Non
         RunError: sbatch said neither yes nor no, and squeue knows no such job (the folders stay, because it may be
             queued).
     """
-    name = job[0].run_id if len(job) == 1 else f"{job[0].run_id} and {len(job) - 1} more runs"
+    name, *others = job.run_ids
+    if others:
+        name = f"{name} and {len(others)} more run{'s' * (len(others) > 1)}"
     script = render_job(job, folders, python)
     for folder in folders:
         write_atomic(folder.script, script)
     if keeps_own_comment(job):
         comment = ""
-    command = sbatch_arguments(folders[0], after, comment)
+    command = sbatch_arguments(job, folders[0], after, comment)
     job_id, doubt, refusal = _sbatch(command)
     if refusal:
         for folder in folders:
@@ -81,7 +84,8 @@ def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | Non
     job_id = job_id or find_job(folders[0], comment)
     if not job_id:
         raise RunError(f"{name}: {doubt}; {_MAYBE_QUEUED}")
-    return keep_submission(job, folders, job_id, command)
+    keep_submission(job, folders, job_id, command)
+    return job_id
 
 
 def _sbatch(command: Sequence[str]) -> tuple[str, str, str]:

@@ -28,7 +28,7 @@ def job_states(job_ids: list[str]) -> JobStates:
         return JobStates()
     if shutil.which("squeue") is None:
         return JobStates(unanswered="squeue is not on PATH")
-    queued = _ask("squeue", "--noheader", "--states=all", "--format=%i|%T", f"--jobs={','.join(job_ids)}")
+    queued = _ask("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", f"--jobs={','.join(job_ids)}")
     states = {**queued.states}
     missing = [job for job in job_ids if job not in states]
     if missing and shutil.which("sacct") is not None:

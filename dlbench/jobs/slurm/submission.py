@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.scripts.batch import Job
+from dlbench.jobs.scripts.job import Job
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
@@ -21,31 +21,39 @@ class Submission(Spec):
 
     format: Literal["dlbench.submission"] = Field("dlbench.submission", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    job_id: str = Field(description="Slurm's job id, without the cluster.")
+    job_id: str = Field(description="Slurm's job id, without the cluster; of an element of an array, ARRAY_NUMBER.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     submitted: str = Field(description="UTC, ISO 8601.")
     runs: tuple[RunName, ...] = Field(
         (),
-        description="All runs of the job in their order, where it holds several (submit --ab): Slurm's output lies in "
-        "the folder of the first; empty: this run alone.",
+        description="All runs of the job in their order, where it holds several; empty: this run alone.",
     )
+    log: str = Field(description="Slurm's output, from the folder of all runs.")
 
 
-def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str]) -> Submission:
+def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str]) -> None:
     """Writes into the folder of each run of a job which job it is.
+
+    Args:
+        job: the runs.
+        folders: theirs, in the same order.
+        job_id: Slurm's; of an array that of the whole.
+        command: the sbatch command line.
 
     Raises:
         RunError: a file cannot be written.
     """
-    submission = Submission(
-        job_id=job_id,
-        command=tuple(command),
-        submitted=utc_now(),
-        runs=tuple(plan.run_id for plan in job) if len(job) > 1 else (),
-    )
-    for folder in folders:
+    now, first = utc_now(), folders[0].path.name
+    for number, folder in enumerate(folders, 1):
+        own = f"{job_id}_{number}" if job.is_array else job_id
+        submission = Submission(
+            job_id=own,
+            command=tuple(command),
+            submitted=now,
+            runs=job.run_ids if len(folders) > 1 and not job.is_array else (),
+            log=f"{first}/slurm-{own}.out",
+        )
         write_json(folder.submission, submission.model_dump(mode="json"))
-    return submission
 
 
 def read_submission(folder: RunFolder) -> Submission | None:

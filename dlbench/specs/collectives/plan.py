@@ -115,9 +115,14 @@ class CommPlan(LaunchPlan):
         return f"collective benchmark of {self.comm.collective}"
 
     @property
+    def word(self) -> str:
+        """The collective."""
+        return f"comm-{self.comm.collective}"
+
+    @property
     def job_name(self) -> str:
         """Collective, nodes, ranks and repeat."""
-        return job_label(f"comm-{self.comm.collective}", self.layout, {}, f"r{self.series.repeat + 1}")
+        return job_label(self.word, self.layout, {}, f"r{self.series.repeat + 1}")
 
     @property
     def group_size(self) -> int:

@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from dlbench.errors import RunError
+from dlbench.jobs.campaign.packing import jobs_of
 from dlbench.jobs.campaign.series import begin, complete, standing
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.scripts.batch import Job, jobs_of
+from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm import sbatch as slurm
 from dlbench.records.folder import create
 from dlbench.records.scan import read_run

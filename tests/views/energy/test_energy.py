@@ -771,7 +771,7 @@ def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path]
     out = tmp_path / "runs"
     made = write_series(out, [300, 320, 340, 360])
     for plan, job in zip(made[:2], ("101", "102"), strict=True):
-        submission = Submission(job_id=job, command=("sbatch",), submitted="2026-03-01T12:00:00Z")
+        submission = Submission(job_id=job, command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="run/slurm.out")
         write_json(RunFolder(out / plan.run_id).submission, submission.model_dump(mode="json"))
     RunFolder(out / made[2].run_id).submission.write_text("{", encoding="utf-8")
     found = scan(out)

@@ -1,0 +1,97 @@
+"""A job: the runs that one sbatch takes to Slurm, and what it asks for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
+from dlbench.specs.system.slurm import SlurmSpec
+
+_OF_SRUN = frozenset({"gpu_bind"})
+"""Keys of `SlurmSpec` that sbatch never sees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Runs that go to Slurm together.
+
+    One after the other in one allocation; or each in an allocation of its own, as the elements of a job array.
+    """
+
+    plans: tuple[LaunchPlan, ...]
+    """At least one, in the order in which they run."""
+    time_limit: str
+    """What sbatch is asked for, as Slurm writes it: of all runs, in an array of each."""
+    array_limit: int | None = None
+    """None: one allocation for all. Else an array, of which so many run at a time at most; 0: any number."""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether each run has an allocation of its own."""
+        return self.array_limit is not None
+
+    @property
+    def shape(self) -> LaunchPlan:
+        """The plan that decides what is asked for: one of the most nodes and ranks; smaller ones run inside."""
+        return max(self.plans, key=lambda plan: (plan.layout.nodes, plan.layout.ranks))
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Of its runs, in their order."""
+        return tuple(plan.run_id for plan in self.plans)
+
+    @property
+    def node_hours(self) -> float | None:
+        """Nodes times the time limit, all elements of an array together; None where the limit is none."""
+        seconds = limit_seconds(self.time_limit) * (len(self.plans) if self.is_array else 1)
+        return self.shape.layout.nodes * seconds / 3600 if seconds else None
+
+    @property
+    def name(self) -> str:
+        """Its name in Slurm's queue, of safe characters."""
+        shape = self.shape
+        if len(self.plans) == 1 or (isinstance(shape, RunPlan) and shape.series.side):
+            return shape.job_name
+        return job_label(shape.word, shape.layout, {}, f"{len(self.plans)}runs")
+
+
+def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
+    """All that decides what a plan asks sbatch for, but for nodes, ranks and time, by the keys of the plan."""
+    for name in SlurmSpec.model_fields:
+        if name not in _OF_SRUN:
+            yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
+    # Where Slurm is not told, runs of one job may differ.
+    yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
+
+
+def time_text(seconds: int) -> str:
+    """Seconds as Slurm writes a time limit."""
+    clock = f"{seconds // 3600 % 24:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"{seconds // 86400}-{clock}" if seconds >= 86400 else clock
+
+
+def total_time(limit: str, runs: int) -> str:
+    """A limit as Slurm writes it, so many times; a limit of nought is none, and stays none.
+
+    Args:
+        limit: as `limit_seconds`.
+        runs: how many.
+    """
+    return time_text(limit_seconds(limit) * runs)
+
+
+def limit_seconds(limit: str) -> int:
+    """A time limit in seconds.
+
+    Args:
+        limit: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
+            `days-hours:minutes:seconds` (sbatch(1), --time).
+    """
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash or len(parts) == 3:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
