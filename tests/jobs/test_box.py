@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,18 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.box import config as box_config
+from dlbench.jobs.box import equipment, trust
 from dlbench.jobs.box import host as box_host
 from dlbench.jobs.box import state as box_state
-from dlbench.jobs.box import trust
 from dlbench.jobs.box.box import Box, check_requirements
 from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process
 
 MPI_PROGRAM = r"""
@@ -87,6 +92,63 @@ def test_every_line_of_slurm_conf_is_a_comment_or_one_setting() -> None:
     text = box_config.render_slurm_conf(make_plan(Path("/tmp/box"), num_nodes=8))
     for line in text.splitlines():
         assert not line or line.startswith("# ") or re.fullmatch(r"[A-Za-z]+=\S+( [A-Za-z]+=\S+)*", line), line
+
+
+def equipped(**has: Any) -> BoxPlan:
+    equipment.check(Equipment(**has), nodes=4, cpus_per_node=8)
+    return dataclasses.replace(make_plan(Path("/tmp/box"), num_nodes=4), cpus_per_node=8, equipment=Equipment(**has))
+
+
+def test_devices_features_and_partitions_are_lines_of_slurm_s_files() -> None:
+    plan = equipped(
+        gres=("gpu:a100:2,gpu:h100:1", "n4=nic:2"),
+        features=("a100,nvlink", "n2=big"),
+        partitions=("batch", "debug Nodes=n1 MaxTime=30 PriorityTier=10"),
+        sockets=2,
+        memory_mb=16000,
+    )
+    lines = box_config.render_slurm_conf(plan).splitlines()
+    for wanted in (
+        "NodeName=n2 NodeAddr=198.18.0.19 CPUs=8 Sockets=2 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=1000 "
+        "Gres=gpu:a100:2,gpu:h100:1 Feature=a100,nvlink,big State=UNKNOWN",
+        "PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP",
+        "PartitionName=debug Nodes=n1 MaxTime=30 PriorityTier=10 Default=NO State=UP",
+        "GresTypes=gpu,nic",
+        "SelectTypeParameters=CR_Core_Memory",
+    ):
+        assert wanted in lines
+    devices = box_config.render_gres_conf(plan).splitlines()
+    assert "NodeName=n4 Name=gpu Type=h100 File=/tmp/box/dev/gpu[2-2]" in devices
+    assert "NodeName=n4 Name=nic File=/tmp/box/dev/nic[0-1]" in devices
+    assert [path.name for path in box_config.device_files(plan)] == ["gpu0", "gpu1", "gpu2", "nic0", "nic1"]
+
+
+@given(switches=st.integers(1, 8), nodes=st.integers(1, 8))
+def test_every_node_hangs_on_one_leaf(switches: int, nodes: int) -> None:
+    names = tuple(f"n{index}" for index in range(1, nodes + 1))
+    leaves = Equipment(switches=min(switches, nodes)).leaves(names)
+    assert [name for leaf in leaves for name in leaf] == list(names)
+    assert max(map(len, leaves)) - min(map(len, leaves)) <= 1
+    assert min(map(len, leaves)) >= 1
+
+
+@pytest.mark.parametrize(
+    "has",
+    [
+        {"gres": ("gpu",)},
+        {"gres": ("gpu:0",)},
+        {"gres": ("gpu:4\nSlurmUser=x",)},
+        {"features": ("a b",)},
+        {"partitions": ("debug\nSlurmUser=x",)},
+        {"partitions": ("debug MaxTime",)},
+        {"switches": 5},
+        {"sockets": 3},
+        {"sockets": 2, "threads_per_core": 3},
+    ],
+)
+def test_equipment_that_no_box_has_is_refused(has: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is no|are no|leaf switches"):
+        equipped(**has)
 
 
 def test_cgroup_conf_follows_the_version() -> None:

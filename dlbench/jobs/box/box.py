@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -19,14 +20,18 @@ from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box import config, host, state, trust
+from dlbench.jobs.box import config, database, equipment, host, state, trust
 from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process
 
+_PLAIN = Equipment()
+_BOOKS = {"slurmdbd": "slurmdbd", "sacctmgr": "slurm-client", "mariadbd": "mariadb-server-core"}
 
-def check_requirements() -> list[str]:
+
+def check_requirements(has: Equipment = _PLAIN) -> list[str]:
     """What this machine lacks for a box, one line with its remedy for each thing; empty if a box can run."""
-    return host.requirements()
+    return host.requirements(_BOOKS if has.accounting else None)
 
 
 @final
@@ -38,11 +43,19 @@ class Box:
     processes: list[Process] = field(default_factory=list)
 
     @classmethod
-    def start(cls, folder: Path, nodes: int = 2, cpus_per_node: int = 2, timeout_s: float = 60) -> Box:
+    def start(
+        cls,
+        folder: Path,
+        nodes: int = 2,
+        cpus_per_node: int = 2,
+        timeout_s: float = 60,
+        has: Equipment = _PLAIN,
+    ) -> Box:
         """Start a box that keeps its files in `folder`, and wait until every node is idle.
 
-        A node may have more processors than the machine. Jobs of an earlier box in the folder are
-        forgotten. If anything goes wrong on the way, all that was started is ended again.
+        `has` says what it has beyond nodes with processors. A node may have more processors than the machine. Jobs of
+        an earlier box in the folder are forgotten. If anything goes wrong on the way, all that was
+        started is ended again.
 
         Raises:
             UserError: a size or a folder that cannot be, a folder that others could write, or a box that already runs
@@ -52,9 +65,10 @@ class Box:
         """
         deadline = time.monotonic() + timeout_s
         config.check_size(nodes, cpus_per_node)
+        equipment.check(has, nodes, cpus_per_node)
         folder = config.check_folder(folder)
         trust.check_folder(folder)
-        lacks = check_requirements()
+        lacks = check_requirements(has)
         if lacks:
             raise EnvironmentLacksError(f"no box can run here: {'; '.join(lacks)}")
         if state.is_present(folder):
@@ -69,10 +83,13 @@ class Box:
                 token=host.free_token(),
                 num_nodes=nodes,
                 cpus_per_node=cpus_per_node,
-                memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+                memory_mb=has.memory_mb or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
                 subnet=host.free_subnet(config.SUBNETS, config.SUBNET_PREFIX),
                 controller_port=host.free_port(),
                 login_name=socket.gethostname().partition(".")[0],
+                database_port=host.free_port() if has.accounting else 0,
+                binds_tasks=has.sockets > 0 and cpus_per_node <= len(os.sched_getaffinity(0)),
+                equipment=has,
             )
         )
         state.save(box.plan, box.processes, first=True)
@@ -120,8 +137,8 @@ class Box:
 
     def is_alive(self) -> bool:
         """Whether every daemon of the box runs."""
-        wanted = 2 + self.plan.num_nodes
-        return sum(process.is_alive() for process in self.processes) == wanted
+        alive = {process.role for process in self.processes if process.is_alive()}
+        return alive >= set(self.plan.roles)
 
     def node_states(self) -> dict[str, str]:
         """Slurm's word for the state of each node, such as ``idle`` or ``mixed``.
@@ -164,12 +181,15 @@ class Box:
             return
         self._cancel_jobs()
         daemons = {process.role: process for process in self.processes}
-        last = [daemons.pop(role) for role in ("munged", "slurmctld") if role in daemons]
+        order = ("munged", "mariadbd", "slurmdbd", "slurmctld")
+        last = [daemons.pop(role) for role in order if role in daemons]
         host.end(daemons.values(), grace_s=3)
         # Steps outlive their slurmd, and what a job started outlives its step. Two rounds: one may be forking.
         for _ in range(2):
             host.end([found for node in self.plan.nodes for found in host.processes_in(node.namespace)], grace_s=0)
-        host.end(reversed(last), grace_s=5)
+        # One after the other: slurmctld hands its last words to slurmdbd, and that to the database.
+        for daemon in reversed(last):
+            host.end([daemon], grace_s=5)
         host.reap(self.processes)
         interfaces = [node.veth for node in self.plan.nodes] + [self.plan.bridge]
         failures = host.remove_links([node.namespace for node in self.plan.nodes], interfaces)
@@ -195,6 +215,8 @@ class Box:
             host.call(command)
         self._spawn("munged", config.munged_argv(plan))
         self._wait(lambda: _answers(plan.munge_socket), deadline, "munged", "munged did not open its socket")
+        if plan.equipment.accounting:
+            self._open_books(deadline)
         self._spawn("slurmctld", config.slurmctld_argv(plan))
         self._wait(
             lambda: host.is_listening(plan.controller_port), deadline, "slurmctld", "slurmctld did not open its port"
@@ -203,6 +225,21 @@ class Box:
             self._spawn(f"slurmd.{node.name}", config.slurmd_argv(plan, node))
         self._wait(self._nodes_are_idle, deadline, "slurmctld", "not all nodes became idle")
         self._check_link()
+
+    def _open_books(self, deadline: float) -> None:
+        """Start the database and slurmdbd, and enter the cluster: slurmctld finds itself there."""
+        plan = self.plan
+        database.folder(plan).chmod(0o700)
+        self._spawn("mariadbd", database.mariadbd_argv(plan))
+        self._wait(
+            lambda: _answers(database.socket(plan)), deadline, "mariadbd", "the database did not open its socket"
+        )
+        self._spawn("slurmdbd", database.slurmdbd_argv(plan))
+        self._wait(
+            lambda: host.is_listening(plan.database_port), deadline, "slurmdbd", "slurmdbd did not open its port"
+        )
+        for command in database.first_entries(plan):
+            host.call(command, environment=self.environment)
 
     def _write_configuration(self) -> None:
         plan = self.plan
@@ -214,6 +251,15 @@ class Box:
         version = (int(words[0]), int(words[1]))
         trust.write_new(plan.hosts, config.render_hosts(plan))
         trust.write_new(plan.folder / "cgroup.conf", config.render_cgroup_conf(version))
+        if plan.equipment.gres:
+            trust.make_folder(plan.devices)
+            for device in config.device_files(plan):
+                os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+            trust.write_new(plan.folder / "gres.conf", config.render_gres_conf(plan))
+        if plan.equipment.switches:
+            trust.write_new(plan.folder / "topology.conf", config.render_topology_conf(plan))
+        if plan.equipment.accounting:
+            trust.write_new(plan.folder / "slurmdbd.conf", database.render_slurmdbd_conf(plan), mode=0o600)
         trust.write_new(plan.conf, config.render_slurm_conf(plan))
 
     def _spawn(self, role: str, argv: list[str]) -> None:
@@ -263,7 +309,8 @@ class Box:
         queue = ["squeue", "--noheader", "--format=%i", "--states=PENDING,RUNNING,SUSPENDED,COMPLETING"]
         try:
             if host.call(queue, 5, self.environment).strip():
-                host.call(["scancel", "--partition=box"], 5, self.environment)
+                for partition in self.plan.equipment.partition_names:
+                    host.call(["scancel", f"--partition={partition}"], 5, self.environment)
                 host.wait_until(
                     lambda: not host.call(queue, 5, self.environment).strip(), time.monotonic() + 5, pause_s=0.2
                 )

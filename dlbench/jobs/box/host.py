@@ -233,12 +233,15 @@ def free_subnet(within: IPv4Network, prefix: int) -> IPv4Network:
     raise RunError(f"every network in {within} is in use on this machine")
 
 
-def requirements() -> list[str]:
-    """What this machine lacks for a box, a sentence with its remedy for each thing; empty if nothing is missing."""
+def requirements(more: Mapping[str, str] | None = None) -> list[str]:
+    """What this machine lacks for a box, a sentence with its remedy for each thing; empty if nothing is missing.
+
+    `more`: programs that it needs beyond the usual ones, with the package of each.
+    """
     lacks = []
     if os.geteuid() != 0:
         lacks.append("not root: a box makes network namespaces, run as root (in a container: --privileged)")
-    for name, package in _PACKAGE_OF.items():
+    for name, package in (_PACKAGE_OF | dict(more or {})).items():
         if shutil.which(name, path=SEARCH_PATH) is None:
             lacks.append(f"no program {name}: install {package} (Debian, Ubuntu: apt install {package})")
     if not Path("/proc/sys/kernel/random/boot_id").exists():

@@ -18,6 +18,7 @@ from typing import Any
 from dlbench.errors import UserError
 from dlbench.jobs.box import trust
 from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process, boot_id
 
 _FORMAT = "dlbench-box"
@@ -79,6 +80,11 @@ def load(folder: Path) -> tuple[BoxPlan, list[Process]]:
     try:
         # The file's own folder, not the one it names: what is ended must be what is looked at.
         plan = {**state["plan"], "folder": path.parent, "subnet": IPv4Network(state["plan"]["subnet"])}
+        # JSON has lists only, and a plan that is compared with another has none.
+        has: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plan["equipment"].items()
+        }
+        plan["equipment"] = Equipment(**has)
         processes = [Process(**process) for process in state["processes"]]
         # After a reboot the same numbers mean other processes.
         return BoxPlan(**plan), processes if state["boot_id"] == boot_id() else []
@@ -116,7 +122,7 @@ def clear(folder: Path) -> None:
         raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
     if is_strange:
         raise UserError(f"{folder} holds files that are no box's: name a new or an empty folder")
-    for pattern in ("log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
+    for pattern in ("db", "dev", "log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
         for old in folder.glob(pattern):
             shutil.rmtree(old)
     # Job numbers begin anew, so that an old line would be taken for a new job's.
