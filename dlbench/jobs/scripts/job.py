@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
-from dlbench.specs.system.slurm import SlurmSpec
-
-_OF_SRUN = frozenset({"gpu_bind"})
-"""Keys of `SlurmSpec` that sbatch never sees."""
+from dlbench.specs.system.slurm import OF_SRUN, SlurmSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class Job:
 def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     """All that decides what a plan asks sbatch for, but for nodes, ranks and time, by the keys of the plan."""
     for name in SlurmSpec.model_fields:
-        if name not in _OF_SRUN:
+        if name not in OF_SRUN:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
     # Where Slurm is not told, runs of one job may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
