@@ -144,7 +144,8 @@ def _fact(name: str, call: Callable[[], str]) -> dict[str, str]:
 
 def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:
     """Where one environment differs from another, each as ``key: mine, reference has ...``."""
-    skipped = {"host", *ignore}
+    # Slurm's address of a node in its network names the node.
+    skipped = {"host", "variable.SLURM_TOPOLOGY_ADDR", *ignore}
     keys = sorted((mine.keys() | reference.keys()) - skipped)
     return [
         f"{key}: {mine.get(key, 'not set')}, rank 0 has {reference.get(key, 'not set')}"
