@@ -24,7 +24,7 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
-from dlbench.jobs.scripts.job import Job, total_time
+from dlbench.jobs.scripts.job import Job, limit_seconds, time_text
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
 from dlbench.jobs.slurm.energy import job_energies
 from dlbench.jobs.slurm.sbatch import RefusedError, require_slurm, submit
@@ -313,13 +313,14 @@ def test_any_text_reaches_sbatch_as_one_word(key: str, value: str) -> None:
     except ValueError:
         return
     script = render_script(plan, folder_of(plan), PYTHON)
-    options = sbatch_options(plan)
+    job = alone(plan)
+    options = sbatch_options(plan, time_limit=job.time_limit)
     assert told_options(script) == options
     assert all(option.startswith("--") and option.isprintable() for option in options)
-    expected = {"time_limit": f"--time={value}", "extra": f"--{value.removeprefix('--')}"}
+    expected = {"time_limit": f"--time={job.time_limit}", "extra": f"--{value.removeprefix('--')}"}
     if key in ("partition", "account", "constraint", "time_limit", "extra", "hint"):
         assert expected.get(key, f"--{key}={value}") in options
-    assert sbatch_arguments(alone(plan), folder_of(plan))[: len(options) + 2] == ["sbatch", "--parsable", *options]
+    assert sbatch_arguments(job, folder_of(plan))[: len(options) + 2] == ["sbatch", "--parsable", *options]
     if "canary" in value:
         with tempfile.TemporaryDirectory() as root:
             cluster = Cluster(Path(root))
@@ -342,73 +343,6 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
     one = plan_of(system="example-gpu", ranks_per_node=1)
     assert "--gres=gpu:a100:1" in sbatch_options(one)
     assert "--gres=gpu:a100:4" in sbatch_options(with_system(one, slurm={"gpu_count": "node"}))
-
-
-def test_memory_and_cores_are_asked_for_once() -> None:
-    plan = plan_of(system="example-gpu")
-
-    def asked(**changes: Any) -> list[str]:
-        words = sbatch_options(with_system(plan, slurm=changes))
-        return [word for word in words if word.startswith(("--mem", "--cpus"))]
-
-    cores = "--cpus-per-task=16"
-    assert asked() == [cores, "--mem=0"]
-    assert asked(exclusive=False) == [cores]
-    assert asked(mem="site") == [cores]
-    assert asked(mem="200G", exclusive=False) == [cores, "--mem=200G"]
-    assert asked(extra="mem-per-cpu=2G") == [cores, "--mem-per-cpu=2G"]
-    assert asked(mem_per_gpu="60G", cpus_per_gpu=8) == ["--cpus-per-gpu=8", "--mem-per-gpu=60G"]
-    for wrong in ({"mem": "1G", "mem_per_gpu": "1G"}, {"gpu_request": "none", "cpus_per_gpu": 1}, {"mem": "-1"}):
-        with pytest.raises(ValueError, match=r"mem|gpu"):
-            asked(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("key", "given", "words"),
-    [
-        ("extra", ["array=0-3"], "--array is not taken: a run folder takes one run"),
-        ("extra", "--arr=0-3", "--arr, which is short for --array, is not taken"),
-        ("extra", ["--switches=1", "nodes=7"], "--nodes is not taken: the plan decides it"),
-        ("extra", "ntasks-per-n=2", "short for --ntasks-per-node"),
-        ("extra", "wrap=id", "--wrap is not taken"),
-        ("extra", "partition=gpu", "system.slurm.partition is for it"),
-        ("extra", "export=ALL", "system.slurm.export is for it"),
-        ("extra", ["-N7"], "'-N7' is no option by its long name"),
-        ("extra", "--switches 1", "'1' is no option"),
-        ("extra", ["Nodes=7"], "is no option"),
-        ("extra", ["licenses=a\nb"], "cannot be printed"),
-        ("extra", "it's", "is no list of words"),
-        ("srun_args", "--label", "dlbench needs its own"),
-        ("srun_args", "--mpi=none", "system.launch.mpi_plugin is for it"),
-        ("srun_args", "--cpu-b=cores", "short for --cpu-bind"),
-    ],
-)
-def test_an_option_that_would_break_the_plan_is_refused_with_the_key(key: str, given: Any, words: str) -> None:
-    with pytest.raises((UserError, ValueError)) as caught:
-        if isinstance(given, str):
-            plan_of(overrides={f"system.slurm.{key}": given})
-        else:
-            with_system(plan_of(), slurm={key: given})
-    assert words in str(caught.value)
-    if isinstance(given, str):
-        assert f"system.slurm.{key}: " in str(caught.value)
-        assert len(str(caught.value).splitlines()) == 1
-
-
-def test_bindings_and_further_options_reach_srun_alone() -> None:
-    asked = {"cpu_bind": "mask_cpu:0xf,0xf0", "mem_bind": "local", "distribution": "cyclic"}
-    plan = plan_of(overrides={f"system.slurm.{key}": value for key, value in asked.items()})
-    plan = with_system(plan, slurm={"srun_args": "--network='a b' overlap"})
-    words = launch.srun_command(plan, folder_of(plan), PYTHON)
-    given = {"--cpu-bind=mask_cpu:0xf,0xf0", "--mem-bind=local", "--distribution=cyclic", "--network=a b", "--overlap"}
-    assert given <= set(words)
-    assert not given & set(sbatch_options(plan))
-    hinted = with_system(plan_of(), slurm={"threads_per_core": 1, "distribution": "site"})
-    assert "--threads-per-core=1" in sbatch_options(hinted)
-    words = launch.srun_command(hinted, folder_of(hinted), PYTHON)
-    assert "--threads-per-core=1" in words
-    assert not any(word.startswith("--distribution") for word in words)
-    sides_of({}, {"system.slurm.cpu_bind": "cores"})  # of one job
 
 
 def test_ranks_reach_all_gpus_of_their_node_unless_the_site_says_otherwise() -> None:
@@ -867,10 +801,9 @@ def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, pytho
     ],
 )
 def test_the_time_of_a_job_is_that_of_all_its_runs(limit: str, runs: int, expected: str) -> None:
-    assert total_time(limit, runs) == expected
+    assert time_text(limit_seconds(limit) * runs) == expected
     job = sides_of({}, {"engine.name": "ddp"}, overrides={"system.slurm.time_limit": limit})
-    script = render_runs(job)
-    assert f"--time={total_time(limit, 4)}" in told_options(script)
+    assert f"--time={time_text(limit_seconds(limit) * 4)}" in told_options(render_runs(job))
 
 
 @pytest.mark.parametrize(
