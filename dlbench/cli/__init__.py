@@ -29,6 +29,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Cluster",
         (
             ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
+            ("image", "image", "Pack the environment of the ranks into one file."),
             ("status", "status", "Show how far runs are, and why some failed."),
             ("complete", "complete", "Submit the rest of a series whose submission was cut off."),
         ),

@@ -66,11 +66,16 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"
-    ranks = RankProcesses(on_progress, token, are_ranks=is_local)
+    memory, silence = MemoryKills(), Silence(folder, plan)
+
+    def told(step: int, of: int, stage: str) -> None:
+        silence.heard()
+        on_progress(step, of, stage)
+
+    ranks = RankProcesses(told, token, are_ranks=is_local)
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
     environment.pop("SLURM_EXPORT_ENV", None)
-    memory, silence = MemoryKills(), Silence(folder, plan)
     with room_for_failure(folder), Interruption() as interruption:
         try:
             _start(ranks, plan, folder, environment, token)

@@ -19,6 +19,7 @@ import dlbench
 from dlbench import bundled
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.machine.gpu.placing import adapters
+from dlbench.machine.image import unpacked
 from dlbench.units import utf8_text
 
 PACKAGES = (
@@ -125,8 +126,9 @@ def _facts(
             ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
             ("mpi.library", _mpi_library),
             ("dlbench.version", lambda: dlbench.__version__),
-            ("dlbench.commit", bundled.commit),
+            ("dlbench.commit", lambda: bundled.commit() or _of_image("commit")),
             ("dlbench.files", bundled.installed_files),
+            ("image.sha256", lambda: _of_image("sha256")),
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
@@ -202,6 +204,12 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+
+
+def _of_image(name: str) -> str:
+    """What is known of the image that this Python came in."""
+    found = unpacked()
+    return "" if found is None else str(getattr(found, name))
 
 
 def _list_digest(folders: str) -> str:

@@ -143,7 +143,6 @@ def _train(
     watchdog = Watchdog(
         plan.measure.stall_timeout_s,
         lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled"),
-        progress.tick,
     )
     watchdog.start()
     watch = RankWatch(plan, folder, place, sampler, started=STARTED)
@@ -195,7 +194,7 @@ def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: Core
     def give_up(reason: str) -> None:
         progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
 
-    watchdog = Watchdog(plan.stall_timeout_s, give_up, progress.tick)
+    watchdog = Watchdog(plan.stall_timeout_s, give_up)
     watchdog.start()
 
     def on_point(number: int, of: int, text: str) -> None:

@@ -55,7 +55,8 @@ class Environments:
 
 
 TELLING = (
-    *("system.", "dlbench.", "package.", "torch.", "mpi.", "gpu.", "cpu.", "kernel", "os", "python", "libc", "memory."),
+    *("system.", "dlbench.", "image.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
+    *("kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
 )
 """Beginnings of keys that explain differences of speed, the likeliest first."""

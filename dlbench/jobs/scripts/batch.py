@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts import images, launch
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
 from dlbench.jobs.scripts.templates import render
@@ -43,6 +43,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
         configurations=list({way["name"]: way for way in ways}.values()),
         runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
         record=record.name,
+        **images.values_of(job),
         is_array=job.is_array,
         is_job=True,
     )
@@ -76,14 +77,17 @@ def _sides(job: Job) -> list[dict[str, str]]:
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:
     """How each run is started; runs that are started alike share one, with one function of the script."""
-    folder, hosts = _place_holder(), _place_holder()
-    variables = {f"/{folder}": "dlbench_run", hosts: "dlbench_hosts"}
+    folder, hosts, unpacked = _place_holder(), _place_holder(), _place_holder()
+    variables = {f"/{folder}": "dlbench_run", hosts: "dlbench_hosts", f"/{unpacked}": images.FOLDER}
     named: dict[str, dict[str, object]] = {}
     ways = []
     for plan in job.plans:
         is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
         words = launch.launcher_command(
-            plan, RunFolder(Path(f"/{folder}")), plan.system.python or python, hosts if is_part else ""
+            plan,
+            RunFolder(Path(f"/{folder}")),
+            images.python_of(job, plan, f"/{unpacked}", python),
+            hosts if is_part else "",
         )
         way = {
             "plan": plan,

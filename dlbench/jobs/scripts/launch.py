@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import site
 from pathlib import Path
 
 from dlbench.jobs.scripts.srun_options import srun_options
@@ -30,12 +31,26 @@ def supervised(launcher_command: list[str], python: str) -> list[str]:
 def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
     """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
     # A rank's output must be in its log when it dies.
-    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1"}
+    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1", **_few_files(plan)}
     if plan.yields:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
         variables[YIELD] = "1"
     # What the site says has the last word.
     return {**variables, **plan.system.launch.environment}
+
+
+def _few_files(plan: LaunchPlan) -> dict[str, str]:
+    """Variables with which Python leaves shared folders alone where no module is to come from: see python(1).
+
+    Ranks on this machine alone are few, and keep what they compile for the next start.
+    """
+    if plan.system.launch.launcher == "local":
+        return {}
+    variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if plan.system.image.file is not None:
+        variables |= {"PYTHONPATH": "", "PYTHONHOME": ""}  # all that is loaded is in the image
+    own = Path(site.getusersitepackages())
+    return variables if own in Path(__file__).parents else {**variables, "PYTHONNOUSERSITE": "1"}
 
 
 def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | VariableSource]]:

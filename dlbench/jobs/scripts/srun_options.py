@@ -27,6 +27,8 @@ def srun_options(plan: LaunchPlan) -> list[str]:
         f"--nodes={layout.nodes}",
         f"--ntasks={layout.ranks}",
         f"--ntasks-per-node={layout.ranks_per_node}",
+        # Not the run's folder: a process that dies leaves its core where it is.
+        "--chdir=/",
     ]
     if slurm.distribution != "site":
         options.append(f"--distribution={slurm.distribution}")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dlbench.specs.base import Name, Spec
+from dlbench.specs.system.image import ImageSpec
 from dlbench.specs.system.launch import LaunchSpec
 from dlbench.specs.system.node import NodeSpec
 from dlbench.specs.system.slurm import SlurmSpec
@@ -22,6 +23,7 @@ class SystemSpec(Spec):
     slurm: SlurmSpec = Field(SlurmSpec(), description="What sbatch is asked for.")
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
+    image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
     storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
     modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
         (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
