@@ -170,7 +170,9 @@ def _plan(
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         side = f" (side {place.side} of --ab)" if place.side else ""
-        raise UserError(f"{chosen.file.path.name} on {system.name}{side}: {where + ': ' if where else ''}{message}") from None
+        raise UserError(
+            f"{chosen.file.path.name} on {system.name}{side}: {where + ': ' if where else ''}{message}"
+        ) from None
 
 
 def _split_overrides(

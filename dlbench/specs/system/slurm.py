@@ -8,6 +8,9 @@ from pydantic import Field, field_validator
 
 from dlbench.specs.base import Flag, SlurmWord, Spec
 
+TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
+"""A time limit as Slurm writes it (sbatch(1), --time)."""
+
 
 class SlurmSpec(Spec):
     """What `sbatch` is asked for. Words are checked, because `#SBATCH` lines cannot be quoted."""
@@ -19,9 +22,12 @@ class SlurmSpec(Spec):
     constraint: SlurmWord | None = Field(None, description="--constraint.")
     nodelist: SlurmWord | None = Field(None, description="--nodelist.")
     exclude: SlurmWord | None = Field(None, description="--exclude.")
-    time_limit: Annotated[
-        str, Field(pattern=r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$")
-    ] = Field("00:30:00", description="--time, as Slurm writes it, e.g. 00:30:00.")
+    time_limit: Annotated[str, Field(pattern=TIME)] = Field(
+        "00:30:00", description="--time of a run without earlier ones, as Slurm writes it, e.g. 00:30:00."
+    )
+    max_time: Annotated[str, Field(pattern=TIME)] = Field(
+        "1-00:00:00", description="Longest --time of a job of several runs, which is split to stay below; 0: no bound."
+    )
     exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
         "none", description="How this site wants GPUs asked for."
