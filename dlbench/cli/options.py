@@ -34,7 +34,8 @@ OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Which runs",
         ("ranks", "nodes", "ranks_per_node", "repeats", "scaling", "sweep", "ab", "decompose", "watch_cost"),
     ),
-    ("Where", ("system", "launcher", "chain", "fail_fast")),
+    ("Where", ("system", "launcher", "fail_fast")),
+    ("Jobs", ("pack", "one_run_per_job", "chain", "time", "max_node_hours")),
     ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "no_progress", "help")),
 )
 """How the help of `run` and `submit` groups options, by the names of their parameters."""
@@ -150,11 +151,21 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             click.option("--nodes", metavar="1,2,4", help="Node counts."),
             click.option("--ranks", metavar=ranks_example, help="Rank counts, instead of --nodes."),
             click.option(
+                "--pack",
+                type=click.Choice(["points", "all"]),
+                default="points",
+                show_default=True,
+                help="Runs that share a job: those of one node count, or all, in an allocation of the largest.",
+            ),
+            click.option("--one-run-per-job", is_flag=True, help="No run shares a job; equal requests share an array."),
+            click.option(
                 "--chain/--no-chain",
                 default=True,
                 show_default=True,
-                help="Each job starts after the one before (afterany), so that runs do not disturb each other.",
+                help="Each job starts after the one before (afterany), so that jobs do not disturb each other.",
             ),
+            click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
+            click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
         ]
         return decorated(function, decorators)

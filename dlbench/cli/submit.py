@@ -13,6 +13,7 @@ from dlbench.cli import options as shared
 from dlbench.errors import RunError, UserError
 
 if TYPE_CHECKING:
+    from dlbench.jobs.campaign.campaign import Campaign
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.scripts.job import Job
     from dlbench.specs.plan import LaunchPlan
@@ -22,20 +23,19 @@ if TYPE_CHECKING:
 @click.command(cls=shared.GroupedCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
-def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_scripts: bool, **options: Any) -> None:
-    """Submit WORKLOAD at each node count, one job per run; --dry-run lists the jobs and prints the first script.
+def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
+    """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
 
-    With --ab all runs of one node count share one job, one after the other on the same nodes; its time limit is that
-    of the system times the number of runs.
+    Repeats and swept values of one node count share a job, one after the other on the same nodes, and so do both sides
+    of --ab. A job gets the time that earlier runs in --out took, with a margin; else the system's time limit a run.
 
     \b
     Example:
       dlbench submit resnet50 --system example-gpu --nodes 1,2,4 --dry-run
-      dlbench submit bert --system my.yaml --nodes 1,2,4 --repeats 5 --data /wiki
+      dlbench submit bert --system my.yaml --nodes 1,2,4 --repeats 5 --data /wiki --max-node-hours 50
       dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
           --ab plain engine.name=ddp
     """
-    from dlbench.jobs.campaign.packing import jobs_of
     from dlbench.specs.requests import parse_counts
 
     if (nodes is None) == (ranks is None):
@@ -47,13 +47,43 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_s
     plans = shared.expand_request(request)
     for one in shared.systems_of(plans):
         require_scheduler(one, options["out"], "dlbench run")
-    jobs_of(plans)  # what it refuses is told alone
+    campaign = campaign_from(plans, options)  # what it refuses is told alone
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
     if options["dry_run"]:
-        print_scripts(plans, options["out"], chain=chain, all_scripts=all_scripts)
+        print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return
-    submit_all(plans, options["out"], chain)
+    submit_all(campaign, options["out"])
+
+
+def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
+    """The jobs that `submit_options` ask for.
+
+    Raises:
+        UserError: options exclude each other, sides of a comparison cannot share a job, or it may cost too much.
+    """
+    import re
+
+    from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
+    from dlbench.specs.system.slurm import TIME
+
+    if options["one_run_per_job"] and options["pack"] != "points":
+        raise UserError("--pack and --one-run-per-job exclude each other")
+    if options["time"] is not None and not re.fullmatch(TIME, options["time"]):
+        raise UserError(f"--time {options['time']!a}: must be as Slurm writes it, e.g. 00:20:00")
+    most = options["max_node_hours"]
+    if most is not None and not 0 < most < float("inf"):
+        raise UserError(f"--max-node-hours {most:g}: must be a number above zero")
+    campaign = campaign_of(
+        plans,
+        options["out"],
+        packing="runs" if options["one_run_per_job"] else options["pack"],
+        chain=options["chain"],
+        time=options["time"],
+    )
+    if most is not None:
+        refuse_above(campaign, most)
+    return campaign
 
 
 def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
@@ -68,40 +98,40 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
         raise UserError(f"--out {out}: sbatch takes a backslash in a path for a sign of its own; rename the folder")
 
 
-def print_scripts(plans: Sequence[LaunchPlan], out: Path, *, chain: bool, all_scripts: bool) -> None:
+def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
     """The jobs and their scripts on standard output, the latter byte for byte."""
     from dlbench.cli.dry_run import dry_run_lines
 
-    _note_unseen_data(plans)
-    for line in dry_run_lines(plans, out, sys.executable, chain=chain, all_scripts=all_scripts):
+    _note_unseen_data(campaign.plans)
+    for line in dry_run_lines(campaign, out, sys.executable, all_scripts=all_scripts):
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
         click.echo(line.encode())
 
 
-def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:
-    """Submits the jobs of a series; with `chain` each waits for the one before.
+def submit_all(campaign: Campaign, out: Path) -> None:
+    """Submits the jobs of a series.
 
     Raises:
         EnvironmentLacksError: sbatch is not on PATH.
-        UserError: the output folder cannot be, a run of that name exists, or the sides of a comparison cannot share
-            a job.
+        UserError: the output folder cannot be, or a run of that name exists.
         RunError: Slurm refused a job, or did not say whether it took it.
         KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
     """
-    from dlbench.jobs.campaign.packing import jobs_of
+    from dlbench.cli.dry_run import cost_lines
     from dlbench.jobs.campaign.series import begin
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.scripts.launch import quoted
     from dlbench.jobs.slurm.sbatch import require_slurm
     from dlbench.records.folder import prepare_output
 
-    jobs = jobs_of(plans)
     require_slurm()
-    _note_unseen_data(plans)
+    _note_unseen_data(campaign.plans)
     root = prepare_output(out)
+    for line in cost_lines(campaign):
+        click.echo(line, err=True)
     with Interruption() as interruption:
         request = quoted(["dlbench", *sys.argv[1:]])
-        series = begin(root, jobs, chain=chain, python=sys.executable, request=request)
+        series = begin(root, campaign.jobs, chain=campaign.chain, python=sys.executable, request=request)
         complete_series(root, series, out, interruption)
     click.echo(f"next: dlbench status {out}", err=True)
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 import dlbench
 from dlbench.errors import UserError
 from dlbench.specs.ab_sides import in_order, refuse_equal, refuse_other_options, refuse_uneven
-from dlbench.specs.choices import WorkloadFile, choose, choose_system, read_sizes
+from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
@@ -48,6 +48,7 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     refuse_too_many(swept * request.repeats * (len(request.sides) or 1), f"--repeats {shown_count(request.repeats)}")
     combinations = list(_combinations(request))
     points = [(axes, count) for axes in combinations for count in request.points]
+    chosen = _Chosen(request, file)
     plans: list[RunPlan] = []
     for repeat, index, (axes, count) in interleaved(points, request.repeats):
         for side in in_order(request, repeat):
@@ -61,7 +62,7 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
                 side=side,
                 sides=request.sides,
             )
-            plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
+            plans.append(_plan(request, chosen, place, (index, count), machine_cores, moment))
     _refuse(request, plans)
     return arranged(request, plans)
 
@@ -106,18 +107,35 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
         raise UserError(problem)
 
 
+class _Chosen:
+    """Choices and system of the runs of a request: files are read, and settings checked, once for all repeats."""
+
+    def __init__(self, request: Request, file: WorkloadFile) -> None:
+        self._request, self.file = request, file
+        self._choices: dict[str, Choices] = {}
+        self._systems: dict[str, SystemSpec] = {}
+
+    def of(self, place: SeriesSpec) -> tuple[Choices, SystemSpec]:
+        """Raises UserError: a wrong key or value."""
+        settings, of_system = _split_overrides(self._request, place)
+        system, choices = self._systems.get(repr(of_system)), self._choices.get(repr(settings))
+        if system is None:
+            system = self._systems[repr(of_system)] = choose_system(self._request.system, of_system)
+        if choices is None:
+            choices = self._choices[repr(settings)] = choose(self.file, self._request.preset, settings)
+        return choices, system
+
+
 def _plan(
     request: Request,
-    file: WorkloadFile,
+    chosen: _Chosen,
     place: SeriesSpec,
     point: tuple[int, int],
     machine_cores: int,
     moment: datetime,
 ) -> RunPlan:
     index, count = point
-    settings, system_settings = _split_overrides(request, place)
-    system = choose_system(request.system, system_settings)
-    choices = choose(file, request.preset, settings)
+    choices, system = chosen.of(place)
     layout = _counts(request).layout(
         system, count, cores_per_rank=choices.layout.cores_per_rank, machine_cores=machine_cores
     )
@@ -152,7 +170,9 @@ def _plan(
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         side = f" (side {place.side} of --ab)" if place.side else ""
-        raise UserError(f"{file.path.name} on {system.name}{side}: {where + ': ' if where else ''}{message}") from None
+        raise UserError(
+            f"{chosen.file.path.name} on {system.name}{side}: {where + ': ' if where else ''}{message}"
+        ) from None
 
 
 def _split_overrides(

@@ -71,15 +71,15 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @click.command()
 @measure_options
 @shared.submit_options("2,4")
-def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_scripts: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per run; --dry-run lists the jobs and prints the first script.
+def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists them and prints the first script.
 
     \b
     Example:
       dlbench comm submit --system box --nodes 2,4 --repeats 3 --dry-run
       dlbench comm submit --system my-cluster.yaml --nodes 2,4,8 --algorithms ring,hierarchical
     """
-    from dlbench.cli.submit import print_scripts, require_scheduler, submit_all
+    from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
     from dlbench.specs.requests import parse_counts
 
     if (nodes is None) == (ranks is None):
@@ -87,11 +87,12 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_s
     points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
     made = runs_of(options, system=system, points=points, points_are="ranks" if nodes is None else "nodes")
     require_scheduler(made.plans[0].system, options["out"], "dlbench comm run")
+    campaign = campaign_from(made.plans, options)
     _print_notes(made)
     if options["dry_run"]:
-        print_scripts(made.plans, options["out"], chain=chain, all_scripts=all_scripts)
+        print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return
-    submit_all(made.plans, options["out"], chain)
+    submit_all(campaign, options["out"])
 
 
 def _print_notes(made: CommRuns) -> None:

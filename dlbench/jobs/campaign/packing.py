@@ -1,43 +1,136 @@
-"""Which runs of a series share a job."""
+"""Which runs of a series share a job: few jobs wait less than many, and repeats on the same nodes differ less.
+
+Runs share a job where they ask Slurm for the same things. Inside a job they keep the order of the series, in which
+repeats are interleaved over points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal
 
 from dlbench.errors import UserError
-from dlbench.jobs.scripts.job import Job, requested, total_time
+from dlbench.jobs.scripts.job import Job, limit_seconds, requested, time_text
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
+Packing = Literal["points", "all", "runs"]
+"""points: the runs of one number of nodes and ranks share an allocation. all: those of all points share one of the
+largest size. runs: each has its own, in job arrays."""
 
-def jobs_of(plans: Sequence[LaunchPlan]) -> list[Job]:
-    """The jobs of a series, in the order of their first runs: one for each run, or for each point of a comparison.
+_MOST_ELEMENTS = 1000
+"""Of an array, because Slurm numbers up to 1,000 unless a site says otherwise (slurm.conf(5), MaxArraySize 1001)."""
+
+_MINUTE = 60
+"""Slurm counts time limits in minutes (sbatch(1), --time)."""
+
+
+def jobs_of(
+    plans: Sequence[LaunchPlan],
+    seconds: Mapping[str, float] | None = None,
+    *,
+    packing: Packing = "points",
+    chain: bool = True,
+) -> list[Job]:
+    """The jobs of a series, in the order of their first runs.
+
+    Args:
+        plans: of the series, in their order.
+        seconds: what each run is given, by run id; none: its system's time limit. 0 is no limit.
+        packing: which runs share a job.
+        chain: whether the elements of an array run one at a time.
 
     Raises:
-        UserError: the sides of a comparison cannot share a job, because they ask Slurm for different things.
+        UserError: the sides of a comparison cannot share a job, because they ask Slurm for different things, or
+            shall not.
     """
-    jobs: dict[object, list[LaunchPlan]] = {}
+    _refuse_apart(plans, packing)
+    given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
+    jobs = []
+    for group in _groups(plans, packing):
+        if packing == "runs":
+            jobs += [_array(part, given, chain) for part in _parts(group, _MOST_ELEMENTS)]
+        else:
+            jobs += [job_of(part, given) for part in _within(group, given)]
+    return jobs
+
+
+def job_of(plans: Sequence[LaunchPlan], seconds: Mapping[str, float] | None = None) -> Job:
+    """One allocation for these runs, which must ask for the same; `seconds` as in `jobs_of`."""
+    given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
+    return Job(plans=tuple(plans), time_limit=_limit([given[plan.run_id] for plan in plans]))
+
+
+def _array(plans: Sequence[LaunchPlan], given: Mapping[str, float], chain: bool) -> Job:
+    """Jobs of their own, each given what the longest needs."""
+    if len(plans) == 1:
+        return job_of(plans, given)
+    every = [given[plan.run_id] for plan in plans]
+    limit = _limit([max(every) if all(every) else 0.0])
+    return Job(plans=tuple(plans), time_limit=limit, array_limit=1 if chain else 0)
+
+
+def _limit(every: Sequence[float]) -> str:
+    """The time limit for runs one after the other, in whole minutes; one without a limit has none together."""
+    if not all(every):
+        return time_text(0)
+    return time_text(-int(-sum(every) // _MINUTE) * _MINUTE)
+
+
+def _groups(plans: Sequence[LaunchPlan], packing: Packing) -> list[list[LaunchPlan]]:
+    """Runs that ask for the same things, and with `all` fit into the largest of them."""
+    groups: dict[Hashable, list[LaunchPlan]] = {}
     for plan in plans:
-        is_side = isinstance(plan, RunPlan) and plan.series.side
-        key = (plan.layout.ranks, plan.layout.nodes) if is_side else plan.run_id
-        jobs.setdefault(key, []).append(plan)
-    return [job_of(job) for job in jobs.values()]
+        layout = plan.layout
+        size = () if packing == "all" else (layout.nodes, layout.ranks)
+        groups.setdefault((size, *requested(plan)), []).append(plan)
+    return [part for group in groups.values() for part in _fitting(group)]
 
 
-def job_of(plans: Sequence[LaunchPlan]) -> Job:
-    """One job of these runs, with the system's time limit for each.
+def _fitting(group: list[LaunchPlan]) -> list[list[LaunchPlan]]:
+    """A group as it is, or by ranks on a node where the run of the most nodes has fewer than another one."""
+    shape = Job(plans=tuple(group), time_limit="").shape
+    if all(plan.layout.ranks_per_node <= shape.layout.ranks_per_node for plan in group):
+        return [group]
+    by_node: dict[int, list[LaunchPlan]] = {}
+    for plan in group:
+        by_node.setdefault(plan.layout.ranks_per_node, []).append(plan)
+    return list(by_node.values())
 
-    Raises:
-        UserError: the sides of a comparison cannot share a job.
-    """
-    _refuse_two_requests(plans)
-    limit = plans[0].system.slurm.time_limit
-    return Job(plans=tuple(plans), time_limit=limit if len(plans) == 1 else total_time(limit, len(plans)))
+
+def _within(group: Sequence[LaunchPlan], given: Mapping[str, float]) -> Iterator[list[LaunchPlan]]:
+    """Parts that stay below the longest time of a job, in their order; a pair of sides is never torn."""
+    longest = limit_seconds(group[0].system.slurm.max_time)
+    part: list[LaunchPlan] = []
+    for unit in _units(group):
+        total = sum(given[plan.run_id] for plan in (*part, *unit))
+        if part and longest and total > longest:
+            yield part
+            part = []
+        part.extend(unit)
+    yield part
 
 
-def _refuse_two_requests(plans: Sequence[LaunchPlan]) -> None:
-    first = dict(requested(plans[0]))
-    for plan in plans[1:]:
-        for key, value in requested(plan):
+def _units(group: Sequence[LaunchPlan]) -> Iterator[Sequence[LaunchPlan]]:
+    """Runs one by one, those of a comparison by pairs."""
+    size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
+    return _parts(group, size)
+
+
+def _parts(group: Sequence[LaunchPlan], size: int) -> Iterator[Sequence[LaunchPlan]]:
+    for start in range(0, len(group), size):
+        yield group[start : start + size]
+
+
+def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
+    """Refuses pairs of a comparison that would not share their nodes."""
+    for one, other in pairwise(plans):
+        if not (isinstance(one, RunPlan) and isinstance(other, RunPlan) and one.series.side):
+            return
+        if packing == "runs":
+            raise UserError("--one-run-per-job: both sides of --ab run on the same nodes, in one job")
+        first = dict(requested(one))
+        for key, value in requested(other):
             if value != first[key]:
                 raise UserError(
                     f"--ab: both sides run in one Slurm job, which has one {key}: they ask for {first[key]} and "

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 from dlbench.specs.system.slurm import SlurmSpec
 
-_OF_SRUN = frozenset({"gpu_bind"})
-"""Keys of `SlurmSpec` that sbatch never sees."""
+_NOT_ASKED = frozenset({"gpu_bind", "max_time", "time_limit"})
+"""Keys of `SlurmSpec` that sbatch never sees, or of which a job has the sum over its runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Job:
 def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     """All that decides what a plan asks sbatch for, but for nodes, ranks and time, by the keys of the plan."""
     for name in SlurmSpec.model_fields:
-        if name not in _OF_SRUN:
+        if name not in _NOT_ASKED:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
     # Where Slurm is not told, runs of one job may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
@@ -69,16 +69,6 @@ def time_text(seconds: int) -> str:
     """Seconds as Slurm writes a time limit."""
     clock = f"{seconds // 3600 % 24:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return f"{seconds // 86400}-{clock}" if seconds >= 86400 else clock
-
-
-def total_time(limit: str, runs: int) -> str:
-    """A limit as Slurm writes it, so many times; a limit of nought is none, and stays none.
-
-    Args:
-        limit: as `limit_seconds`.
-        runs: how many.
-    """
-    return time_text(limit_seconds(limit) * runs)
 
 
 def limit_seconds(limit: str) -> int:

@@ -23,6 +23,10 @@ def _names(value: object) -> object:
     return value
 
 
+TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
+"""A time limit as Slurm writes it (sbatch(1), --time)."""
+
+
 class SlurmSpec(Spec):
     """What `sbatch` and `srun` are asked for."""
 
@@ -33,9 +37,12 @@ class SlurmSpec(Spec):
     constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
     nodelist: Hosts = Field(None, description="--nodelist; a list, or text.")
     exclude: Hosts = Field(None, description="--exclude; a list, or text, of any length.")
-    time_limit: Annotated[
-        str, Field(pattern=r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$")
-    ] = Field("00:30:00", description="--time, as Slurm writes it, e.g. 00:30:00.")
+    time_limit: Annotated[str, Field(pattern=TIME)] = Field(
+        "00:30:00", description="--time of a run without earlier ones, as Slurm writes it, e.g. 00:30:00."
+    )
+    max_time: Annotated[str, Field(pattern=TIME)] = Field(
+        "1-00:00:00", description="Longest --time of a job of several runs, which is split to stay below; 0: no bound."
+    )
     exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
     mem: Memory | None = Field(
         None, description="--mem; 0: all of a node's; none: 0 on exclusive nodes, else not given; site: not given."
