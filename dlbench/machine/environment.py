@@ -11,12 +11,12 @@ import importlib.metadata
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 import dlbench
+from dlbench import bundled
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.machine.gpu.placing import adapters
 from dlbench.units import utf8_text
@@ -54,7 +54,6 @@ VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
     "LOADEDMODULES",
-    "MODULESHOME",
     "SLURM_DISTRIBUTION",
     "SLURM_EXPORT_ENV",
     "SLURM_HINT",
@@ -126,7 +125,8 @@ def _facts(
             ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
             ("mpi.library", _mpi_library),
             ("dlbench.version", lambda: dlbench.__version__),
-            ("dlbench.commit", lambda: _commit(Path(__file__).resolve().parent)),
+            ("dlbench.commit", bundled.commit),
+            ("dlbench.files", bundled.installed_files),
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
@@ -144,7 +144,8 @@ def _fact(name: str, call: Callable[[], str]) -> dict[str, str]:
 
 def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:
     """Where one environment differs from another, each as ``key: mine, reference has ...``."""
-    skipped = {"host", *ignore}
+    # Slurm's address of a node in its network names the node.
+    skipped = {"host", "variable.SLURM_TOPOLOGY_ADDR", *ignore}
     keys = sorted((mine.keys() | reference.keys()) - skipped)
     return [
         f"{key}: {mine.get(key, 'not set')}, rank 0 has {reference.get(key, 'not set')}"
@@ -201,24 +202,6 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-
-
-def _commit(package: Path) -> str:
-    """The commit of the checkout dlbench runs from, with `+dirty` where tracked files were changed."""
-    root = package.parents[1]
-    if not (root / ".git").exists():
-        return ""
-    git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
-    try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
-        state = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    if head.returncode != 0:
-        return ""
-    return head.stdout.strip() + ("+dirty" if state.stdout.strip() else "")
 
 
 def _list_digest(folders: str) -> str:

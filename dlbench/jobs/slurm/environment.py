@@ -11,10 +11,11 @@ import os
 import pwd
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.system.slurm import ALL_VARIABLES
 
 _OPTIONS = re.compile(r"(SBATCH|SLURM|SLURMD|SQUEUE|SACCT|SALLOC|SRUN|SCANCEL|SINFO|SPRIO|SCONTROL)_.*")
 _TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\w+)")
@@ -35,24 +36,30 @@ def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, s
     }
 
 
-def job_environment(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What sbatch is started with, all of which a job gets: what the plan's system lets through (slurm.export).
 
     Values that are given by reference (launch.environment) go this way and no other.
 
     Args:
-        plan: of the job's runs; they have one system.
+        plans: the job's; all let the same through.
         variables: of the submitting shell.
     """
     client = client_environment(variables)
-    if plan.system.slurm.exports_all:
+    slurm = plans[0].system.slurm
+    if slurm.exports_all:
         return client
-    given = plan.system.launch.environment.values()
+    given = [source for plan in plans for source in plan.system.launch.environment.values()]
     referenced = {source.variable for source in given if not isinstance(source, str) and source.variable}
-    names = {*plan.system.slurm.export, *referenced, *_OF_THE_PERSON}
+    names = {*slurm.export, *referenced, *_OF_THE_PERSON}
     chosen = {name: value for name, value in client.items() if name in names or _TO_REACH_THE_CLUSTER.fullmatch(name)}
     # A variable of the job itself may be referred to; it is not to be had here.
     return {"PATH": _path(client.get("PATH")), **_person(), **chosen}
+
+
+def exported_names(plans: Sequence[LaunchPlan]) -> tuple[str, ...]:
+    """Names of these variables, or `ALL` where nothing is held back."""
+    return (ALL_VARIABLES,) if plans[0].system.slurm.exports_all else tuple(sorted(job_environment(plans)))
 
 
 def _path(path: str | None) -> str:

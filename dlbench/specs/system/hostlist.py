@@ -48,9 +48,7 @@ def _folded(prefix: str, width: int, numbers: list[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = (
-        f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}" for first, last in ranges
-    )
+    texts = (f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}" for first, last in ranges)
     return f"{prefix}[{','.join(texts)}]"
 
 

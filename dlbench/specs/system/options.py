@@ -29,8 +29,10 @@ _TOLD_BY_KEY = {
     "cpus-per-gpu": "slurm.cpus_per_gpu",
     "mem-per-gpu": "slurm.mem_per_gpu",
 }
-_SIZE = ("nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket")
-_SIZE += ("tasks-per-node", "cpus-per-task")
+_SIZE = (
+    *("nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket"),
+    *("tasks-per-node", "cpus-per-task"),
+)
 _PLACE = ("chdir", "output", "error", "input")
 _NO_JOB = dict.fromkeys(("help", "test-only", "usage", "version"), "it starts nothing")
 
