@@ -69,7 +69,11 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
         DlbenchError: what it needs to look at all is not there.
     """
     is_first = place.local_rank == 0
-    load = _load(folder.looked(place.node_rank)) if is_first else _wait(folder.looked(place.node_rank))
+    load = None
+    if is_first:
+        load = _load(folder.looked(place.node_rank))
+    else:
+        _wait(folder.looked(place.node_rank))
     binding = bind(plan, place)
     node_gpus = tuple(gpu.uuid for gpu in gpus_of_node(os.environ))
     problems = [_said(lambda: require_machine(plan, place))]
