@@ -204,6 +204,7 @@ OPENED_OTHERWISE = {
     "jobs/box/host": "/proc",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.
+    "bundled": "the installer's list of files",
     "machine/cuda/build_parts": "NCCL's header",
     "report/formats/html": "the bundled page",
     "datasets/text/python_text": "the sources of Python's standard library",

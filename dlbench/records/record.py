@@ -246,6 +246,13 @@ class Record(Spec):
         return sum(rank.samples for rank in self.ranks) / measured_s if measured_s else None
 
     @property
+    def held_nodes(self) -> int:
+        """Nodes that its Slurm job held beside the run's own: idle, because a job's runs go one after the other."""
+        allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")
+        used = len({rank.node_rank for rank in self.ranks})
+        return max(0, int(allocated) - used) if allocated.isdecimal() else 0
+
+    @property
     def failed_checks(self) -> list[Check]:
         """The checks that did not hold."""
         return [check for check in self.checks if not check.passed]

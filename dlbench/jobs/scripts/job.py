@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
-from dlbench.specs.system.slurm import SlurmSpec
+from dlbench.specs.system.slurm import OF_SRUN, SlurmSpec
 
-_NOT_ASKED = frozenset({"gpu_bind", "max_time", "time_limit"})
+_NOT_ASKED = OF_SRUN | {"max_time", "time_limit"}
 """Keys of `SlurmSpec` that sbatch never sees, or of which a job has the sum over its runs."""
 
 

@@ -6,6 +6,7 @@ import shlex
 import site
 from pathlib import Path
 
+from dlbench.jobs.scripts.srun_options import srun_options
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import YIELD, LaunchPlan
 from dlbench.specs.system.launch import VariableSource
@@ -70,10 +71,15 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
     """Open MPI's mpirun; ranks pin themselves, so it must not.
 
     Variables are named and their values left to mpirun's own environment: everybody may read a command line.
+
+    Under Slurm a node has as many slots as tasks were asked for, one for each rank. Elsewhere it has as many as
+    physical cores, and a host that is named has one (mpirun(1)): there more must be allowed.
     Arguments as `launcher_command`.
     """
     exports = [part for name in sorted([*rank_environment(plan), TOKEN]) for part in ("-x", name)]
-    mapping = f"ppr:{plan.layout.ranks_per_node}:node:OVERSUBSCRIBE"
+    mapping = f"ppr:{plan.layout.ranks_per_node}:node"
+    if plan.system.scheduler == "none" or plan.layout.shares_cores or hosts:
+        mapping += ":OVERSUBSCRIBE"
     return [
         *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),
         *(("--host", hosts) if hosts else ()),
@@ -83,35 +89,9 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
 
 
 def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
-    """Srun inside an allocation; a dead rank ends the job, which srun does not do by itself.
-
-    Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
-    as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
-
-    GPUs are not bound to ranks: a bound rank, as under gpus-per-task (srun(1), --tres-bind), cannot open the others',
-    and NCCL goes by the host's memory. Each rank takes its own by its place on the node. Arguments as
-    `launcher_command`.
-    """
-    layout, launch = plan.layout, plan.system.launch
-    words = [
-        "srun",
-        f"--mpi={launch.mpi_plugin if launch.launcher == 'srun-mpi' else 'none'}",
-        "--kill-on-bad-exit=1",
-        f"--nodes={layout.nodes}",
-        f"--ntasks={layout.ranks}",
-        f"--ntasks-per-node={layout.ranks_per_node}",
-        "--distribution=block:block",
-        # Not the run's folder: a process that dies leaves its core where it is.
-        "--chdir=/",
-    ]
-    if hosts:
-        words.append(f"--nodelist={hosts}")
-    slurm = plan.system.slurm
-    if slurm.gpu_request != "none" and slurm.gpu_bind != "site":
-        words.append(f"--gpu-bind={slurm.gpu_bind}")
-    if slurm.cpus_per_task:
-        words.append(f"--cpus-per-task={layout.cores_per_rank}")
-    return [*words, *node_command(folder.plan, python)]
+    """Srun inside an allocation. Arguments as `launcher_command`."""
+    place = [f"--nodelist={hosts}"] if hosts else []
+    return ["srun", *srun_options(plan), *place, *node_command(folder.plan, python)]
 
 
 def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
