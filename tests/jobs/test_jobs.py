@@ -176,6 +176,9 @@ def test_open_mpi_yields_on_a_machine_with_fewer_cores_than_ranks_and_on_a_box()
 # Batch scripts
 
 GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
+    "image": lambda: with_system(
+        plan_of(), launch={"launcher": "srun-gloo"}, image={"file": "/shared/my images/env.tar", "sha256": "0" * 64}
+    ),
     "box-srun-mpi": lambda: plan_of(),
     "box-srun-gloo": lambda: plan_of(launcher="srun-gloo", engine="ddp"),
     "box-mpirun": lambda: plan_of(launcher="mpirun", ranks_per_node=2),
