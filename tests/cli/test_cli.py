@@ -388,12 +388,12 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
     assert "sbatch gets --dependency=afterany:" in one.stdout
     assert one.stdout.endswith("# 7 more scripts: --all-scripts prints all\n")
     script = scripts_in(one.stdout)[0]
-    assert "#SBATCH --job-name=cosmoflow-1node-1rank-max1MiB-r1\n" in script
+    assert "#   --job-name=cosmoflow-1node-1rank-max1MiB-r1 \\\n" in script
     assert everything_below(tmp_path) == {}
     # A shell may read all of it.
     done = cli(*SUBMIT, *asked, "--all-scripts", "--no-chain")
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
-    nodes = re.findall(r"^#SBATCH --nodes=(\d)$", done.stdout, re.MULTILINE)
+    nodes = re.findall(r"^#   --nodes=(\d) ", done.stdout, re.MULTILINE)
     assert nodes == ["1", "2", "1", "2", "2", "1", "2", "1"]
     assert "afterany" not in done.stdout
 
