@@ -401,9 +401,9 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
     stub = tmp_path / "bin" / "sbatch"
     stub.parent.mkdir()
-    stub.write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >> "$CALLS"; echo "$((++n))$(date +%N)"\n')
+    stub.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >> {tmp_path}/calls; echo $((++n))$(date +%N)\n")
     stub.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
+    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
     shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run", "--all-scripts")
     done = cli(*SUBMIT, "--nodes", "1,2", **variables)
     assert done.returncode == 0, done.stderr
