@@ -142,6 +142,7 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
         *("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
         *("--launcher", "srun-gloo", "--data", images, "--set", "data.loader_workers=1"),
         *("--set", "measure.measured_steps=100000"),
+        *("--set", "system.slurm.export=PYTHONPATH,DLBENCH_TEST_MARK,TMPDIR"),
         **{**leftovers.environment, **slurm_box.environment},
     )
     (job,) = submitted.stdout.split()
