@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.interrupted import Interrupted
 from dlbench.records.job_log import seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
@@ -26,7 +27,7 @@ from dlbench.records.watch_cost import WatchCost
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
-RunState = Literal["valid", "invalid", "failed", "incomplete"]
+RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -49,6 +50,8 @@ class LaunchedRun:
     statuses: list[RankStatus]
     failure: Failure | None = None
     """Why a launcher gave up; None where none did."""
+    interrupted: Interrupted | None = None
+    """That it stopped because it was told to; None where it was not."""
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
 
@@ -67,9 +70,13 @@ class LaunchedRun:
 
     @property
     def state(self) -> RunState:
-        """Valid and invalid have a record; failed says why; incomplete was killed or still runs."""
+        """Valid and invalid have a record; failed says why; incomplete was killed or still runs; interrupted was told
+        to stop, and did so in good order.
+        """
         if self.recorded is not None:
             return self.recorded
+        if self.interrupted is not None:
+            return "interrupted"
         return "failed" if self._is_failed else "incomplete"
 
     @property
@@ -82,6 +89,8 @@ class LaunchedRun:
         """One line: what is known of a run that has no valid record."""
         if self.recorded is not None:
             return self.objection
+        if self.interrupted is not None:
+            return self.interrupted.story
         if self._is_failed:
             return told_failure(self.statuses, self.failure or self.seen, self.counted)
         if not self.statuses:
@@ -270,6 +279,7 @@ def _read(folder: RunFolder) -> Run:
         record=record,
         statuses=statuses,
         failure=failure,
+        interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         watch_cost=watch_cost,
     )
