@@ -127,11 +127,11 @@ def submit_all(campaign: Campaign, out: Path) -> None:
     require_slurm()
     _note_unseen_data(campaign.plans)
     root = prepare_output(out)
-    for line in cost_lines(campaign):
-        click.echo(line, err=True)
     with Interruption() as interruption:
         request = quoted(["dlbench", *sys.argv[1:]])
         series = begin(root, campaign.jobs, chain=campaign.chain, python=sys.executable, request=request)
+        for line in cost_lines(campaign):
+            click.echo(line, err=True)
         complete_series(root, series, out, interruption)
     click.echo(f"next: dlbench status {out}", err=True)
 
@@ -191,7 +191,9 @@ def _left(root: Path, series: str, out: Path) -> str:
 
 def _describe_job(job: Job) -> str:
     first = shared.describe_plan(job.plans[0])
-    return first if len(job.plans) == 1 else f"{len(job.plans)} runs, the first {first}"
+    if len(job.plans) == 1:
+        return first
+    return f"{'array' if job.is_array else 'job'} of {len(job.plans)} runs, the first {first}"
 
 
 def _note_unseen_data(plans: Sequence[LaunchPlan]) -> None:

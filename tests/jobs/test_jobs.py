@@ -22,7 +22,7 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
-from dlbench.jobs.scripts.job import Job, total_time
+from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.energy import job_energies
 from dlbench.jobs.slurm.sbatch import RefusedError, require_slurm, submit
 from dlbench.jobs.slurm.states import job_states
@@ -219,7 +219,26 @@ def two_environments() -> Job:
     )
 
 
+def several_sizes() -> Job:
+    """All points of a sweep in the nodes of the largest."""
+    asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (1, 2)}
+    sweep = {"sync.fusion": ("backend", "single")}
+    made = expand(Request(**asked, system="box", sweep=sweep, repeats=2), machine_cores=4, now=NOW)
+    (job,) = jobs_of([plan.model_copy(update={"dlbench_version": "0.0.0"}) for plan in made], packing="all")
+    return job
+
+
+def an_array() -> Job:
+    """The same of one size, in jobs of their own."""
+    asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
+    made = expand(Request(**asked, system="box", repeats=3), machine_cores=4, now=NOW)
+    (job,) = jobs_of([plan.model_copy(update={"dlbench_version": "0.0.0"}) for plan in made], packing="runs")
+    return job
+
+
 SIDES: dict[str, Callable[[], Job]] = {
+    "packed-sizes": several_sizes,
+    "array": an_array,
     "sides-box": lambda: sides_of({}, {"engine.name": "ddp"}),
     "sides-mpirun": lambda: sides_of({}, {"system.launch.launcher": "mpirun"}, repeats=3, ranks_per_node=2),
     "sides-everything": two_environments,
@@ -773,28 +792,6 @@ def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, pytho
 
 
 @pytest.mark.parametrize(
-    ("limit", "runs", "expected"),
-    [
-        ("00:10:00", 1, "00:10:00"),
-        ("00:10:00", 10, "01:40:00"),
-        ("10", 6, "01:00:00"),
-        ("10:30", 2, "00:21:00"),
-        ("12:00:00", 20, "10-00:00:00"),
-        ("1-12", 2, "3-00:00:00"),
-        ("1-0:30", 2, "2-01:00:00"),
-        ("1-02:03:04", 3, "3-06:09:12"),
-        ("0", 10, "00:00:00"),
-        ("90:00", 1, "01:30:00"),
-    ],
-)
-def test_the_time_of_a_job_is_that_of_all_its_runs(limit: str, runs: int, expected: str) -> None:
-    assert total_time(limit, runs) == expected
-    job = sides_of({}, {"engine.name": "ddp"}, overrides={"system.slurm.time_limit": limit})
-    script = render_runs(job)
-    assert f"#SBATCH --time={total_time(limit, 4)}" in directives(script)
-
-
-@pytest.mark.parametrize(
     ("b", "key"),
     [
         ({"system.slurm.partition": "other"}, "system.slurm.partition"),
@@ -816,19 +813,6 @@ def test_cores_may_differ_where_slurm_is_not_told() -> None:
     job = sides_of({}, {"layout.cores_per_rank": 3}, overrides={"system.slurm.cpus_per_task": False})
     script = render_runs(job)
     assert "cpus-per-task" not in script
-
-
-def test_a_job_holds_one_point_of_a_comparison_or_one_run() -> None:
-    asked = {"workload": "resnet50", "preset": "ci", "points_are": "nodes", "points": (1, 2), "system": "box"}
-    plain = expand(Request(**asked, repeats=2), machine_cores=4, now=NOW)
-    assert [len(job.plans) for job in jobs_of(plain)] == [1] * 4
-    sided = expand(Request(**asked, repeats=3, sides={"a": {}, "b": {}}), machine_cores=4, now=NOW)
-    jobs = jobs_of(sided)
-    assert [{plan.layout.nodes for plan in job.plans} for job in jobs] == [{1}, {2}]
-    assert [[(p.series.repeat, p.series.side) for p in job.plans] for job in jobs] == [
-        [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
-    ] * 2
-    assert [job.name for job in jobs] == ["resnet50-1node-1rank-ab", "resnet50-2nodes-2ranks-ab"]
 
 
 # Submitting

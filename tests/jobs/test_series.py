@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs.campaign.packing import jobs_of
+from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.campaign.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.job import Job
@@ -40,7 +40,8 @@ def jobs(repeats: int = 4, series: str = "s", sides: bool = False) -> list[Job]:
         series=series,
         **wanted,  # type: ignore[arg-type]
     )
-    return jobs_of(expand(request, machine_cores=4))
+    plans = expand(request, machine_cores=4)
+    return jobs_of(plans) if sides else [job_of([plan]) for plan in plans]
 
 
 def begun(root: Path, **wanted: object) -> str:
@@ -212,7 +213,7 @@ def test_runs_of_the_collective_benchmark_are_completed_too(tmp_path: Path, prog
     root = tmp_path / "runs"
     root.mkdir()
     asked = CommRequest(system="box", series="c", points_are="nodes", points=(2,), repeats=2, backends="none")
-    made = jobs_of(expand_comm(asked, machine_cores=2, installed=()).plans)
+    made = [job_of([plan]) for plan in expand_comm(asked, machine_cores=2, installed=()).plans]
     begin(root, made, chain=False, python="/python", request="dlbench comm submit")
     program("sbatch", "echo 5")
     assert [one.job for one in completed(root, "c")] == made

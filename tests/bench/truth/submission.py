@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dlbench.errors import RunError
-from dlbench.jobs.campaign.packing import jobs_of
+from dlbench.jobs.campaign.packing import job_of
 from dlbench.jobs.campaign.series import begin, complete, standing
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.job import Job
@@ -136,7 +136,7 @@ def _jobs() -> list[Job]:
     request = Request(
         workload="cosmoflow", preset="ci", system="box", points=(1,), points_are="nodes", repeats=JOBS, series="bench"
     )
-    return jobs_of(expand(request, machine_cores=2))
+    return [job_of([plan]) for plan in expand(request, machine_cores=2)]
 
 
 def _accused() -> tuple[int, int]:
