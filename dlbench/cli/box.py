@@ -53,6 +53,7 @@ def box() -> None:
 @_many("--account", "accounts", "With --accounting, of every user; the first is the default.")
 @_many("--qos", "qos", "With --accounting, a name and words of sacctmgr: 'high Priority=100 Preempt=normal'.")
 @_many("--user", "users", "With --accounting, a user of this machine who may use the box beside root.")
+@click.option("--pfs", default="", metavar="RATE", help="A file system in FOLDER/pfs, throttled to e.g. 10MB/s.")
 @click.option("--private-jobs", is_flag=True, help="Users see only their own jobs.")
 @click.option(
     "--preempt",
@@ -69,8 +70,10 @@ def start(folder: Path, nodes: int, cpus_per_node: int, timeout_s: float, **has:
     """
     from dlbench.jobs.box.box import Box
     from dlbench.jobs.box.equipment import Equipment
+    from dlbench.jobs.interruption import interrupted_by_signals
 
-    started = Box.start(folder, nodes, cpus_per_node, timeout_s, Equipment(**has))
+    with interrupted_by_signals():
+        started = Box.start(folder, nodes, cpus_per_node, timeout_s, Equipment(**has))
     click.echo(f"box of {nodes} nodes with {cpus_per_node} processors each: {', '.join(started.node_names)}", err=True)
     if started.plan.equipment.sockets and not started.plan.binds_tasks:
         words = "cores are given to jobs, but tasks are not bound: a node claims more processors than this machine has"

@@ -84,6 +84,11 @@ class RankResult(Spec):
     startup_s: NonNegative = Field(
         description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."
     )
+    unpacking_s: NonNegative | None = Field(
+        None,
+        description="What its node took before that to fetch, check and unpack the image of the environment, seconds; "
+        "null without one.",
+    )
     planted_s: NonNegative = Field(
         0.0, description="Time that the plan's planted fault added to this rank's measured steps, seconds."
     )

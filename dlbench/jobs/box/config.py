@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dlbench.errors import UserError
 from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box.storage import CONTROLLER
 from dlbench.jobs.scripts.templates import render
 
 MAX_NODES = 8
@@ -78,12 +79,27 @@ class BoxPlan:
         return self.folder / "munge" / "socket"
 
     @property
+    def mark(self) -> dict[str, str]:
+        """What every process of the box has in its environment from its first moment."""
+        return {"DLBENCH_BOX": f"{self.folder}:{self.token}"}
+
+    @property
+    def kernel_prefix(self) -> str:
+        """How the names of everything begin that the box has in the kernel."""
+        return f"dlb{self.token}"
+
+    @property
+    def storage(self) -> tuple[Path, Path, Path]:
+        """Of the throttled file system: image, mount point, and the cgroup of the processes that it is slow for."""
+        return self.folder / "pfs.img", self.folder / "pfs", CONTROLLER / self.kernel_prefix
+
+    @property
     def devices(self) -> Path:
         return self.folder / "dev"
 
     @property
     def bridge(self) -> str:
-        return f"dlb{self.token}"
+        return self.kernel_prefix
 
     @property
     def bridge_address(self) -> IPv4Address:
@@ -95,8 +111,8 @@ class BoxPlan:
             BoxNode(
                 name=f"n{index}",
                 address=self.subnet[index + 1],
-                namespace=f"dlb{self.token}n{index}",
-                veth=f"dlb{self.token}v{index}",
+                namespace=f"{self.kernel_prefix}n{index}",
+                veth=f"{self.kernel_prefix}v{index}",
             )
             for index in range(1, self.num_nodes + 1)
         )
@@ -304,7 +320,7 @@ def slurmctld_argv(plan: BoxPlan) -> list[str]:
 def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
     """The command line of one node's daemon; it takes its name from the host name it finds."""
     sysfs = shlex.quote(str(plan.folder / f"sys.{node.name}"))
-    mounts = (
+    mounts: tuple[str, ...] = (
         # Two nodes do not share memory; and what a killed rank left there goes away with the node.
         "if [ -d /dev/shm ]; then mount -t tmpfs -o mode=1777 tmpfs /dev/shm; fi",
         # /sys shows the interfaces of the network it was mounted in: without these lines a node would
@@ -315,5 +331,8 @@ def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
         f"mount --bind {sysfs}/devices/virtual/net /sys/devices/virtual/net",
         f"umount {sysfs}",
     )
+    if plan.equipment.pfs:
+        # All that a node starts shares the throttle with all that the others start.
+        mounts += (f"echo 0 > {shlex.quote(str(plan.storage[2] / 'cgroup.procs'))}",)
     command = ["slurmd", "-D", "-f", str(plan.conf)]
     return ["nsenter", f"--net=/run/netns/{node.namespace}", *in_own_mounts(plan, node.name, command, mounts)]

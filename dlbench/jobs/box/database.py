@@ -1,8 +1,8 @@
 """Accounting of a box, as text: its MariaDB, its slurmdbd, and the accounts, QOS and users that it begins with.
 
 slurmdbd keeps its books in MySQL or MariaDB only. The server here has a socket in the box's folder and no network; only
-root reaches the socket, so that rights need no checks. Its files are in memory that only its own mounts show: on a disk,
-slurmdbd's tables alone took 8 s, and nothing is left of it once it ends.
+root reaches the socket, so that rights need no checks. Its files are in memory that only its own mounts show: on a
+disk, slurmdbd's tables alone took 8 s, and nothing is left of it once it ends.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from dlbench.errors import UserError
+from dlbench.jobs.box.storage import parse_rate
 
 _WORD = r"[A-Za-z0-9._:,/+\-\[\]()*|&%]+"
 _LINE = re.compile(rf"[A-Za-z0-9._-]+( [A-Za-z]+\+?=-?{_WORD})*")
@@ -47,6 +48,7 @@ class Equipment:
             user may use each, and `normal` is always there.
         users: of this machine, who may use the box beside root.
         private_jobs: whether users see only their own jobs.
+        pfs: rate of a throttled file system, such as ``10MB/s``, that all nodes share in the box's folder.
     """
 
     gres: tuple[str, ...] = ()
@@ -62,6 +64,7 @@ class Equipment:
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    pfs: str = ""
 
     def gres_of(self, node: str) -> tuple[Gres, ...]:
         """The devices of a node, in the order in which they were given."""
@@ -143,6 +146,8 @@ def check(equipment: Equipment, nodes: int, cpus_per_node: int) -> None:
     for line in equipment.partitions:
         if not _LINE.fullmatch(line):
             raise UserError(f"{line!r} is no partition: write a name and words of slurm.conf, as 'debug MaxTime=30'")
+    if equipment.pfs:
+        parse_rate(equipment.pfs)
     _check_books(equipment)
     if not 0 <= equipment.switches <= nodes:
         raise UserError(f"a box of {nodes} nodes has 0 to {nodes} leaf switches, not {equipment.switches}")

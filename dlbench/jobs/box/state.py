@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -107,6 +108,11 @@ def is_stopped(folder: Path) -> bool:
     return _stopped(folder).exists() and not is_present(folder)
 
 
+def _is_strange(entry: Path) -> bool:
+    """Whether it is anything but a state that a killed process had not yet given its name."""
+    return not re.fullmatch(r"\.box\.json\.\d+", entry.name)
+
+
 def clear(folder: Path) -> None:
     """Make the folder, or remove what a stopped box left in it.
 
@@ -117,7 +123,7 @@ def clear(folder: Path) -> None:
     try:
         trust.make_folder(folder)
         trust.check_entries(folder)
-        is_strange = any(folder.iterdir()) and not is_stopped(folder)
+        is_strange = any(map(_is_strange, folder.iterdir())) and not is_stopped(folder)
     except OSError as error:
         raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
     if is_strange:
@@ -125,5 +131,9 @@ def clear(folder: Path) -> None:
     for pattern in ("db", "dev", "log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
         for old in folder.glob(pattern):
             shutil.rmtree(old)
-    # Job numbers begin anew, so that an old line would be taken for a new job's.
-    (folder / "jobcomp.txt").unlink(missing_ok=True)
+    for entry in folder.iterdir():
+        if not _is_strange(entry):
+            entry.unlink()
+    # Job numbers begin anew, so that an old line would be taken for a new job's; the others a new box may not have.
+    for name in ("jobcomp.txt", "gres.conf", "topology.conf", "slurmdbd.conf"):
+        (folder / name).unlink(missing_ok=True)
