@@ -26,7 +26,7 @@ from dlbench.jobs.scripts.job import Job, total_time
 from dlbench.jobs.slurm.energy import job_energies
 from dlbench.jobs.slurm.sbatch import RefusedError, require_slurm, submit
 from dlbench.jobs.slurm.states import job_states
-from dlbench.jobs.slurm.submission import read_submission
+from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import scan
 from dlbench.specs.collectives.plan import CommPlan

@@ -15,7 +15,7 @@ from dlbench.jobs.campaign.series import Submitted, begin, complete, forget, giv
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.sbatch import RefusedError
-from dlbench.jobs.slurm.submission import read_submission
+from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
 from dlbench.specs.collectives.request import CommRequest, expand_comm

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 CALL_TIMEOUT_S = 60
 
 
-def call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def call(command: Sequence[str], *, keep_open: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
     """Runs a program of Slurm and keeps what it says.
+
+    Args:
+        command: the program and its arguments.
+        keep_open: descriptors that it inherits.
 
     Raises:
         OSError: it cannot be started.
@@ -25,4 +29,5 @@ def call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         # Of its own session: neither Ctrl-C nor a terminal that closes may cut off a submission.
         start_new_session=True,
+        pass_fds=keep_open,
     )
