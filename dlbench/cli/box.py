@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+
+
+def _many(name: str, field: str, words: str) -> Callable[..., Any]:
+    """An option that may be given again and again."""
+    return click.option(name, field, multiple=True, metavar="TEXT", help=f"{words} Repeatable.")
 
 
 @click.group()
@@ -29,7 +36,32 @@ def box() -> None:
     "--cpus-per-node", default=2, show_default=True, help="Processors each node claims to have; they need not exist."
 )
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait for idle nodes.")
-def start(folder: Path, nodes: int, cpus_per_node: int, timeout_s: float) -> None:
+@_many("--gres", "gres", "Devices that are counted and do not exist: gpu:a100:4 of every node, n1=gpu:a100:4 of one.")
+@_many("--features", "features", "What --constraint asks for: a100,nvlink of every node, n2=h100 of one.")
+@_many(
+    "--partition",
+    "partitions",
+    "A name and words of slurm.conf: 'debug Nodes=n1 MaxTime=30'; the first is the default.",
+)
+@click.option("--switches", default=0, help="Leaf switches of a tree; without it no topology.")
+@click.option("--sockets", default=0, help="Sockets of a node: jobs are given cores, tasks bound to those that exist.")
+@click.option("--threads-per-core", default=1, show_default=True, help="With --sockets.")
+@click.option("--memory", "memory_mb", default=0, help="MiB of a node, asked for by --mem; without it not counted.")
+@click.option(
+    "--accounting", is_flag=True, help="slurmdbd on a MariaDB of the box's own: sacct, accounts, QOS, limits."
+)
+@_many("--account", "accounts", "With --accounting, of every user; the first is the default.")
+@_many("--qos", "qos", "With --accounting, a name and words of sacctmgr: 'high Priority=100 Preempt=normal'.")
+@_many("--user", "users", "With --accounting, a user of this machine who may use the box beside root.")
+@click.option("--pfs", default="", metavar="RATE", help="A file system in FOLDER/pfs, throttled to e.g. 10MB/s.")
+@click.option("--private-jobs", is_flag=True, help="Users see only their own jobs.")
+@click.option(
+    "--preempt",
+    type=click.Choice(["none", "qos", "partition"]),
+    default="none",
+    help="Whose jobs yield: they are requeued.",
+)
+def start(folder: Path, nodes: int, cpus_per_node: int, timeout_s: float, **has: Any) -> None:
     """Start a box that keeps its files in FOLDER and print what a shell needs to use it.
 
     \b
@@ -37,9 +69,15 @@ def start(folder: Path, nodes: int, cpus_per_node: int, timeout_s: float) -> Non
       eval "$(dlbench box start /tmp/box --nodes 4)"
     """
     from dlbench.jobs.box.box import Box
+    from dlbench.jobs.box.equipment import Equipment
+    from dlbench.jobs.interruption import interrupted_by_signals
 
-    started = Box.start(folder, nodes, cpus_per_node, timeout_s)
+    with interrupted_by_signals():
+        started = Box.start(folder, nodes, cpus_per_node, timeout_s, Equipment(**has))
     click.echo(f"box of {nodes} nodes with {cpus_per_node} processors each: {', '.join(started.node_names)}", err=True)
+    if started.plan.equipment.sockets and not started.plan.binds_tasks:
+        words = "cores are given to jobs, but tasks are not bound: a node claims more processors than this machine has"
+        click.echo(words, err=True)
     for name, value in started.environment.items():
         click.echo(f"export {name}={shlex.quote(value)}")
 

@@ -135,6 +135,9 @@ class Scheduler(Protocol):
             comment: by which the job is found again.
         """
 
+    def variables(self, job: Job) -> Sequence[str]:
+        """Names of the environment variables that a job is given."""
+
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int]) -> Answer:
         """Runs that command.
 

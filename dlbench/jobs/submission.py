@@ -27,6 +27,9 @@ class Submission(Spec):
     owner: str = Field(description="Login name of who submitted it.")
     scheduler: str = Field("slurm", description="What took the job: system.scheduler.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
+    variables: tuple[str, ...] = Field(
+        (), description="Names of the variables that sbatch, and so the job, was given (slurm.export); ALL: every one."
+    )
     submitted: str = Field(description="UTC, ISO 8601.")
     runs: tuple[RunName, ...] = Field(
         (),
@@ -40,7 +43,9 @@ class Submission(Spec):
         return f"{self.job_id};{self.cluster}" if self.cluster else self.job_id
 
 
-def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str]) -> None:
+def keep_submission(
+    job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str], variables: Sequence[str]
+) -> None:
     """Writes into the folder of each run of a job which job it is.
 
     Args:
@@ -48,6 +53,7 @@ def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command
         folders: theirs, in the same order.
         job_id: as sbatch printed it, `ID` or `ID;CLUSTER`; of an array that of the whole.
         command: the sbatch command line.
+        variables: names of those that the job was given.
 
     Raises:
         RunError: a file cannot be written.
@@ -62,6 +68,7 @@ def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command
             owner=owner,
             scheduler=job.shape.system.scheduler,
             command=tuple(command),
+            variables=tuple(variables),
             submitted=now,
             runs=job.run_ids if len(folders) > 1 and not job.is_array else (),
             log=f"{first}/slurm-{own}.out",

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.box import config as box_config
+from dlbench.jobs.box import equipment, storage, trust
 from dlbench.jobs.box import host as box_host
 from dlbench.jobs.box import state as box_state
-from dlbench.jobs.box import trust
 from dlbench.jobs.box.box import Box, check_requirements
 from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process
 
 MPI_PROGRAM = r"""
@@ -87,6 +94,63 @@ def test_every_line_of_slurm_conf_is_a_comment_or_one_setting() -> None:
     text = box_config.render_slurm_conf(make_plan(Path("/tmp/box"), num_nodes=8))
     for line in text.splitlines():
         assert not line or line.startswith("# ") or re.fullmatch(r"[A-Za-z]+=\S+( [A-Za-z]+=\S+)*", line), line
+
+
+def equipped(**has: Any) -> BoxPlan:
+    equipment.check(Equipment(**has), nodes=4, cpus_per_node=8)
+    return dataclasses.replace(make_plan(Path("/tmp/box"), num_nodes=4), cpus_per_node=8, equipment=Equipment(**has))
+
+
+def test_devices_features_and_partitions_are_lines_of_slurm_s_files() -> None:
+    plan = equipped(
+        gres=("gpu:a100:2,gpu:h100:1", "n4=nic:2"),
+        features=("a100,nvlink", "n2=big"),
+        partitions=("batch", "debug Nodes=n1 MaxTime=30 PriorityTier=10"),
+        sockets=2,
+        memory_mb=16000,
+    )
+    lines = box_config.render_slurm_conf(plan).splitlines()
+    for wanted in (
+        "NodeName=n2 NodeAddr=198.18.0.19 CPUs=8 Sockets=2 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=1000 "
+        "Gres=gpu:a100:2,gpu:h100:1 Feature=a100,nvlink,big State=UNKNOWN",
+        "PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP",
+        "PartitionName=debug Nodes=n1 MaxTime=30 PriorityTier=10 Default=NO State=UP",
+        "GresTypes=gpu,nic",
+        "SelectTypeParameters=CR_Core_Memory",
+    ):
+        assert wanted in lines
+    devices = box_config.render_gres_conf(plan).splitlines()
+    assert "NodeName=n4 Name=gpu Type=h100 File=/tmp/box/dev/gpu[2-2]" in devices
+    assert "NodeName=n4 Name=nic File=/tmp/box/dev/nic[0-1]" in devices
+    assert [path.name for path in box_config.device_files(plan)] == ["gpu0", "gpu1", "gpu2", "nic0", "nic1"]
+
+
+@given(switches=st.integers(1, 8), nodes=st.integers(1, 8))
+def test_every_node_hangs_on_one_leaf(switches: int, nodes: int) -> None:
+    names = tuple(f"n{index}" for index in range(1, nodes + 1))
+    leaves = Equipment(switches=min(switches, nodes)).leaves(names)
+    assert [name for leaf in leaves for name in leaf] == list(names)
+    assert max(map(len, leaves)) - min(map(len, leaves)) <= 1
+    assert min(map(len, leaves)) >= 1
+
+
+@pytest.mark.parametrize(
+    "has",
+    [
+        {"gres": ("gpu",)},
+        {"gres": ("gpu:0",)},
+        {"gres": ("gpu:4\nSlurmUser=x",)},
+        {"features": ("a b",)},
+        {"partitions": ("debug\nSlurmUser=x",)},
+        {"partitions": ("debug MaxTime",)},
+        {"switches": 5},
+        {"sockets": 3},
+        {"sockets": 2, "threads_per_core": 3},
+    ],
+)
+def test_equipment_that_no_box_has_is_refused(has: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is no|are no|leaf switches"):
+        equipped(**has)
 
 
 def test_cgroup_conf_follows_the_version() -> None:
@@ -379,15 +443,12 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 120) -> None:
     assert box_host.wait_until(condition, time.monotonic() + timeout_s, pause_s=0.1)
 
 
+def names_of(prefix: str) -> list[tuple[str, str]]:
+    return list(box_host.kernel_names(prefix))
+
+
 def job_state(box: Box, job: str) -> str:
     return run(box, "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
-
-
-def kernel_names(prefix: str) -> list[str]:
-    """The interfaces and network namespaces of this machine that are called so."""
-    places = [Path("/sys/class/net"), Path("/run/netns")]
-    names = [entry.name for place in places if place.exists() for entry in place.iterdir()]
-    return [name for name in names if name.startswith(prefix)]
 
 
 @pytest.mark.slurm
@@ -485,7 +546,7 @@ def test_a_shaped_link_is_slow_and_can_be_freed(with_pmix: Box, mpi_program: Pat
 def test_two_boxes_coexist_and_stop_leaves_nothing(slurm_box: Box, slurm_folder: Path) -> None:
     with Box.start(slurm_folder, nodes=1, cpus_per_node=8) as other:
         assert other.plan.token != slurm_box.plan.token
-        assert len(kernel_names(other.plan.bridge)) == 3
+        assert len(names_of(other.plan.bridge)) == 3
         run(other, "srun", "-n8", "true")
         assert run(slurm_box, "srun", "-N2", "hostname").split()
         with pytest.raises(UserError, match="already runs"):
@@ -494,7 +555,7 @@ def test_two_boxes_coexist_and_stop_leaves_nothing(slurm_box: Box, slurm_folder:
         run(other, "srun", "-N1", "sh", "-c", "setsid sleep 300 >/dev/null 2>&1 & echo $! > left", cwd=slurm_folder)
         Box.attach(slurm_folder).stop()
         other.stop()
-    assert kernel_names(other.plan.bridge) == []
+    assert names_of(other.plan.bridge) == []
     assert box_host.start_ticks(int((slurm_folder / "left").read_text())) is None
     assert not any(process.is_alive() for process in other.processes)
     assert slurm_box.is_alive()
@@ -520,6 +581,139 @@ def test_the_commands_start_and_stop_a_box_again_and_again(slurm_folder: Path) -
             assert words in result.output
 
 
+def left_of(folder: Path) -> list[str]:
+    """All that a box in a folder has outside it: processes, networks, mounts, loop devices, cgroups, each one line."""
+    left = []
+    for path in Path("/proc").glob("[0-9]*"):
+        if str(folder).encode() in _read(path / "cmdline") + _read(path / "environ"):
+            left.append(f"{path}: {_read(path / 'cmdline').decode()}")
+    left += [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
+    left += [
+        str(path) for path in Path("/sys/block").glob("loop*/loop/backing_file") if str(folder) in path.read_text()
+    ]
+    for state in folder.glob("box*.json"):
+        token = json.loads(state.read_text())["plan"]["token"]
+        left += [name for _, name in names_of(f"dlb{token}")]
+        left += [str(path) for path in Path("/sys/fs/cgroup").glob(f"*/dlb{token}")]
+    return left
+
+
+def cycle(folder: Path, options: Sequence[str]) -> None:
+    """Start, one job, stop; nothing is left."""
+    with Box.start(folder, nodes=1, has=WHOLE if options else Equipment()) as box:
+        assert run(box, "srun", "hostname").split() == ["n1"]
+    assert left_of(folder) == []
+
+
+def kill_a_start(folder: Path, options: Sequence[str], after_s: float) -> bool:
+    """Start in a process that is killed so many seconds later; `stop` ends what is left. Whether it was in time."""
+    command = [sys.executable, "-P", "-m", "dlbench", "box", "start", str(folder), *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/") as starting:
+        box_host.wait_until(lambda: starting.poll() is not None, time.monotonic() + after_s, pause_s=0.01)
+        was_in_time = starting.poll() is None
+        starting.kill()
+    if (folder / "box.json").exists():
+        Box.attach(folder).stop()
+    assert left_of(folder) == []
+    return was_in_time
+
+
+WHOLE = Equipment(
+    gres=("gpu:a100:4",),
+    features=("a100,nvlink",),
+    partitions=("batch", "debug Nodes=n1 MaxTime=30"),
+    switches=1,
+    memory_mb=8000,
+    accounting=True,
+    accounts=("lab",),
+    qos=("low", "high Preempt=low"),
+    users=("nobody",),
+    preempt="qos",
+)
+OPTIONS = ("--nodes=1", "--accounting", "--switches=1", "--gres=gpu:4", "--pfs=10MB/s")
+
+
+@pytest.fixture
+def can_keep_books() -> None:
+    if lacks := check_requirements(WHOLE):
+        pytest.skip("; ".join(lacks))
+
+
+@pytest.mark.slurm
+def test_a_start_that_is_killed_leaves_nothing(can_keep_books: None, slurm_folder: Path) -> None:
+    # A start takes 4 s; the last of these moments is that of slurmdbd or later.
+    for after_s in (0.6, 1.0, 2.0):
+        kill_a_start(slurm_folder, OPTIONS, after_s)
+    # The next start clears what a killed one left, without `stop`.
+    (slurm_folder / ".box.json.12").write_text("half a sta")
+    cycle(slurm_folder, ())
+
+
+@pytest.mark.slurm
+@pytest.mark.nightly
+def test_twenty_cycles_and_twenty_killed_starts_leave_nothing(can_keep_books: None, slurm_folder: Path) -> None:
+    for _ in range(20):
+        cycle(slurm_folder, OPTIONS)
+    chance = random.Random(18)
+    assert sum(kill_a_start(slurm_folder, OPTIONS, chance.uniform(0.2, 5)) for _ in range(20)) >= 5
+
+
+@pytest.fixture(scope="module")
+def whole_box(slurm_can_run: None) -> Iterator[Box]:
+    """A box with all that a box can have; its folder is open to other users."""
+    if lacks := check_requirements(WHOLE):
+        pytest.skip("; ".join(lacks))
+    with tempfile.TemporaryDirectory(prefix="dlbench-box-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        has = dataclasses.replace(WHOLE, switches=2, pfs="10MB/s" if storage.why_not() is None else "")
+        with Box.start(Path(name) / "box", has=has) as box:
+            yield box
+        assert left_of(Path(name) / "box") == []
+
+
+@pytest.mark.slurm
+def test_books_are_kept_and_a_better_qos_takes_the_nodes(whole_box: Box) -> None:
+    folder = whole_box.plan.folder.parent / "jobs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    batch = ("sbatch", "--parsable", "-N2", "--exclusive", "-o%j")
+    stranger = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    low = run(whole_box, *stranger, *batch, "-qlow", "--wrap=srun sleep 60; id -u", cwd=folder).strip()
+    wait_for(lambda: job_state(whole_box, low) == "RUNNING")
+    high = run(whole_box, *batch, "-qhigh", "-Alab", "--gres=gpu:a100:4", "--wrap=srun hostname", cwd=folder).strip()
+    wait_for(lambda: job_state(whole_box, high) == "COMPLETED")
+    assert job_state(whole_box, low) == "PENDING"
+    run(whole_box, "scancel", low)
+    query = ("sacct", "-nPX", "--duplicates", f"--jobs={low},{high}", "--format=jobid,user,account,qos,state,nnodes")
+    wanted = {f"{low}|nobody|lab|low|PREEMPTED|2", f"{high}|root|lab|high|COMPLETED|2"}
+    # slurmctld tells slurmdbd with a delay, and a job's QOS after its state.
+    wait_for(lambda: wanted <= set(run(whole_box, *query).splitlines()), timeout_s=30)
+
+
+@pytest.mark.slurm
+def test_switches_devices_features_and_memory_are_there(whole_box: Box) -> None:
+    script = "echo $SLURM_TOPOLOGY_ADDR $CUDA_VISIBLE_DEVICES"
+    told = run(whole_box, "srun", "-N2", "--gres=gpu:2", "-Ca100&nvlink", "--mem=100", "sh", "-c", script)
+    assert sorted(told.splitlines()) == ["root.leaf1.n1 0,1", "root.leaf2.n2 0,1"]
+    for refused in (["--gres=gpu:5"], ["--mem=8001"], ["-Cv100"], ["-pdebug", "-t60"], ["-Anone"], ["-qnone"]):
+        command = ["sbatch", "--test-only", *refused, "--wrap=true"]
+        done = subprocess.run(command, env={**os.environ, **whole_box.environment}, capture_output=True, check=False)
+        assert done.returncode, refused
+
+
+@pytest.mark.slurm
+def test_the_shared_file_system_is_slow_for_all_nodes_together(whole_box: Box) -> None:
+    if not whole_box.plan.equipment.pfs:
+        pytest.skip(str(storage.why_not()))
+    shared = whole_box.plan.folder / "pfs"
+    # 6 MB at 10 MB/s, direct so that no cache helps; a node's own disk writes them in milliseconds.
+    write = f"dd if=/dev/zero of={shared}/$SLURMD_NODENAME bs=1M count=3 oflag=direct 2>&1"
+    begin = time.monotonic()
+    run(whole_box, "srun", "-N2", "sh", "-c", write)
+    assert time.monotonic() - begin > 0.5
+    assert {path.name for path in shared.iterdir()} >= {"n1", "n2"}
+
+
 @pytest.mark.slurm
 def test_a_start_that_fails_names_the_log_and_leaves_nothing(
     slurm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -533,7 +727,7 @@ def test_a_start_that_fails_names_the_log_and_leaves_nothing(
         Box.start(slurm_folder)
     assert Box.was_stopped(slurm_folder)
     plan = json.loads((slurm_folder / "box.stopped.json").read_text())["plan"]
-    assert not kernel_names(f"dlb{plan['token']}")
+    assert not names_of(f"dlb{plan['token']}")
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(slurm_folder).encode() in _read(path)]
 
 

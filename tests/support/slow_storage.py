@@ -20,7 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_BLKIO = Path("/sys/fs/cgroup/blkio")
+from dlbench.errors import RunError
+from dlbench.jobs.box import host, storage
+from dlbench.jobs.box.storage import why_not
+
+__all__ = ["NoSlowStorageError", "SlowStorage", "slow_storage", "why_not"]
+
 _READ_LIMIT = "blkio.throttle.read_bps_device"
 _GUARD = """
 import os, subprocess, sys
@@ -51,22 +56,13 @@ class SlowStorage:
     def drop_caches(self) -> None:
         """Makes every byte of it cold, contents and names; caches of other file systems stay where that is possible."""
         os.sync()
-        if _run("umount", str(self.path)) is None:
-            _mount(self._device, self.path)
+        try:
+            host.call(["umount", str(self.path)])
+        except RunError:
+            # Somebody has a file open: what is not in use goes, on all file systems.
+            Path("/proc/sys/vm/drop_caches").write_text("3")
             return
-        # Somebody has a file open: what is not in use goes, on all file systems.
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-
-
-def why_not() -> str | None:
-    """Why this machine cannot have slow storage, in a line; None where it can."""
-    if os.geteuid():
-        return "a throttled file system needs root"
-    if not Path("/dev/loop-control").exists():
-        return "a throttled file system needs loop devices: no /dev/loop-control"
-    if not _limit().exists():
-        return f"a throttled file system needs the blkio controller of cgroup v1: no {_limit()}"
-    return None
+        storage.mount(self._device, self.path)
 
 
 @contextmanager
@@ -85,18 +81,19 @@ def slow_storage(bytes_per_s: float, size_bytes: int) -> Iterator[SlowStorage]:
     path = Path(tempfile.mkdtemp(prefix="slow-", dir="/tmp"))
     try:
         device = _loop_device(size_bytes)
-        if device is None:
-            raise NoSlowStorageError("no loop device could be set up")
-        number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
-        error = _run("mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal", "-E", "lazy_itable_init=0", device)
-        error = error or _mount(device, path)
-        if error is not None:
-            _run("losetup", "-d", device)
-            raise NoSlowStorageError(f"no file system on {device}: {error}")
-    except BaseException:
+        try:
+            storage.make_file_system(device)
+            storage.mount(device, path)
+        except RunError:
+            host.call(["losetup", "-d", device])
+            raise
+    except BaseException as error:
         path.rmdir()
+        if isinstance(error, RunError):
+            raise NoSlowStorageError(str(error)) from None
         raise
-    words = [str(path), device, str(_limit()), number]
+    number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
+    words = [str(path), device, str(_cgroup() / _READ_LIMIT), number]
     guard = subprocess.Popen(
         # A session of its own: what ends the test by its group does not end the guard.
         [sys.executable, "-I", "-c", _GUARD, *words],
@@ -104,48 +101,26 @@ def slow_storage(bytes_per_s: float, size_bytes: int) -> Iterator[SlowStorage]:
         start_new_session=True,
     )
     try:
-        _limit().write_text(f"{number} {int(bytes_per_s)}")
+        storage.limit(_cgroup(), device, int(bytes_per_s), writes=False)
         yield SlowStorage(path, device)
     finally:
         guard.communicate()
 
 
-def _loop_device(size_bytes: int) -> str | None:
+def _loop_device(size_bytes: int) -> str:
     """A loop device on memory that no name leads to, and that is freed with the device."""
     memory = os.memfd_create("slow-storage")
     try:
         os.truncate(memory, size_bytes)
-        for _ in range(5):  # another process may take the free one that was found
-            found = subprocess.run(
-                ["losetup", "-f", "--show", f"/proc/self/fd/{memory}"],
-                pass_fds=[memory],
-                capture_output=True,
-                text=True,
-            )
-            if found.returncode == 0:
-                return found.stdout.strip()
-        return None
+        return storage.loop_device(f"/proc/self/fd/{memory}", [memory])
     finally:
         os.close(memory)
 
 
-def _limit() -> Path:
-    """The file of this process's cgroup that limits reading."""
+def _cgroup() -> Path:
+    """This process's cgroup of the blkio controller."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "blkio" in controllers.split(","):
-            return _BLKIO / path.lstrip("/") / _READ_LIMIT
-    return _BLKIO / _READ_LIMIT
-
-
-def _mount(device: str, path: Path) -> str | None:
-    return _run("mount", "-o", "noatime,nodev,nosuid", device, str(path))
-
-
-def _run(*words: str) -> str | None:
-    """What went wrong, None if nothing did."""
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-    except OSError as error:
-        return str(error)
-    return None if done.returncode == 0 else done.stderr.strip() or f"{words[0]} failed"
+            return storage.CONTROLLER / path.lstrip("/")
+    return storage.CONTROLLER

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -19,14 +20,29 @@ from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box import config, host, state, trust
+from dlbench.jobs.box import config, database, equipment, host, state, storage, trust
 from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process
 
+_PLAIN = Equipment()
+_STARTER = "box start"
+"""The role of the process that starts a box, while it does."""
+_PFS_BYTES = 8 * 2**30
+"""What a throttled file system has room for; its image is as large on disk as what is written to it."""
+_BOOKS = {"slurmdbd": "slurmdbd", "sacctmgr": "slurm-client", "mariadbd": "mariadb-server-core"}
 
-def check_requirements() -> list[str]:
+
+def check_requirements(has: Equipment = _PLAIN) -> list[str]:
     """What this machine lacks for a box, one line with its remedy for each thing; empty if a box can run."""
-    return host.requirements()
+    return _lacks(has) or host.network_lacks(host.free_token())
+
+
+def _lacks(has: Equipment) -> list[str]:
+    lacks = host.requirements(_BOOKS if has.accounting else None)
+    if has.pfs and (reason := storage.why_not()):
+        lacks.append(reason)
+    return lacks
 
 
 @final
@@ -38,11 +54,19 @@ class Box:
     processes: list[Process] = field(default_factory=list)
 
     @classmethod
-    def start(cls, folder: Path, nodes: int = 2, cpus_per_node: int = 2, timeout_s: float = 60) -> Box:
+    def start(
+        cls,
+        folder: Path,
+        nodes: int = 2,
+        cpus_per_node: int = 2,
+        timeout_s: float = 60,
+        has: Equipment = _PLAIN,
+    ) -> Box:
         """Start a box that keeps its files in `folder`, and wait until every node is idle.
 
-        A node may have more processors than the machine. Jobs of an earlier box in the folder are
-        forgotten. If anything goes wrong on the way, all that was started is ended again.
+        `has` says what it has beyond nodes with processors. A node may have more processors than the machine. Jobs of
+        an earlier box in the folder are forgotten. If anything goes wrong on the way, all that was
+        started is ended again.
 
         Raises:
             UserError: a size or a folder that cannot be, a folder that others could write, or a box that already runs
@@ -52,14 +76,14 @@ class Box:
         """
         deadline = time.monotonic() + timeout_s
         config.check_size(nodes, cpus_per_node)
+        equipment.check(has, nodes, cpus_per_node)
         folder = config.check_folder(folder)
         trust.check_folder(folder)
-        lacks = check_requirements()
-        if lacks:
-            raise EnvironmentLacksError(f"no box can run here: {'; '.join(lacks)}")
+        _refuse_lacks(_lacks(has))
         if state.is_present(folder):
             earlier = cls.attach(folder)
-            if any(process.is_alive() for process in earlier.processes):
+            # What an interrupted start left is no box.
+            if earlier.is_up and any(process.is_alive() for process in earlier.processes):
                 raise UserError(f"a box already runs in {folder}: `dlbench box stop {folder}` ends it")
             earlier.stop()
         state.clear(folder)
@@ -69,15 +93,23 @@ class Box:
                 token=host.free_token(),
                 num_nodes=nodes,
                 cpus_per_node=cpus_per_node,
-                memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+                memory_mb=has.memory_mb or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
                 subnet=host.free_subnet(config.SUBNETS, config.SUBNET_PREFIX),
                 controller_port=host.free_port(),
                 login_name=socket.gethostname().partition(".")[0],
+                database_port=host.free_port() if has.accounting else 0,
+                binds_tasks=has.sockets > 0 and cpus_per_node <= len(os.sched_getaffinity(0)),
+                equipment=has,
             )
         )
+        box.processes.append(Process(_STARTER, os.getpid(), host.start_ticks(os.getpid()) or 0))
         state.save(box.plan, box.processes, first=True)
         try:
+            # Its names are the box's, so that a start that is killed in it leaves nothing that is not known.
+            _refuse_lacks(host.network_lacks(box.plan.token))
             box._bring_up(deadline)
+            box.processes = [process for process in box.processes if process.role != _STARTER]
+            state.save(box.plan, box.processes)
         except BaseException:
             box.stop()
             raise
@@ -97,6 +129,11 @@ class Box:
     def was_stopped(folder: Path) -> bool:
         """Whether the last box in `folder` was stopped as it should be."""
         return state.is_stopped(folder)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its start came to its end."""
+        return all(process.role != _STARTER for process in self.processes)
 
     @property
     def conf(self) -> Path:
@@ -120,8 +157,8 @@ class Box:
 
     def is_alive(self) -> bool:
         """Whether every daemon of the box runs."""
-        wanted = 2 + self.plan.num_nodes
-        return sum(process.is_alive() for process in self.processes) == wanted
+        alive = {process.role for process in self.processes if process.is_alive()}
+        return alive >= set(self.plan.roles)
 
     def node_states(self) -> dict[str, str]:
         """Slurm's word for the state of each node, such as ``idle`` or ``mixed``.
@@ -157,26 +194,40 @@ class Box:
     def stop(self) -> None:
         """End all that this box started and remove its networks. Its files stay, for reading logs.
 
+        What an interrupted start left is removed too.
+
         Raises:
+            UserError: another process is starting it at this moment.
             RunError: something could not be removed; calling `stop` again tries again.
         """
         if not state.is_present(self.plan.folder):
             return
+        for starter in self.processes:
+            if starter.role == _STARTER and starter.pid != os.getpid() and starter.is_alive():
+                raise UserError(f"process {starter.pid} is starting a box in {self.plan.folder}: end it first")
         self._cancel_jobs()
-        daemons = {process.role: process for process in self.processes}
-        last = [daemons.pop(role) for role in ("munged", "slurmctld") if role in daemons]
+        daemons = {process.role: process for process in self.processes if process.role != _STARTER}
+        last = [daemons.pop(role) for role in self.plan.roles if role in daemons and not role.startswith("slurmd.")]
         host.end(daemons.values(), grace_s=3)
         # Steps outlive their slurmd, and what a job started outlives its step. Two rounds: one may be forking.
         for _ in range(2):
             host.end([found for node in self.plan.nodes for found in host.processes_in(node.namespace)], grace_s=0)
-        host.end(reversed(last), grace_s=5)
+        # One after the other: slurmctld hands its last words to slurmdbd, and that to the database.
+        for daemon in reversed(last):
+            host.end([daemon], grace_s=5)
+        for _ in range(2):
+            host.end(host.processes_with(self.plan.mark), grace_s=0)
         host.reap(self.processes)
-        interfaces = [node.veth for node in self.plan.nodes] + [self.plan.bridge]
-        failures = host.remove_links([node.namespace for node in self.plan.nodes], interfaces)
-        failures += [f"{left.role} (pid {left.pid}) does not end" for left in self.processes if left.is_alive()]
+        failures = host.remove_links(self.plan.kernel_prefix)
+        if self.plan.equipment.pfs:
+            failures += storage.withdraw(*self.plan.storage)
+        failures += [f"{left.role} (pid {left.pid}) does not end" for left in self._left()]
         if failures:
             raise RunError(f"the box in {self.plan.folder} is not wholly gone: {'; '.join(failures)}")
         state.mark_stopped(self.plan.folder)
+
+    def _left(self) -> list[Process]:
+        return [process for process in self.processes if process.role != _STARTER and process.is_alive()]
 
     def __enter__(self) -> Box:
         return self
@@ -191,10 +242,14 @@ class Box:
         for part in plan.folders():
             trust.make_folder(part)
         self._write_configuration()
+        if plan.equipment.pfs:
+            storage.provide(*plan.storage, storage.parse_rate(plan.equipment.pfs), _PFS_BYTES, plan.mark)
         for command in config.network_up(plan):
-            host.call(command)
+            host.call(command, environment=plan.mark)
         self._spawn("munged", config.munged_argv(plan))
         self._wait(lambda: _answers(plan.munge_socket), deadline, "munged", "munged did not open its socket")
+        if plan.equipment.accounting:
+            self._open_books(deadline)
         self._spawn("slurmctld", config.slurmctld_argv(plan))
         self._wait(
             lambda: host.is_listening(plan.controller_port), deadline, "slurmctld", "slurmctld did not open its port"
@@ -203,6 +258,21 @@ class Box:
             self._spawn(f"slurmd.{node.name}", config.slurmd_argv(plan, node))
         self._wait(self._nodes_are_idle, deadline, "slurmctld", "not all nodes became idle")
         self._check_link()
+
+    def _open_books(self, deadline: float) -> None:
+        """Start the database and slurmdbd, and enter the cluster: slurmctld finds itself there."""
+        plan = self.plan
+        database.folder(plan).chmod(0o700)
+        self._spawn("mariadbd", database.mariadbd_argv(plan))
+        self._wait(
+            lambda: _answers(database.socket(plan)), deadline, "mariadbd", "the database did not open its socket"
+        )
+        self._spawn("slurmdbd", database.slurmdbd_argv(plan))
+        self._wait(
+            lambda: host.is_listening(plan.database_port), deadline, "slurmdbd", "slurmdbd did not open its port"
+        )
+        for command in database.first_entries(plan):
+            host.call(command, environment={**self.environment, **plan.mark})
 
     def _write_configuration(self) -> None:
         plan = self.plan
@@ -214,17 +284,26 @@ class Box:
         version = (int(words[0]), int(words[1]))
         trust.write_new(plan.hosts, config.render_hosts(plan))
         trust.write_new(plan.folder / "cgroup.conf", config.render_cgroup_conf(version))
+        if plan.equipment.gres:
+            trust.make_folder(plan.devices)
+            for device in config.device_files(plan):
+                os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+            trust.write_new(plan.folder / "gres.conf", config.render_gres_conf(plan))
+        if plan.equipment.switches:
+            trust.write_new(plan.folder / "topology.conf", config.render_topology_conf(plan))
+        if plan.equipment.accounting:
+            trust.write_new(plan.folder / "slurmdbd.conf", database.render_slurmdbd_conf(plan), mode=0o600)
         trust.write_new(plan.conf, config.render_slurm_conf(plan))
 
     def _spawn(self, role: str, argv: list[str]) -> None:
-        self.processes.append(host.spawn(role, argv, self.plan.output(role)))
+        self.processes.append(host.spawn(role, argv, self.plan.output(role), self.plan.mark))
         state.save(self.plan, self.processes)
 
     def _wait(self, condition: Callable[[], bool], deadline: float, role: str, failure: str) -> None:
         """Wait until a condition holds; a daemon that ends meanwhile is named at once, with its last words."""
 
         def dead() -> list[str]:
-            return [process.role for process in self.processes if not process.is_alive()]
+            return [process.role for process in self.processes if not process.is_alive() and process.role != _STARTER]
 
         if host.wait_until(lambda: bool(dead()) or condition(), deadline) and not dead():
             return
@@ -263,12 +342,18 @@ class Box:
         queue = ["squeue", "--noheader", "--format=%i", "--states=PENDING,RUNNING,SUSPENDED,COMPLETING"]
         try:
             if host.call(queue, 5, self.environment).strip():
-                host.call(["scancel", "--partition=box"], 5, self.environment)
+                for partition in self.plan.equipment.partition_names:
+                    host.call(["scancel", f"--partition={partition}"], 5, self.environment)
                 host.wait_until(
                     lambda: not host.call(queue, 5, self.environment).strip(), time.monotonic() + 5, pause_s=0.2
                 )
         except DlbenchError:
             return
+
+
+def _refuse_lacks(lacks: list[str]) -> None:
+    if lacks:
+        raise EnvironmentLacksError(f"no box can run here: {'; '.join(lacks)}")
 
 
 def _answers(path: Path) -> bool:

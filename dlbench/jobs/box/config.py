@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from dlbench.errors import UserError
+from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box.storage import CONTROLLER
 from dlbench.jobs.scripts.templates import render
 
 MAX_NODES = 8
@@ -43,7 +45,9 @@ class BoxPlan:
     """One box, fully decided.
 
     `token` is part of every name in the kernel, so that boxes coexist; `memory_mb` is what each
-    node claims to have, in MiB; `login_name` is the machine's own host name.
+    node claims to have, in MiB; `login_name` is the machine's own host name; `database_port`
+    is slurmdbd's; `binds_tasks`: task/affinity, which needs
+    the processors that a node claims to have.
     """
 
     folder: Path
@@ -54,6 +58,9 @@ class BoxPlan:
     subnet: IPv4Network
     controller_port: int
     login_name: str
+    database_port: int = 0
+    binds_tasks: bool = False
+    equipment: Equipment = field(default_factory=Equipment)
 
     @property
     def conf(self) -> Path:
@@ -72,8 +79,27 @@ class BoxPlan:
         return self.folder / "munge" / "socket"
 
     @property
-    def bridge(self) -> str:
+    def mark(self) -> dict[str, str]:
+        """What every process of the box has in its environment from its first moment."""
+        return {"DLBENCH_BOX": f"{self.folder}:{self.token}"}
+
+    @property
+    def kernel_prefix(self) -> str:
+        """How the names of everything begin that the box has in the kernel."""
         return f"dlb{self.token}"
+
+    @property
+    def storage(self) -> tuple[Path, Path, Path]:
+        """Of the throttled file system: image, mount point, and the cgroup of the processes that it is slow for."""
+        return self.folder / "pfs.img", self.folder / "pfs", CONTROLLER / self.kernel_prefix
+
+    @property
+    def devices(self) -> Path:
+        return self.folder / "dev"
+
+    @property
+    def bridge(self) -> str:
+        return self.kernel_prefix
 
     @property
     def bridge_address(self) -> IPv4Address:
@@ -85,8 +111,8 @@ class BoxPlan:
             BoxNode(
                 name=f"n{index}",
                 address=self.subnet[index + 1],
-                namespace=f"dlb{self.token}n{index}",
-                veth=f"dlb{self.token}v{index}",
+                namespace=f"{self.kernel_prefix}n{index}",
+                veth=f"{self.kernel_prefix}v{index}",
             )
             for index in range(1, self.num_nodes + 1)
         )
@@ -98,7 +124,14 @@ class BoxPlan:
     def folders(self) -> list[Path]:
         """Every folder the daemons expect to find."""
         per_node = [self.folder / f"{kind}.{node.name}" for node in self.nodes for kind in ("spool", "sys", "tmp")]
-        return [self.folder / "log", self.folder / "munge", self.folder / "state", *per_node]
+        database = [self.folder / "db"] if self.equipment.accounting else []
+        return [self.folder / "log", self.folder / "munge", self.folder / "state", *per_node, *database]
+
+    @property
+    def roles(self) -> list[str]:
+        """The daemons, in the order in which they start."""
+        books = ["mariadbd", "slurmdbd"] if self.equipment.accounting else []
+        return ["munged", *books, "slurmctld", *(f"slurmd.{node.name}" for node in self.nodes)]
 
 
 def check_size(nodes: int, cpus_per_node: int) -> None:
@@ -136,7 +169,59 @@ def check_folder(folder: Path) -> Path:
 
 def render_slurm_conf(plan: BoxPlan) -> str:
     """The text of slurm.conf."""
-    return render("box/slurm.conf.j2", plan=plan, controller_host=CONTROLLER_HOST, slurmd_port=SLURMD_PORT)
+    return render(
+        "box/slurm.conf.j2",
+        plan=plan,
+        has=plan.equipment,
+        nodes=[_node_line(plan, node) for node in plan.nodes],
+        partitions=plan.equipment.partition_lines(),
+        controller_host=CONTROLLER_HOST,
+        slurmd_port=SLURMD_PORT,
+    )
+
+
+def _node_line(plan: BoxPlan, node: BoxNode) -> str:
+    has = plan.equipment
+    words = [f"NodeName={node.name}", f"NodeAddr={node.address}", f"CPUs={plan.cpus_per_node}"]
+    if has.sockets:
+        cores = plan.cpus_per_node // has.sockets // has.threads_per_core
+        words += [f"Sockets={has.sockets}", f"CoresPerSocket={cores}", f"ThreadsPerCore={has.threads_per_core}"]
+    words.append(f"RealMemory={plan.memory_mb}")
+    if devices := has.gres_of(node.name):
+        words.append("Gres=" + ",".join(":".join(filter(None, (g.name, g.kind, str(g.count)))) for g in devices))
+    if features := has.features_of(node.name):
+        words.append(f"Feature={features}")
+    return " ".join([*words, "State=UNKNOWN"])
+
+
+def render_gres_conf(plan: BoxPlan) -> str:
+    """The text of gres.conf."""
+    lines = []
+    for node in plan.nodes:
+        begin: dict[str, int] = {}
+        for gres in plan.equipment.gres_of(node.name):
+            first = begin.get(gres.name, 0)
+            begin[gres.name] = first + gres.count
+            kind = f" Type={gres.kind}" if gres.kind else ""
+            files = plan.devices / f"{gres.name}[{first}-{first + gres.count - 1}]"
+            lines.append(f"NodeName={node.name} Name={gres.name}{kind} File={files}")
+    return render("box/gres.conf.j2", lines=lines)
+
+
+def device_files(plan: BoxPlan) -> list[Path]:
+    """Every file that gres.conf names; the nodes share them, because nobody opens them."""
+    most: dict[str, int] = {}
+    for node in plan.nodes:
+        here: dict[str, int] = {}
+        for gres in plan.equipment.gres_of(node.name):
+            here[gres.name] = here.get(gres.name, 0) + gres.count
+        most |= {name: max(count, most.get(name, 0)) for name, count in here.items()}
+    return [plan.devices / f"{name}{index}" for name, count in most.items() for index in range(count)]
+
+
+def render_topology_conf(plan: BoxPlan) -> str:
+    """The text of topology.conf, if the box has switches."""
+    return render("box/topology.conf.j2", leaves=plan.equipment.leaves(tuple(node.name for node in plan.nodes)))
 
 
 def render_cgroup_conf(version: tuple[int, int]) -> str:
@@ -195,7 +280,7 @@ def shape(plan: BoxPlan, rate: str | None) -> list[list[str]]:
     return commands
 
 
-def _in_own_mounts(plan: BoxPlan, name: str, command: list[str], mounts: tuple[str, ...] = ()) -> list[str]:
+def in_own_mounts(plan: BoxPlan, name: str, command: list[str], mounts: tuple[str, ...] = ()) -> list[str]:
     """The command with a host name, an /etc/hosts and perhaps more mounts (lines of shell) of its own."""
     steps = [
         # Written by the kernel file: the program `hostname` is not everywhere.
@@ -229,13 +314,13 @@ def munged_argv(plan: BoxPlan) -> list[str]:
 def slurmctld_argv(plan: BoxPlan) -> list[str]:
     """The command line of the controller; -c forgets the jobs of an earlier box in this folder."""
     command = ["slurmctld", "-D", "-c", "-f", str(plan.conf)]
-    return _in_own_mounts(plan, CONTROLLER_HOST, command)
+    return in_own_mounts(plan, CONTROLLER_HOST, command)
 
 
 def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
     """The command line of one node's daemon; it takes its name from the host name it finds."""
     sysfs = shlex.quote(str(plan.folder / f"sys.{node.name}"))
-    mounts = (
+    mounts: tuple[str, ...] = (
         # Two nodes do not share memory; and what a killed rank left there goes away with the node.
         "if [ -d /dev/shm ]; then mount -t tmpfs -o mode=1777 tmpfs /dev/shm; fi",
         # /sys shows the interfaces of the network it was mounted in: without these lines a node would
@@ -246,5 +331,8 @@ def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
         f"mount --bind {sysfs}/devices/virtual/net /sys/devices/virtual/net",
         f"umount {sysfs}",
     )
+    if plan.equipment.pfs:
+        # All that a node starts shares the throttle with all that the others start.
+        mounts += (f"echo 0 > {shlex.quote(str(plan.storage[2] / 'cgroup.procs'))}",)
     command = ["slurmd", "-D", "-f", str(plan.conf)]
-    return ["nsenter", f"--net=/run/netns/{node.namespace}", *_in_own_mounts(plan, node.name, command, mounts)]
+    return ["nsenter", f"--net=/run/netns/{node.namespace}", *in_own_mounts(plan, node.name, command, mounts)]

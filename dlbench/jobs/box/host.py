@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_network
@@ -80,7 +80,12 @@ def program(name: str) -> str:
     return path
 
 
-def call(argv: list[str], timeout_s: float = 20, environment: Mapping[str, str] | None = None) -> str:
+def call(
+    argv: list[str],
+    timeout_s: float = 20,
+    environment: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> str:
     """Run a command to its end and return its output.
 
     Raises:
@@ -98,6 +103,7 @@ def call(argv: list[str], timeout_s: float = 20, environment: Mapping[str, str] 
             text=True,
             timeout=timeout_s,
             env=variables,
+            pass_fds=pass_fds,
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"`{' '.join(argv)}` did not end within {timeout_s:.0f} s") from None
@@ -107,7 +113,7 @@ def call(argv: list[str], timeout_s: float = 20, environment: Mapping[str, str] 
     return done.stdout
 
 
-def spawn(role: str, argv: list[str], log: Path) -> Process:
+def spawn(role: str, argv: list[str], log: Path, environment: Mapping[str, str] | None = None) -> Process:
     """Start a daemon that outlives this process; its output is appended to `log`."""
     # Not subprocess.Popen: that warns about every child which its parent does not wait for.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -117,7 +123,8 @@ def spawn(role: str, argv: list[str], log: Path) -> Process:
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
     # A session of its own: Ctrl-C and the end of the terminal do not reach it.
-    pid = os.posix_spawn(program(argv[0]), argv, DAEMON_ENVIRONMENT, file_actions=files, setsid=True)
+    variables = {**DAEMON_ENVIRONMENT, **(environment or {})}
+    pid = os.posix_spawn(program(argv[0]), argv, variables, file_actions=files, setsid=True)
     # As a zombie it would have no start time: 0 then stands for a process that is gone.
     return Process(role, pid, start_ticks(pid) or 0)
 
@@ -160,16 +167,41 @@ def processes_in(namespace: str) -> list[Process]:
     return found
 
 
-def remove_links(namespaces: Iterable[str], interfaces: Iterable[str]) -> list[str]:
-    """Remove network namespaces and interfaces that exist; what could not be removed is returned as sentences."""
+def processes_with(environment: Mapping[str, str]) -> list[Process]:
+    """Every process of this user that was started with these variables, also one that nobody could write down in time.
+
+    A process of another user may carry them too; it is none of ours.
+    """
+    wanted = {f"{name}={value}".encode() for name, value in environment.items()}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            ticks = start_ticks(int(entry.name))
+            is_own = entry.stat().st_uid == os.geteuid()
+            if is_own and ticks is not None and wanted <= set((entry / "environ").read_bytes().split(b"\0")):
+                found.append(Process("unnamed", int(entry.name), ticks))
+    return found
+
+
+def kernel_names(prefix: str) -> Iterator[tuple[str, str]]:
+    """Kind (`link` or `netns`) and name of every interface and network namespace that is called so."""
+    for kind, place in (("link", Path("/sys/class/net")), ("netns", Path("/run/netns"))):
+        for entry in place.iterdir() if place.is_dir() else ():
+            if entry.name.startswith(prefix):
+                yield kind, entry.name
+
+
+def remove_links(prefix: str) -> list[str]:
+    """Remove network namespaces and interfaces that are called so; returns a sentence for each that stays."""
     failures = []
-    for interface in interfaces:
+    for kind, name in list(kernel_names(prefix)):
+        if kind == "netns":
+            failures += _failure(["ip", "netns", "delete", name])
         # Removing one end of a veth pair removes the other at once, whoever still holds its namespace.
-        if Path(f"/sys/class/net/{interface}").exists():
-            failures += _failure(["ip", "link", "delete", interface])
-    for namespace in namespaces:
-        if Path(f"/run/netns/{namespace}").exists():
-            failures += _failure(["ip", "netns", "delete", namespace])
+        elif Path(f"/sys/class/net/{name}").exists():
+            failures += _failure(["ip", "link", "delete", name])
     return failures
 
 
@@ -205,9 +237,7 @@ def free_token() -> str:
     """Four hexadecimal digits that no interface and no network namespace of a box has in its name."""
     while True:
         token = f"{random.randrange(16**4):04x}"
-        places = [Path("/sys/class/net"), Path("/run/netns")]
-        names = [entry.name for place in places if place.is_dir() for entry in place.iterdir()]
-        if not any(name.startswith(f"dlb{token}") for name in names):
+        if not list(kernel_names(f"dlb{token}")):
             return token
 
 
@@ -233,22 +263,24 @@ def free_subnet(within: IPv4Network, prefix: int) -> IPv4Network:
     raise RunError(f"every network in {within} is in use on this machine")
 
 
-def requirements() -> list[str]:
-    """What this machine lacks for a box, a sentence with its remedy for each thing; empty if nothing is missing."""
+def requirements(more: Mapping[str, str] | None = None) -> list[str]:
+    """What this machine lacks for a box, a sentence with its remedy for each thing; empty if nothing is missing.
+
+    `more`: programs that it needs beyond the usual ones, with the package of each.
+    """
     lacks = []
     if os.geteuid() != 0:
         lacks.append("not root: a box makes network namespaces, run as root (in a container: --privileged)")
-    for name, package in _PACKAGE_OF.items():
+    for name, package in (_PACKAGE_OF | dict(more or {})).items():
         if shutil.which(name, path=SEARCH_PATH) is None:
             lacks.append(f"no program {name}: install {package} (Debian, Ubuntu: apt install {package})")
     if not Path("/proc/sys/kernel/random/boot_id").exists():
         lacks.append("no Linux /proc: a box runs on Linux only")
-    return lacks or _network_lacks()
+    return lacks
 
 
-def _network_lacks() -> list[str]:
+def network_lacks(token: str) -> list[str]:
     """Really make one bridge and one node, and take them away again: capabilities and kernels lie."""
-    token = free_token()
     namespace, bridge, veth = f"dlb{token}p", f"dlb{token}b", f"dlb{token}q"
     try:
         call(["ip", "netns", "add", namespace])
@@ -261,5 +293,5 @@ def _network_lacks() -> list[str]:
         remedy = "run with CAP_NET_ADMIN and CAP_SYS_ADMIN (in a container: --privileged)"
         return [f"network namespaces, bridges or private mounts do not work here ({error}): {remedy}"]
     finally:
-        remove_links([namespace], [veth, bridge])
+        remove_links(f"dlb{token}")
     return []

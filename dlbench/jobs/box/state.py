@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from typing import Any
 from dlbench.errors import UserError
 from dlbench.jobs.box import trust
 from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process, boot_id
 
 _FORMAT = "dlbench-box"
@@ -79,6 +81,11 @@ def load(folder: Path) -> tuple[BoxPlan, list[Process]]:
     try:
         # The file's own folder, not the one it names: what is ended must be what is looked at.
         plan = {**state["plan"], "folder": path.parent, "subnet": IPv4Network(state["plan"]["subnet"])}
+        # JSON has lists only, and a plan that is compared with another has none.
+        has: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plan["equipment"].items()
+        }
+        plan["equipment"] = Equipment(**has)
         processes = [Process(**process) for process in state["processes"]]
         # After a reboot the same numbers mean other processes.
         return BoxPlan(**plan), processes if state["boot_id"] == boot_id() else []
@@ -101,6 +108,11 @@ def is_stopped(folder: Path) -> bool:
     return _stopped(folder).exists() and not is_present(folder)
 
 
+def _is_strange(entry: Path) -> bool:
+    """Whether it is anything but a state that a killed process had not yet given its name."""
+    return not re.fullmatch(r"\.box\.json\.\d+", entry.name)
+
+
 def clear(folder: Path) -> None:
     """Make the folder, or remove what a stopped box left in it.
 
@@ -111,13 +123,17 @@ def clear(folder: Path) -> None:
     try:
         trust.make_folder(folder)
         trust.check_entries(folder)
-        is_strange = any(folder.iterdir()) and not is_stopped(folder)
+        is_strange = any(map(_is_strange, folder.iterdir())) and not is_stopped(folder)
     except OSError as error:
         raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
     if is_strange:
         raise UserError(f"{folder} holds files that are no box's: name a new or an empty folder")
-    for pattern in ("log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
+    for pattern in ("db", "dev", "log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
         for old in folder.glob(pattern):
             shutil.rmtree(old)
-    # Job numbers begin anew, so that an old line would be taken for a new job's.
-    (folder / "jobcomp.txt").unlink(missing_ok=True)
+    for entry in folder.iterdir():
+        if not _is_strange(entry):
+            entry.unlink()
+    # Job numbers begin anew, so that an old line would be taken for a new job's; the others a new box may not have.
+    for name in ("jobcomp.txt", "gres.conf", "topology.conf", "slurmdbd.conf"):
+        (folder / name).unlink(missing_ok=True)

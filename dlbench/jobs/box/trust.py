@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> None:
             part.mkdir(mode=0o755, exist_ok=True)
 
 
-def write_new(path: Path, content: str) -> None:
+def write_new(path: Path, content: str, mode: int = 0o644) -> None:
     """Writes a file anew: never into one that is there, never through a link.
 
     Raises:
@@ -65,7 +65,7 @@ def write_new(path: Path, content: str) -> None:
     """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
+    with os.fdopen(os.open(path, flags, mode), "w", encoding="utf-8") as file:
         file.write(content)
 
 

@@ -69,7 +69,8 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
                 if found:
                     job = jobs_of_series(root, now.series)[number]
                     folders = [RunFolder(root / run_id) for run_id in entry.runs]
-                    keep_submission(job, folders, found, scheduler.command(job, folders[0], None, entry.comment))
+                    command = scheduler.command(job, folders[0], None, entry.comment)
+                    keep_submission(job, folders, found, command, scheduler.variables(job))
                     append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {found}\n")
             if found:
                 jobs.append((found, entry))

@@ -79,7 +79,8 @@ def complete(
             check()
             folders = folders_of(root, job)
             if found:
-                keep_submission(job, folders, found, scheduler.command(job, folders[0], after, entry.comment))
+                command = scheduler.command(job, folders[0], after, entry.comment)
+                keep_submission(job, folders, found, command, scheduler.variables(job))
             job_id = found or submit(scheduler, job, folders, now.series.python, after, entry.comment, (lock,))
             append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
             room.add(number, job, job_id, is_counted=bool(found))

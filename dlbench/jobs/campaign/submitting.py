@@ -71,7 +71,7 @@ def submit(
     job_id = answer.job_id or _find(scheduler, folders[0], comment)
     if not job_id:
         raise DoubtError(f"{name}: {answer.doubt}; {_MAYBE_QUEUED}")
-    keep_submission(job, folders, job_id, command)
+    keep_submission(job, folders, job_id, command, scheduler.variables(job))
     return job_id
 
 

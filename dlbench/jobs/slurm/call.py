@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from dlbench.jobs.slurm.environment import client_environment
 
 CALL_TIMEOUT_S = 60
 
 
-def call(command: Sequence[str], *, keep_open: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
+def call(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, keep_open: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
     """Runs a program of Slurm and keeps what it says.
 
     Args:
         command: the program and its arguments.
+        environment: its variables; None: those of this process without what Slurm's programs take for options.
         keep_open: descriptors that it inherits.
 
     Raises:
@@ -21,6 +27,9 @@ def call(command: Sequence[str], *, keep_open: Sequence[int] = ()) -> subprocess
     """
     return subprocess.run(
         command,
+        # As this process finds it, whatever PATH it gets.
+        executable=shutil.which(command[0]),
+        env=client_environment() if environment is None else environment,
         capture_output=True,
         text=True,
         errors="replace",

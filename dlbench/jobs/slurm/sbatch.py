@@ -11,6 +11,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scheduler import Answer
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.environment import job_environment
 
 # The controller's words (slurm_errno.c of Slurm) and sbatch's own for a job that was not taken. After any other
 # failure, such as a time-out, it may have been taken.
@@ -48,7 +49,7 @@ def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> A
         keep_open: as of `dlbench.jobs.scheduler.Scheduler.submit`.
     """
     try:
-        done = call(command, keep_open=keep_open)
+        done = call(command, job_environment(job.plans), keep_open=keep_open)
     except subprocess.TimeoutExpired as late:
         return Answer(doubt=f"sbatch gave no answer within {late.timeout:g} s")
     except OSError as error:

@@ -9,6 +9,7 @@ from dlbench.jobs.scheduler import Answer, Queue
 from dlbench.jobs.scripts.batch import keeps_own_comment, render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.environment import exported_names
 from dlbench.jobs.slurm.queue import ask
 from dlbench.jobs.slurm.sbatch import require_slurm, sbatch
 from dlbench.records.folder import RunFolder
@@ -34,6 +35,10 @@ class Slurm:
         """The sbatch command; where the site has a comment of its own, the folder tells the job."""
         after = None if after is None else after.partition(";")[0]
         return sbatch_arguments(job, folder, after, "" if keeps_own_comment(job) else comment)
+
+    def variables(self, job: Job) -> Sequence[str]:
+        """As `slurm.export` says."""
+        return exported_names(job.plans)
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
         """Runs sbatch."""
