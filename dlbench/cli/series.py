@@ -128,7 +128,7 @@ def _teller(total: int) -> Callable[[Submitted], None]:
         how = ", found in the queue" if done.is_adopted else ""
         _say(f"[{done.number}/{total}] job {done.job_id}{how}: {_describe_job(done.job)}")
         with suppress(OSError):
-            click.echo(done.job_id)
+            click.echo(done.job_id.partition(";")[0])
 
     return tell
 
@@ -141,4 +141,6 @@ def _say(text: str) -> None:
 
 def _describe_job(job: Job) -> str:
     first = shared.describe_plan(job.plans[0])
-    return first if len(job.plans) == 1 else f"{len(job.plans)} runs, the first {first}"
+    if len(job.plans) == 1:
+        return first
+    return f"{'array' if job.is_array else 'job'} of {len(job.plans)} runs, the first {first}"

@@ -167,12 +167,12 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     _note_unseen_data(campaign.plans)
     out = options["out"]
     root = prepare_output(out)
-    for line in cost_lines(campaign):
-        click.echo(line, err=True)
     with Interruption() as interruption:
         request = quoted(["dlbench", *sys.argv[1:]])
         limits = Limits(pack=campaign.packing, max_jobs=options["max_jobs"], max_node_hours=options["max_node_hours"])
         series = begin(root, campaign.jobs, chain=campaign.chain, python=sys.executable, request=request, limits=limits)
+        for line in cost_lines(campaign):
+            click.echo(line, err=True)
         submit_rest(
             root,
             series,

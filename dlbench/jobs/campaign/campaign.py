@@ -124,6 +124,9 @@ def _smaller(campaign: Campaign) -> Iterator[tuple[str, Sequence[LaunchPlan], Pa
     for most in reversed(counts[:-1]):
         left = [plan for plan in campaign.plans if plan.layout.nodes <= most]
         yield f"at most {most} node{'s' * (most > 1)} a run", left, campaign.packing
+    for most in reversed(counts[:-1] if repeats > 1 else []):
+        left = [plan for plan in campaign.plans if plan.layout.nodes <= most and _repeat(plan) == 0]
+        yield f"--repeats 1 of at most {most} node{'s' * (most > 1)}", left, campaign.packing
 
 
 def _repeat(plan: LaunchPlan) -> int:
