@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_atomic
+from dlbench.records.sharing import share
 from dlbench.specs.plan import LaunchPlan
 
 CHECKPOINT_SUFFIX = ".safetensors"
@@ -124,7 +125,7 @@ class RunFolder:
 
 
 def prepare_output(out: Path) -> Path:
-    """Makes the folder of all runs and proves that it can be written.
+    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`).
 
     Raises:
         UserError: it is not a folder, or cannot be made or written.
@@ -140,6 +141,7 @@ def prepare_output(out: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written: {error.strerror or error}; choose another folder") from None
+    share(out)
     return out.absolute()
 
 

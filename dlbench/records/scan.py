@@ -20,6 +20,7 @@ from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
 from dlbench.records.job_log import seen_in_log
 from dlbench.records.record import RankResult, Record
+from dlbench.records.sharing import WithheldError, may_not_read
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.story import told_failure
 from dlbench.records.watch import WatchOverhead
@@ -147,6 +148,8 @@ class Scan:
     runs: list[Run] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Damaged runs, one line each; they are skipped."""
+    withheld: list[str] = field(default_factory=list)
+    """Runs of other users, who let nobody read them, one line each; they are skipped."""
 
 
 def scan(root: Path, *more: Path) -> Scan:
@@ -161,6 +164,8 @@ def scan(root: Path, *more: Path) -> Scan:
             continue
         try:
             result.runs.append(_read(folder))
+        except WithheldError as error:
+            result.withheld.append(str(error))
         except IncompleteDataError as error:
             result.problems.append(str(error))
     result.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
@@ -321,6 +326,6 @@ def load_file(path: Path, model: type[ModelT]) -> ModelT | None:
         where = ".".join(str(part) for part in first["loc"])
         raise IncompleteDataError(f"{path}: damaged: {where}: {first['msg']}") from None
     except PermissionError as error:
-        raise IncompleteDataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise may_not_read(path, error) from None
     except (OSError, ValueError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm.call import call
-from dlbench.jobs.slurm.submission import read_submission
+from dlbench.jobs.submission import read_submission
 from dlbench.records.scan import LaunchedRun
 
 # sacct shortens ConsumedEnergy in steps of 1,000.
