@@ -126,7 +126,7 @@ def _facts(
             ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
             ("mpi.library", _mpi_library),
             ("dlbench.version", lambda: dlbench.__version__),
-            ("dlbench.commit", lambda: bundled.commit()),
+            ("dlbench.commit", bundled.commit),
             ("dlbench.files", bundled.installed_files),
             ("image.sha256", _image),
         )
