@@ -70,6 +70,10 @@ def contents_of(found: Survey) -> Contents:
     if is_editable:
         site = f"{ENV}/{found.site.relative_to(found.prefix)}/dlbench"
         contents.entries += _checkout(found.dlbench, site)
+        commit = f"{found.commit}\n".encode()
+        contents.entries.append(
+            Entry(name=f"{site}/_bundled/COMMIT", path=found.dlbench / "__init__.py", content=commit)
+        )
     if found.is_virtual and found.holds_interpreter:
         contents.entries += _interpreter(found)
     contents.entries.sort(key=lambda entry: entry.name)
@@ -108,12 +112,12 @@ def _link(path: Path, name: str, found: Survey, contents: Contents) -> Entry | N
     if not target.exists():
         return None
     direct = Path(os.path.normpath(path.parent / path.readlink()))
+    if found.is_virtual and target == found.base_executable and found.holds_interpreter:
+        return None if path.name == target.name else Entry(name=name, link=target.name)
     if found.prefix in direct.parents:
         return Entry(name=name, link=os.path.relpath(direct, path.parent))
-    if found.is_virtual and target == found.base_executable:
-        if not found.holds_interpreter:
-            return Entry(name=name, link=str(direct))
-        return None if path.name == target.name else Entry(name=name, link=target.name)
+    if target == found.base_executable:
+        return Entry(name=name, link=str(direct))
     if target.is_dir():
         contents.outside.append(str(target))
         return Entry(name=name, link=str(target))
