@@ -31,6 +31,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
             ("status", "status", "Show how far runs are, and why some failed."),
             ("complete", "complete", "Submit the rest of a series whose submission was cut off."),
+            ("cost", "cost", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),
         ),
     ),
     (

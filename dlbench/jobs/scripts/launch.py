@@ -80,6 +80,8 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = 
     layout, launch = plan.layout, plan.system.launch
     words = [
         "srun",
+        # What Slurm's accounting says of this step is found by its name.
+        f"--job-name={plan.run_id}",
         f"--mpi={launch.mpi_plugin if launch.launcher == 'srun-mpi' else 'none'}",
         "--kill-on-bad-exit=1",
         f"--nodes={layout.nodes}",
