@@ -59,6 +59,7 @@ def cost_section(found: CampaignCost) -> Section:
 
 
 def jobs_text(count: int) -> str:
+    """E.g. ``2 jobs``."""
     return f"{count:,} job{'s' * (count != 1)}"
 
 
@@ -69,8 +70,8 @@ def _hours(value: float) -> str:
 def _headline(found: CampaignCost) -> str:
     wait = "not known" if found.median_wait_s is None else f"{number_text(found.median_wait_s, 's')} (median)"
     return (
-        f"{_hours(found.node_hours)} node-hours in {jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in measured "
-        f"steps; queue wait {wait}"
+        f"{_hours(found.node_hours)} node-hours in {jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in "
+        f"measured steps; queue wait {wait}"
     )
 
 
@@ -150,7 +151,7 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
         columns=telling(columns, found.points, keep=("queue_wait_s",)),
         rows=found.points,
         in_terminal=True,
-        caption="Each: node-hours for a run with figures. Wait: median over jobs. Switches: leaf switches, most.",
+        caption="Each: node-hours for a run with figures. Wait: median over jobs. Switches: leaf switches a run spans.",
     )
 
 
