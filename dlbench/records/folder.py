@@ -111,6 +111,11 @@ class RunFolder:
         """`watch-cost.json`: what watching cost, measured against unwatched runs of the same series."""
         return self.path / "watch-cost.json"
 
+    @property
+    def accounting(self) -> Path:
+        """`accounting.json`: what Slurm says that the run took."""
+        return self.path / "accounting.json"
+
     def status(self, rank: int) -> Path:
         """`rank-0000.status.json`: of a rank that failed or vanished, the last that is known of it."""
         return self.path / f"rank-{rank:04d}.status.json"

@@ -60,6 +60,9 @@ class RankResult(Spec):
     rank: CountOrZero = Field(description="The rank, from 0.")
     node_rank: CountOrZero = Field(description="Its node, from 0.")
     host: str = Field(description="Host name.")
+    switch: str = Field(
+        "", description="Switches above its node from the root, root.leaf1, as Slurm tells them; empty: it tells none."
+    )
     device: str = Field(description="Where it computed, e.g. cpu or cuda:0 (NVIDIA A100).")
     cores: tuple[int, ...] = Field(description="Cores it was bound to (those it may use, where not bound).")
     threads: Count = Field(description="Compute threads.")

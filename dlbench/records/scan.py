@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
+from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
 from dlbench.records.job_log import seen_in_log
@@ -55,6 +56,8 @@ class LaunchedRun:
     """That it stopped because it was told to; None where it was not."""
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
+    accounting: RunAccounting | None = None
+    """What Slurm says that it took, where that is kept."""
 
     counted: ClassVar[str] = "step"
     """What a rank's status counts."""
@@ -287,7 +290,20 @@ def _read(folder: RunFolder) -> Run:
         interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         watch_cost=watch_cost,
+        accounting=read_accounting(folder, plan),
     )
+
+
+def read_accounting(folder: RunFolder, plan: LaunchPlan) -> RunAccounting | None:
+    """What Slurm says that a run took; None where nothing is kept.
+
+    Raises:
+        IncompleteDataError: the file is damaged, or another run's.
+    """
+    accounting = load_file(folder.accounting, RunAccounting)
+    if accounting is not None and accounting.run_id != plan.run_id:
+        raise IncompleteDataError(f"{folder.accounting}: belongs to run {accounting.run_id}, not to {plan.run_id}")
+    return accounting
 
 
 def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:

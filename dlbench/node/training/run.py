@@ -274,6 +274,7 @@ class RankRun:
             rank=self._place.rank,
             node_rank=self._place.node_rank,
             host=self._place.host,
+            switch=self._place.switch,
             device=_device_name(self._device),
             cores=self._binding.cores,
             threads=torch.get_num_threads(),
