@@ -7,7 +7,6 @@ quoted, so there are none: sbatch is given its options as arguments, and the scr
 from __future__ import annotations
 
 import secrets
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -93,7 +92,9 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
             "plan": plan,
             "is_part": is_part,
             "variables": launch.rank_environment(plan),
-            "command": " ".join(launch.word_of_shell(word, variables | containers.variables_of(word)) for word in words),
+            "command": " ".join(
+                launch.word_of_shell(word, variables | containers.variables_of(word)) for word in words
+            ),
         }
         # Whatever of a plan reaches its part of the script.
         text = f"{is_part} {plan.layout.nodes} {render('environment.j2', is_job=True, **way)}"

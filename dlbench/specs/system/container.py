@@ -30,7 +30,7 @@ def _listed(value: object) -> object:
 
 
 class ContainerSpec(Spec):
-    """The container of the ranks. The run's folder, its data, the temporary folder and dlbench are mounted by itself."""
+    """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted there."""
 
     kind: ContainerKind = Field("none", description="What starts it; pyxis is Slurm's --container-image with enroot.")
     image: Annotated[str, Field(pattern=r"^[^\s\x00-\x1f-][^\x00-\x1f]*$")] | None = Field(
@@ -46,9 +46,9 @@ class ContainerSpec(Spec):
     )
     python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python in the container.")
     mount_dlbench: Flag = Field(True, description="Whether dlbench itself comes from outside; off: it is in the image.")
-    mounts: Annotated[
-        tuple[Annotated[str, Field(pattern=f"^{_MOUNT.pattern}$")], ...], BeforeValidator(_listed)
-    ] = Field((), description="What else is mounted: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or with commas.")
+    mounts: Annotated[tuple[Annotated[str, Field(pattern=f"^{_MOUNT.pattern}$")], ...], BeforeValidator(_listed)] = (
+        Field((), description="What else is mounted: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or with commas.")
+    )
     gpu: Literal["none", "nvidia", "amd"] | None = Field(
         None, description="Whose GPUs it reaches; none given: nvidia where node.gpus is not 0."
     )
@@ -59,9 +59,9 @@ class ContainerSpec(Spec):
         _OF_THE_HOST, description="Variables of the host that do not go in, unless launch.environment sets them."
     )
     writable: Flag = Field(False, description="Whether files of the image may be written, into memory or a copy.")
-    args: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$")], ...], BeforeValidator(_listed)
-    ] = Field((), description="Further options of the runtime, each one word: --option=value.")
+    args: Annotated[tuple[Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$")], ...], BeforeValidator(_listed)] = Field(
+        (), description="Further options of the runtime, each one word: --option=value."
+    )
 
     @property
     def is_used(self) -> bool:

@@ -51,7 +51,7 @@ def _digest(path: str, size: int, changed_ns: int) -> str:
         text = read_text(kept, _MAX_BYTES)
         if text.startswith(state) and len(text) == len(state) + 64:
             return text[-64:]
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)

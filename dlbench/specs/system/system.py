@@ -86,11 +86,11 @@ class SystemSpec(Spec):
         if kind == "none":
             return self
         if kind == "pyxis" and self.launch.launcher not in ("srun-mpi", "srun-gloo"):
-            raise ValueError("container.kind 'pyxis' is an option of srun: set launch.launcher to srun-mpi or srun-gloo")
+            raise ValueError("container.kind 'pyxis' is srun's: set launch.launcher to srun-mpi or srun-gloo")
         if self.image.file is not None:
             raise ValueError("container and image.file exclude each other: the container brings the environment")
         lost = {"LD_LIBRARY_PATH", "PATH"}.intersection(self.launch.environment)
         if kind == "apptainer" and lost:
             name = min(lost)
-            raise ValueError(f"launch.environment.{name} does not reach an Apptainer container: set APPTAINERENV_{name}")
+            raise ValueError(f"launch.environment.{name} does not reach Apptainer containers: set APPTAINERENV_{name}")
         return self
