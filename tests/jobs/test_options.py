@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.cli.before_start import preset_notes
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
@@ -151,6 +152,15 @@ def test_a_job_gets_nothing_of_the_shell_but_what_its_system_names() -> None:
     kept = {name for name in SHELL if SHELL[name] != "other"}
     assert set(job_environment([everything], SHELL)) == set(client_environment(SHELL)) == kept
     assert exported_names([everything]) == ("ALL",)
+
+
+def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = with_system(plan_of(), launch={"environment": {"API_TOKEN": {"variable": "SITE_TOKEN"}}})
+    monkeypatch.delenv("SITE_TOKEN", raising=False)
+    (note,) = [note for note in preset_notes([plan, plan]) if "SITE_TOKEN" in note]
+    assert note.startswith("note: launch.environment.API_TOKEN: SITE_TOKEN is not set here: ")
+    monkeypatch.setenv("SITE_TOKEN", "hunter2")
+    assert not any("SITE_TOKEN" in note for note in preset_notes([plan]))
 
 
 # Modules
