@@ -370,13 +370,14 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     assert [run.plan.layout.nodes for run in runs] == [2, 3, 3, 2]
     scripts = [run.folder.script.read_text() for run in runs]
     places = [shown.stdout.index(script) for script in scripts]
-    assert places == sorted(places)
-    assert [json.loads(run.folder.submission.read_text())["job_id"] for run in runs] == jobs
+    assert [places[0], places[1]] == sorted(set(places))
+    one, two = jobs
+    assert [json.loads(run.folder.submission.read_text())["job_id"] for run in runs] == [one, two, two, one]
     words = (tmp_path / "calls").read_text().split("\0")
     waits = [word for word in words if word.startswith("--dependency")]
-    assert waits == [f"--dependency=afterany:{job}" for job in jobs[:-1]]
+    assert waits == [f"--dependency=afterany:{one}"]
     told = json.loads(cli("status", "--json", PATH=str(tmp_path)).stdout)
-    assert [(row["job"], row["state"]) for row in told["runs"]] == [(job, "incomplete") for job in jobs]
+    assert [(row["job"], row["state"]) for row in told["runs"]] == [(job, "incomplete") for job in (one, two, two, one)]
 
 
 # Reading
