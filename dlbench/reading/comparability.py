@@ -40,7 +40,6 @@ NOT_SHAPING = frozenset(
         *("system.image.file", "system.image.folder", "system.image.transfer"),
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
-        "system.slurm.max_time",
         *("system.slurm.nodelist", "system.slurm.exclude"),
         *("system.slurm.requeue", "system.slurm.max_requeues", "system.slurm.max_time"),
     }
@@ -49,7 +48,7 @@ NOT_SHAPING = frozenset(
 
 NOT_SHAPING_OPTIONS = frozenset(
     {
-        *("begin", "comment", "deadline", "hold", "mail-type", "mail-user", "nice", "priority", "signal", "time-min"),
+        *("begin", "comment", "deadline", "hold", "mail-type", "mail-user", "nice", "priority", "time-min"),
         *("wait-all-nodes", "wckey"),
     }
 )

@@ -44,7 +44,7 @@ def test_memory_and_cores_are_asked_for_once() -> None:
 @pytest.mark.parametrize(
     ("key", "given", "words"),
     [
-        ("extra", ["array=0-3"], "--array is not taken: a run folder takes one run"),
+        ("extra", ["array=0-3"], "--array is not taken: it would start several jobs into one run's folder"),
         ("extra", "--arr=0-3", "--arr, which is short for --array, is not taken"),
         ("extra", ["--switches=1", "nodes=7"], "--nodes is not taken: the plan decides it"),
         ("extra", "ntasks-per-n=2", "short for --ntasks-per-node"),
