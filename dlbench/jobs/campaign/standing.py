@@ -87,7 +87,7 @@ def standing(root: Path, series_id: str) -> Standing:
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
     """Of a job, and Slurm's id."""
-    if job.runs[0] in known:
+    if known.get(job.runs[0]):
         return "submitted", known[job.runs[0]]
     folders = [RunFolder(root / run_id) for run_id in job.runs]
     for folder in folders:
