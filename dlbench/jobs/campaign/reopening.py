@@ -9,14 +9,13 @@ from dlbench.errors import RunError
 from dlbench.jobs.campaign.beginning import entry_of
 from dlbench.jobs.campaign.campaign import campaign_of
 from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path, write_series
-from dlbench.jobs.campaign.standing import Standing, standing
+from dlbench.jobs.campaign.standing import Standing, never_began, standing
 from dlbench.jobs.scheduler import Queue, Scheduler
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 _LOG = re.compile(r"slurm-[0-9_]+\.out")
-_ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")
 
 
 def reopen(root: Path, series_id: str, scheduler: Scheduler) -> int:
@@ -53,16 +52,7 @@ def reopen(root: Path, series_id: str, scheduler: Scheduler) -> int:
 def _not_begun(root: Path, now: Standing, number: int) -> list[str]:
     """The runs of a job in whose folders nothing lies but what a submission wrote, and Slurm's log."""
     runs = now.series.jobs[number].runs
-    return [run_id for run_id in runs if _is_untouched(RunFolder(root / run_id))]
-
-
-def _is_untouched(folder: RunFolder) -> bool:
-    submitted = {folder.plan.name, folder.script.name, folder.submission.name}
-    try:
-        names = {path.name for path in folder.path.iterdir()}
-    except OSError:
-        return False
-    return folder.plan.name in names and all(name in submitted or _ANY_LOG.fullmatch(name) for name in names)
+    return [run_id for run_id in runs if never_began(RunFolder(root / run_id))]
 
 
 def _was_cut_off(queue: Queue, job_id: str) -> bool:

@@ -19,6 +19,7 @@ JobState = Literal["submitted", "begun", "unsure", "missing"]
 """unsure: its script was written, and nothing says whether Slurm took it. begun: its ranks wrote, no id is known."""
 
 _LOG = re.compile(r"slurm-(\d+)(_\d+)?\.out")
+_ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")
 _WROTE = re.compile(r"(rank|node)-\d+\..*|record\.json|comm\.json|rendezvous\.json|launch\.log")
 
 
@@ -114,3 +115,13 @@ def _wrote(folders: Sequence[RunFolder]) -> tuple[bool, str]:
                 return True, found[1]
             wrote = wrote or _WROTE.fullmatch(name) is not None
     return wrote, ""
+
+
+def never_began(folder: RunFolder) -> bool:
+    """Whether nothing lies in a run's folder but what its submission wrote, and the scheduler's log."""
+    submitted = {folder.plan.name, folder.script.name, folder.submission.name}
+    try:
+        names = {path.name for path in folder.path.iterdir()}
+    except OSError:
+        return False
+    return folder.plan.name in names and all(name in submitted or _ANY_LOG.fullmatch(name) for name in names)
