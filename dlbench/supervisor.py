@@ -9,6 +9,7 @@ by the same exit code or signal. What it adds:
 - When the process that started it ends, for whatever reason, it ends the program. The kernel tells; who started it is
   in DLBENCH_PARENT, so that an end in the first instant is noticed, too.
 - When it is killed itself, the kernel kills the program.
+- A rank that ended without a word gets its last status written (`dlbench.final_status`).
 
 It sleeps in one system call while the program runs, and starts no thread.
 """
@@ -25,6 +26,7 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from dlbench import process_tree
+from dlbench.final_status import FinalStatus, offered
 
 GRACE_S = 1.0
 """What a program and its descendants have between SIGTERM and SIGKILL. mpirun gives as much to what it started."""
@@ -64,6 +66,7 @@ class Supervisor:
         self._program = 0
         self._status: int | None = None
         self._folders: list[process_tree.HeldFolder] = []
+        self._final: FinalStatus | None = None
 
     def run(self) -> int:
         """The program's status as `os.wait` gives it, after everything that it started has ended."""
@@ -88,6 +91,8 @@ class Supervisor:
                 self._tell(ended_at)
             grace_s = self._grace_s if is_told or self._is_launcher else AFTER_S
             process_tree.end(self._descendants, grace_s, look=self._reap)
+            if self._final is not None:
+                self._final.write()
         finally:
             for folder in self._folders:
                 folder.remove()
@@ -98,6 +103,10 @@ class Supervisor:
         """Gives the program folders of its own; without one it uses those of the machine."""
         # Modules come from where they are installed, never from the working directory.
         environment["PYTHONSAFEPATH"] = "1"
+        if "dlbench.node" in self._command:
+            with suppress(OSError):
+                self._final = FinalStatus.make()
+                environment |= offered(self._final)
         with suppress(OSError):
             folder = process_tree.HeldFolder(process_tree.temporary_places(environment))
             self._folders.append(folder)

@@ -35,7 +35,7 @@ from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, step_dtype
-from dlbench.records.status import Failure, RankStatus
+from dlbench.records.status import Failure, NodeStatuses, RankStatus
 from dlbench.records.watch_cost import WatchCost
 from dlbench.report.formats.schema import schema_of
 from dlbench.setup import horovod
@@ -43,6 +43,7 @@ from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis.document import views_of as diagnosis_views
 from dlbench.views.out_of_core.planned import MemoryPlan
@@ -217,7 +218,9 @@ def format_versions() -> str:
         ("`node-NNNN.samples` (header)", SAMPLES_FORMAT, SAMPLES_VERSION),
         ("`clock.json`", clock_follower.FORMAT, clock_follower.VERSION),
         ("`watch-cost.json`", *stamped(WatchCost)),
+        ("`node-NNNN.status.json`", *stamped(NodeStatuses)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
+        ("`FILE.json` of an image", *stamped(ImageDescription)),
         ("`submission.json`", *stamped(Submission)),
         ("`.series/ID.json`", *stamped(SeriesFile)),
         ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),
@@ -401,6 +404,8 @@ FILES: dict[str, type[BaseModel]] = {
     "comm-plan": CommPlan,
     "comm": CommRecord,
     "rank-status": RankStatus,
+    "node-status": NodeStatuses,
+    "image": ImageDescription,
     "failure": Failure,
     "submission": Submission,
     "series": SeriesFile,

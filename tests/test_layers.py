@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening"}
+BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status"}
 """The ground: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "costs", "records"}
 READING = BASE | {"specs", "records", "stats", "reading"}
@@ -28,12 +28,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pool": {"errors"},
     "confidential": set(),
     "process_tree": set(),
-    "supervisor": {"process_tree"},
+    "final_status": set(),
+    "supervisor": {"process_tree", "final_status"},
     "opening": {"errors"},
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,
-    "setup": BASE | {"machine"},
+    "setup": BASE | {"machine", "specs"},
     "datasets": BASE | {"specs"},
     "costs": BASE | {"specs"},
     "records": BASE | {"specs"},
@@ -69,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.ranks",
         "node.cores",
         "node.rendezvous",
+        "node.node_status",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR
@@ -77,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
+    "node.node_status": NODE_FLOOR | {"node.ranks", "node.local_sockets"},
     "node.tf32": NODE_FLOOR,
     "node.torch_facts": {"node.tf32"},
     "node.garbage": set(),
@@ -201,6 +204,7 @@ OPENED_OTHERWISE = {
     "jobs/box/host": "/proc",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.
+    "bundled": "the installer's list of files",
     "machine/cuda/build_parts": "NCCL's header",
     "report/formats/html": "the bundled page",
     "datasets/text/python_text": "the sources of Python's standard library",

@@ -28,7 +28,9 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Cluster",
         (
+            ("preflight", "preflight", "Check a system before its first run: file, Slurm, every node."),
             ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
+            ("image", "image", "Pack the environment of the ranks into one file."),
             ("status", "status", "Show how far runs are, and why some failed."),
             ("complete", "complete", "Submit the rest of a series whose submission was cut off."),
             ("cost", "cost", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),

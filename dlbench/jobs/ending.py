@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlbench.records.job_log import LABEL
 from dlbench.records.status import PEER_MARK
 
 KEPT_LINES = 60
@@ -77,7 +78,7 @@ def signal_name(number: int) -> str:
 
 def names_a_cause(lines: Sequence[str]) -> bool:
     """Whether a process said why it ended, and not that another one ended first."""
-    said = [line.strip() for line in lines]
+    said = [LABEL.sub("", line).strip() for line in lines]
     return PEER_MARK not in said and any(line.startswith(_OWN_WORDS) for line in said)
 
 
@@ -86,7 +87,8 @@ def last_words(lines: Sequence[str]) -> str:
 
     An error that dlbench tells, else an exception, else what mpirun or srun says, else the last line.
     """
-    said = [" ".join(line.split()) for line in lines if line.strip(" \t\r\n-=*") and not _NO_CAUSE.search(line)]
+    bare = [LABEL.sub("", line) for line in lines]
+    said = [" ".join(line.split()) for line in bare if line.strip(" \t\r\n-=*") and not _NO_CAUSE.search(line)]
     if any(_AS_ROOT in line for line in said):
         return _ROOT_REMEDY
     own = [line.removeprefix(_OWN_WORDS) for line in said if line.startswith(_OWN_WORDS)]

@@ -16,7 +16,7 @@ from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.run_script import has_script, render_run_script, start_command
+from dlbench.jobs.scripts.run_script import has_script, render_run_script, shell_command, start_command
 from dlbench.jobs.silence import Silence
 from dlbench.jobs.variables import resolve
 from dlbench.jobs.verdict import Outcome, folder_is_gone, verdict
@@ -66,9 +66,16 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"
-    ranks = RankProcesses(on_progress, token, are_ranks=is_local)
-    environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     memory, silence = MemoryKills(), Silence(folder, plan)
+
+    def told(step: int, of: int, stage: str) -> None:
+        silence.heard()
+        on_progress(step, of, stage)
+
+    ranks = RankProcesses(told, token, are_ranks=is_local)
+    environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
+    # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
+    environment.pop("SLURM_EXPORT_ENV", None)
     with room_for_failure(folder), Interruption() as interruption:
         try:
             _start(ranks, plan, folder, environment, token)
@@ -102,7 +109,7 @@ def _start(ranks: RankProcesses, plan: LaunchPlan, folder: RunFolder, environmen
     words = start_command(plan, folder, sys.executable)
     if has_script(plan):
         write_atomic(folder.launch_script, render_run_script(plan, folder, sys.executable))
-        words = ["bash", str(folder.launch_script)]
+        words = shell_command(plan, folder.launch_script)
     if plan.system.launch.launcher == "local":
         for rank, variables in enumerate(launch.local_environments(plan, token)):
             ranks.start(words, {**environment, **resolve(variables)}, folder.log(rank))

@@ -14,11 +14,11 @@ MARGIN_S = 60.0
 """Beyond the time after which ranks end themselves: from their first status to their watchdogs they import torch."""
 
 _LOOK_S = 5.0
-"""How often statuses are looked at, which is how often they are written."""
+"""How often statuses are looked at; rank 0 tells how far it is about as often."""
 
 
 class Silence:
-    """How long no rank of a run has written its status.
+    """How long no rank of a run has given a sign of life: written a status, or told the launcher how far it is.
 
     Args:
         folder: of the run.
@@ -32,6 +32,10 @@ class Silence:
         self._since = time.monotonic()
         self._next_look = 0.0
 
+    def heard(self) -> None:
+        """Rank 0 told something; called from another thread."""
+        self._since = max(self._since, time.monotonic())
+
     def reason(self) -> str:
         """Why the run is given up; empty while it is not."""
         now = time.monotonic()
@@ -44,7 +48,7 @@ class Silence:
         silent = now - self._since
         if silent <= self._limit_s:
             return ""
-        return f"no rank wrote its status for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all of them hang"
+        return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all hang"
 
     def _newest_change(self) -> int:
         newest = self._newest

@@ -11,14 +11,15 @@ import importlib.metadata
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 import dlbench
+from dlbench import bundled
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.machine.gpu.placing import adapters
+from dlbench.machine.image import unpacked
 from dlbench.units import utf8_text
 
 PACKAGES = (
@@ -38,6 +39,7 @@ VARIABLE_PREFIXES = (
     *("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_"),
     *("ONEDNN_", "DNNL_"),
     *("CUDNN_", "CUBLAS_", "FI_", "OFI_", "SHARP_", "UCC_", "MPICH_", "PMIX_", "RCCL_", "SLURM_CPU_BIND", "SLURM_GPU"),
+    *("APPTAINER_", "SINGULARITY_", "SLURM_MEM_", "SLURM_TOPOLOGY_", "SLURM_TRES_"),
 )
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -54,6 +56,7 @@ VARIABLES = (
     "PYTORCH_HIP_ALLOC_CONF",
     "LOADEDMODULES",
     "SLURM_DISTRIBUTION",
+    "SLURM_EXPORT_ENV",
     "SLURM_HINT",
     "SLURM_JOB_ACCOUNT",
     "SLURM_JOB_QOS",
@@ -65,6 +68,7 @@ VARIABLES = (
     "SLURM_JOB_PARTITION",
     "SLURM_NTASKS",
     "SLURM_NTASKS_PER_NODE",
+    "SLURM_THREADS_PER_CORE",
     "SLURM_CPUS_PER_TASK",
     "SLURM_RESTART_COUNT",
     "SLURM_STEP_ID",
@@ -73,7 +77,7 @@ VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_CONF",
 )
-DIGESTED = ("LD_LIBRARY_PATH", "PYTHONPATH")
+DIGESTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 """Lists of folders: whether two are equal matters to speed, which folders of a person they name is private."""
 
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
@@ -123,7 +127,9 @@ def _facts(
             ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
             ("mpi.library", _mpi_library),
             ("dlbench.version", lambda: dlbench.__version__),
-            ("dlbench.commit", lambda: _commit(Path(__file__).resolve().parent)),
+            ("dlbench.commit", lambda: bundled.commit() or _of_image("commit")),
+            ("dlbench.files", bundled.installed_files),
+            ("image.sha256", lambda: _of_image("sha256")),
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
@@ -141,7 +147,8 @@ def _fact(name: str, call: Callable[[], str]) -> dict[str, str]:
 
 def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:
     """Where one environment differs from another, each as ``key: mine, reference has ...``."""
-    skipped = {"host", *ignore}
+    # Slurm's address of a node in its network names the node.
+    skipped = {"host", "variable.SLURM_TOPOLOGY_ADDR", *ignore}
     keys = sorted((mine.keys() | reference.keys()) - skipped)
     return [
         f"{key}: {mine.get(key, 'not set')}, rank 0 has {reference.get(key, 'not set')}"
@@ -200,22 +207,10 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
             continue
 
 
-def _commit(package: Path) -> str:
-    """The commit of the checkout dlbench runs from, with `+dirty` where tracked files were changed."""
-    root = package.parents[1]
-    if not (root / ".git").exists():
-        return ""
-    git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
-    try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
-        state = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    if head.returncode != 0:
-        return ""
-    return head.stdout.strip() + ("+dirty" if state.stdout.strip() else "")
+def _of_image(name: str) -> str:
+    """What is known of the image that this Python came in."""
+    found = unpacked()
+    return "" if found is None else str(getattr(found, name))
 
 
 def _list_digest(folders: str) -> str:

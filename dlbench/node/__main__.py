@@ -19,7 +19,7 @@ from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
 from dlbench.node.failures import RankFailure, Whereabouts, failure_of  # noqa: E402
-from dlbench.node.preflight import require_machine  # noqa: E402
+from dlbench.node.preflight import require_machine, require_version  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import NodeSampler  # noqa: E402
@@ -38,6 +38,7 @@ def load_plan(path: Path) -> RunPlan | CommPlan:
 
     Raises:
         UserError: the file is missing or damaged.
+        EnvironmentLacksError: another version of dlbench made it, and this one cannot read it.
     """
     try:
         content = read_json(path, MAX_JSON)
@@ -45,6 +46,8 @@ def load_plan(path: Path) -> RunPlan | CommPlan:
             return CommPlan.model_validate(content)
         return RunPlan.model_validate(content)
     except (OSError, ValueError, ValidationError) as error:
+        if isinstance(error, ValidationError) and isinstance(content, dict):  # keys of another version
+            require_version(content.get("dlbench_version"))
         raise UserError(f"{path}: not a readable plan: {why_unreadable(error)}") from None
 
 
@@ -140,7 +143,6 @@ def _train(
     watchdog = Watchdog(
         plan.measure.stall_timeout_s,
         lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled"),
-        progress.tick,
     )
     watchdog.start()
     watch = RankWatch(plan, folder, place, sampler, started=STARTED)
@@ -192,7 +194,7 @@ def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: Core
     def give_up(reason: str) -> None:
         progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
 
-    watchdog = Watchdog(plan.stall_timeout_s, give_up, progress.tick)
+    watchdog = Watchdog(plan.stall_timeout_s, give_up)
     watchdog.start()
 
     def on_point(number: int, of: int, text: str) -> None:

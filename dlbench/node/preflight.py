@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
+import dlbench
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.host_name import REMEDY, host_name_problem
 from dlbench.node.ranks import RankPlace
@@ -23,12 +25,29 @@ _INDEX_ARRAYS = 3
 """Beside them, for each part that is computed unpadded."""
 
 
+def require_version(planned: object) -> None:
+    """Checks that the plan was made by this version of dlbench: another may do other work by the same keys.
+
+    Args:
+        planned: the version in a plan's file.
+
+    Raises:
+        EnvironmentLacksError: it is another one.
+    """
+    if isinstance(planned, str) and planned != dlbench.__version__:
+        raise EnvironmentLacksError(
+            f"python: {sys.executable} has dlbench {dlbench.__version__}, and {planned} made the plan: set "
+            "system.python to a Python with that version, or submit from one with this"
+        )
+
+
 def require_machine(plan: RunPlan | CommPlan, place: RankPlace) -> None:
     """Checks what the plan needs of this machine.
 
     Raises:
         EnvironmentLacksError: it is not there.
     """
+    require_version(plan.dlbench_version)
     if needs_host_name(plan) and (problem := host_name_problem()):
         raise EnvironmentLacksError(f"engine horovod: {problem}, and Horovod's Gloo dies of that; {REMEDY}")
     if isinstance(plan, RunPlan):

@@ -36,6 +36,8 @@ NOT_SHAPING = frozenset(
         # Words, and peak rates that figures are compared with.
         *("system.title", "system.storage.shared_title"),
         *("system.node.peak_tflops", "system.node.peak_source"),
+        # How the ranks' environment comes to the nodes; what is in it is told by its digest.
+        *("system.image.file", "system.image.folder", "system.image.transfer"),
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
         *("system.slurm.nodelist", "system.slurm.exclude"),

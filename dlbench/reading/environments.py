@@ -13,6 +13,7 @@ from dlbench.specs.plan import LaunchPlan
 # What names the job, who pays for it, the place in it or the number of ranks, and so differs between runs by nature.
 _EXPECTED = re.compile(
     r"host|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT|STEP_ID)"
+    r"|PATH|SLURM_TOPOLOGY_ADDR"
     r"|SLURM_(JOB_(ACCOUNT|QOS|RESERVATION)|CPU_BIND|CPU_BIND_LIST|GPUS|GPUS_ON_NODE|GPUS_PER_NODE)"
     r"|(CUDA|ROCR|HIP)_VISIBLE_DEVICES"
     r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
@@ -54,7 +55,8 @@ class Environments:
 
 
 TELLING = (
-    *("system.", "dlbench.", "package.", "torch.", "mpi.", "gpu.", "cpu.", "kernel", "os", "python", "libc", "memory."),
+    *("system.", "dlbench.", "image.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
+    *("kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
 )
 """Beginnings of keys that explain differences of speed, the likeliest first."""
@@ -103,6 +105,13 @@ def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_g
             "other-dlbench",
             f"the ranks ran dlbench {version}, the plan was made by {plan.dlbench_version}: set system.python to a "
             "Python with the same",
+        )
+    ran = environment.get("dlbench.commit") or environment.get("dlbench.files", "")
+    if ran and plan.dlbench_code and ran != plan.dlbench_code:
+        yield (
+            "other-dlbench",
+            f"the ranks ran other code of dlbench {version} ({ran}) than the plan was made by ({plan.dlbench_code}): "
+            "it was changed, or installed anew, in between",
         )
     if on_gpu and environment.get("variable.CUDA_LAUNCH_BLOCKING", "0") != "0":
         yield (

@@ -111,8 +111,12 @@ class RunFolder:
         return self.path / "accounting.json"
 
     def status(self, rank: int) -> Path:
-        """`rank-0000.status.json`: the last thing one rank said about itself."""
+        """`rank-0000.status.json`: of a rank that failed or vanished, the last that is known of it."""
         return self.path / f"rank-{rank:04d}.status.json"
+
+    def node_status(self, node: int) -> Path:
+        """`node-0000.status.json`: what the ranks of one node said when a stage began."""
+        return self.path / f"node-{node:04d}.status.json"
 
     def log(self, rank: int) -> Path:
         """`rank-0000.log`: standard output and error of one rank."""

@@ -19,7 +19,10 @@ from dlbench.records.story import first_cause
 END_OF_LOG = 1 << 20
 """Bytes of a log that are looked at: what it says of the end stands at the end."""
 
-_SUPERVISOR = re.compile(r"^dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
+LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)
+"""What srun --label writes before each line of a rank: its number."""
+
+_SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): (.+)$")
 _EXITED = re.compile(r"Exited with exit code (\d+)")

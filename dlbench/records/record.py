@@ -87,6 +87,11 @@ class RankResult(Spec):
     startup_s: NonNegative = Field(
         description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."
     )
+    unpacking_s: NonNegative | None = Field(
+        None,
+        description="What its node took before that to fetch, check and unpack the image of the environment, seconds; "
+        "null without one.",
+    )
     planted_s: NonNegative = Field(
         0.0, description="Time that the plan's planted fault added to this rank's measured steps, seconds."
     )
@@ -242,6 +247,13 @@ class Record(Spec):
         """Samples per second of all ranks, over the longest measured time of any; None where nothing was measured."""
         measured_s = max((rank.measured_s for rank in self.ranks), default=0.0)
         return sum(rank.samples for rank in self.ranks) / measured_s if measured_s else None
+
+    @property
+    def held_nodes(self) -> int:
+        """Nodes that its Slurm job held beside the run's own: idle, because a job's runs go one after the other."""
+        allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")
+        used = len({rank.node_rank for rank in self.ranks})
+        return max(0, int(allocated) - used) if allocated.isdecimal() else 0
 
     @property
     def failed_checks(self) -> list[Check]:

@@ -1,4 +1,8 @@
-"""`rank-NNNN.status.json`: how far a rank got. Verdicts on dead runs come from here, not from launchers' exit codes."""
+"""How far ranks got. Verdicts on dead runs come from here, not from launchers' exit codes.
+
+`node-NNNN.status.json` holds the ranks of a node as they were when a stage of the run began. `rank-NNNN.status.json` is
+of a rank that failed, or of one whose supervisor found it dead: there are none of a run that ends well.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -25,15 +29,15 @@ _ROOM_BYTES = 4096
 """One block and one inode of most file systems, which is what `failure.json` takes."""
 
 MAX_BYTES = 1 << 20
-"""Of a status at most: it holds one line."""
+"""Of a file of statuses at most: it holds one line of each rank of a node."""
 
-_STATUS = re.compile(r"rank-.*\.status\.json", re.DOTALL)
+_STATUS = re.compile(r"(rank|node)-.*\.status\.json", re.DOTALL)
 
 PEER_MARK = "dlbench: another rank ended first"
 """The line of a rank's log by which a launcher knows, also on a full disk, that this rank is no cause."""
 
-STATUS_PERIOD_S = 5.0
-"""How old the step of a status may be while a rank runs, seconds: it is written anew about that often."""
+SIGN_PERIOD_S = 5.0
+"""How often rank 0 gives the launcher a sign of life at least, seconds."""
 
 Stage = Literal["starting", "staging", "warm-up", "measuring", "finishing", "done", "failed"]
 
@@ -52,6 +56,11 @@ class RankStatus(Spec):
     stage: Stage = Field(description="How far it got.")
     step: int = Field(description="Last step begun when this was written; -1 before the first.")
     updated: str = Field(description="UTC, ISO 8601.")
+    source: Literal["rank", "supervisor"] = Field(
+        "rank",
+        description="Who wrote this: supervisor: the rank ended without a word, and step is the last it began, updated "
+        "its last sign of life.",
+    )
     reason: str = Field("", description="Why it failed, in one line.")
     exit_code: int | None = Field(None, description="What it exits with; null while it runs.")
     failed_at: str | None = Field(
@@ -62,6 +71,15 @@ class RankStatus(Spec):
         description="own: the rank itself failed; stalled: nothing moved for longer than allowed; peer: it lost "
         "another rank, and is not the cause; null unless it failed.",
     )
+
+
+class NodeStatuses(Spec):
+    """What the ranks of one node said when a stage of the run began, as the first of them heard it."""
+
+    format: Literal["dlbench.node-status"] = Field("dlbench.node-status", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    node: CountOrZero = Field(description="The node, from 0.")
+    ranks: tuple[RankStatus, ...] = Field(description="The ranks that said something, by rank.")
 
 
 class Failure(Spec):
@@ -113,8 +131,17 @@ def _room(folder: RunFolder) -> Path:
     return folder.failure.with_name(f".{folder.failure.name}.room{TEMPORARY_SUFFIX}")
 
 
+def write_node_statuses(folder: RunFolder, statuses: NodeStatuses) -> None:
+    """Replaces what a node's ranks said.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    write_json(folder.node_status(statuses.node), statuses.model_dump(mode="json"))
+
+
 def write_status(folder: RunFolder, status: RankStatus) -> None:
-    """Replaces the status of a rank.
+    """Replaces a rank's status of its own.
 
     Raises:
         RunError: the file cannot be written.
@@ -123,7 +150,7 @@ def write_status(folder: RunFolder, status: RankStatus) -> None:
 
 
 def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
-    """All statuses in a run's folder, by rank.
+    """The newest status of each rank in a run's folder, by rank.
 
     Args:
         folder: the run's.
@@ -132,7 +159,7 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
     Raises:
         IncompleteDataError: one of them is damaged, or may not be read.
     """
-    result = []
+    newest: dict[int, RankStatus] = {}
     try:
         names = [entry.name for entry in os.scandir(folder.path) if _STATUS.fullmatch(entry.name)]
     except OSError as error:
@@ -141,11 +168,22 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
     for name in sorted(names):
         path = folder.path / name
         try:
-            result.append(RankStatus.model_validate(read_json(path, MAX_BYTES)))
+            found = _statuses_in(name, read_json(path, MAX_BYTES))
         except PermissionError as error:
             if not is_over:
                 raise IncompleteDataError(f"{path}: cannot be read: {error.strerror}") from None
         except (OSError, ValueError, ValidationError) as error:
             why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
             raise IncompleteDataError(f"{path}: damaged: {why}; delete it or restore it from a copy") from None
-    return sorted(result, key=lambda status: status.rank)
+        else:
+            for status in found:
+                known = newest.get(status.rank)
+                if known is None or known.updated <= status.updated:
+                    newest[status.rank] = status
+    return [newest[rank] for rank in sorted(newest)]
+
+
+def _statuses_in(name: str, content: Any) -> tuple[RankStatus, ...]:
+    if name.startswith("node-"):
+        return NodeStatuses.model_validate(content).ranks
+    return (RankStatus.model_validate(content),)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.records.status import STATUS_PERIOD_S, Failure, RankStatus
+from dlbench.records.status import Failure, RankStatus
 
 _NAMED = 3
 """Ranks of which each is named; the others are counted."""
@@ -83,7 +83,8 @@ def _silence(status: RankStatus, counted: str, *, is_first: bool, is_stopped: bo
 
 
 def _place(status: RankStatus, counted: str) -> str:
-    """Where a rank was that says nothing more; between stages a status is as old as its period."""
+    """Where a rank was that says nothing more: its supervisor knows the last step, the file of its node an earlier."""
     if status.step < 0:
         return f"before the first {counted} ({status.stage})"
-    return f"at {counted} {status.step} or up to {STATUS_PERIOD_S:.0f} s later ({status.stage})"
+    later = "" if status.source == "supervisor" else " or later"
+    return f"at {counted} {status.step}{later} ({status.stage})"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan, Side
 from dlbench.specs.requests import PLAIN, Request
+from dlbench.specs.system.slurm import OF_SRUN
 
 
 def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
@@ -101,7 +102,8 @@ def acting_part(plan: RunPlan) -> dict[str, Any]:
     system = content["system"]
     for key in ("name", "title", "node"):
         del system[key]
-    system["slurm"] = {key: system["slurm"][key] for key in ("cpus_per_task", "gpu_request", "gpu_bind")}
+    told = (*OF_SRUN, "cpus_per_task", "cpus_per_gpu", "gpu_request", "hint", "threads_per_core")
+    system["slurm"] = {key: system["slurm"][key] for key in told}
     del system["storage"]["shared_title"]
     system["launch"]["oversubscribe_yield"] = plan.yields
     layout = plan.layout

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 import dlbench
+from dlbench import bundled
 from dlbench.errors import UserError
 from dlbench.specs.ab_sides import in_order, refuse_equal, refuse_other_options, refuse_uneven
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes
@@ -152,6 +153,7 @@ def _plan(
             run_id=name,
             created=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
             dlbench_version=dlbench.__version__,
+            dlbench_code=bundled.code(),
             workload=workload,
             engine=EngineSpec.model_validate(engine.model_dump()),
             sync=choices.sync,

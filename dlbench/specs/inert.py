@@ -231,6 +231,15 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         for key in ("swap_folder", "verify")
     ),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
+    *(
+        (f"system.slurm.{key}", lambda plan: plan.system.launch.launcher != "mpirun", "only srun reads it")
+        for key in ("cpu_bind", "mem_bind", "distribution", "srun_args")
+    ),
+    *(
+        (f"system.slurm.{key}", lambda plan: plan.system.slurm.gpu_request != "none", "slurm.gpu_request is none")
+        for key in ("gpu_type", "gpu_count")
+    ),
+    ("system.modules_", lambda plan: bool(plan.system.modules), "no modules are loaded"),
     (
         "system.slurm.gpu_bind",
         lambda plan: plan.system.slurm.gpu_request != "none" and plan.system.launch.launcher != "mpirun",

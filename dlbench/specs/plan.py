@@ -191,6 +191,9 @@ class LaunchPlan(Spec):
     run_id: RunName = Field(description="Name of the run and of its folder.")
     created: str = Field(description="When the plan was made, UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that made the plan.")
+    dlbench_code: str = Field(
+        "", description="Its commit, in a checkout, or a digest of its installed files; empty: not known."
+    )
     layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
     system: SystemSpec = Field(description="Where it runs.")
     overrides: dict[str, AxisValue] = Field(default_factory=dict, description="What --set changed, key by key.")
@@ -373,7 +376,9 @@ class RunPlan(LaunchPlan):
 
     def configuration_digest(self) -> str:
         """A digest of everything that decides what is computed, without ids, times, tags and places in the series."""
-        content = self.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags"})
+        content = self.model_dump(
+            mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
+        )
         content["scaling"] = self.series.scaling
         # Of which the cores of a rank are made.
         del content["layout"]["node_cores"]

@@ -84,6 +84,14 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
                 f"({setting.evidence})",
             )
     yield from _exchange(record)
+    if record.held_nodes:
+        many = record.held_nodes > 1
+        yield (
+            "held-nodes",
+            "note",
+            f"{record.held_nodes} more node{'s' * many} of the job {'were' if many else 'was'} held idle meanwhile "
+            "(submit --pack all), which costs node-hours",
+        )
     bad = sum(rank.bad_sample_count for rank in record.ranks)
     if bad:
         yield "bad-samples", "serious", f"{bad} unreadable sample{'s' * (bad > 1)} skipped: see dlbench data verify"

@@ -43,7 +43,7 @@ def main(plan_file: Path, out: Path) -> None:
     timer = phases.timer_for(device, synchronise=False)
     ready = prepare(plan, place, engine, device, timer)
     progress = Progress(plan, folder, place)
-    watchdog = Watchdog(600, lambda reason: None, progress.tick)
+    watchdog = Watchdog(600, lambda reason: None)
     watchdog.start()
 
     def on_step(step: int) -> None:

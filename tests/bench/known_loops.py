@@ -245,7 +245,7 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
     timer = phases.timer_for(device, synchronise=False)
     ready = prepare(plan, place, engine, device, timer)
     progress = Progress(plan, folder, place)
-    watchdog = Watchdog(LIMIT_S, lambda reason: None, progress.tick)
+    watchdog = Watchdog(LIMIT_S, lambda reason: None)
     watchdog.start()
     known = {"synthetic": synthetic, "timm": timm_style}[kind](ready, plan.workload.train.precision, device)
 

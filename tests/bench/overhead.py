@@ -99,7 +99,7 @@ def _command(workload: str, out: Path) -> list[str]:
 def _take_turns(process: subprocess.Popen[bytes], out: Path) -> list[Block]:
     """Waits for the measured steps, then stops and continues the sampler."""
     deadline = time.monotonic() + 180
-    while not any(_stage(path) == "measuring" for path in out.glob("*/rank-0000.status.json")):
+    while not any(_stage(path) == "measuring" for path in out.glob("*/node-0000.status.json")):
         if time.monotonic() > deadline or process.poll() is not None:
             return []
         time.sleep(0.2)
@@ -124,7 +124,7 @@ def _take_turns(process: subprocess.Popen[bytes], out: Path) -> list[Block]:
 
 def _stage(path: Path) -> str:
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["stage"])
+        return str(json.loads(path.read_text(encoding="utf-8"))["ranks"][0]["stage"])
     except (OSError, ValueError):  # it is replaced at this moment
         return ""
 

@@ -62,7 +62,7 @@ def test_a_rank_of_this_machine_gets_them_too(tmp_path: Path) -> None:
     plan = plan_of("local", **wanted)
     script = tmp_path / "launch.sh"
     script.write_text(render_run_script(plan, RunFolder(tmp_path), str(python)))
-    module = {"BASH_FUNC_module%%": '() { [ "$1" = purge ] || export LOADED="$2"; }'}
+    module = {"BASH_FUNC_module%%": '() { [ "$1" = purge ] || export LOADED="$2" LOADEDMODULES="$2"; }'}
     process = subprocess.Popen(["bash", str(script)], env={**os.environ, **module})
     assert process.wait(timeout=30) == 0
     # It becomes the rank: signals, and the end of whoever started it, reach it.

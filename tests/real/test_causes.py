@@ -154,7 +154,7 @@ SMALL = "mount -t tmpfs -o size={size} none /dev/shm"
 
 def filled(path: str) -> str:
     """In the background, for two minutes at most: once rank 0 measures, fills the disk of this path."""
-    wait = "for i in {1..1200}; do grep -qs measuring runs/*/rank-0000.status.json && break; sleep 0.1; done"
+    wait = "for i in {1..1200}; do grep -qs measuring runs/*/node-0000.status.json && break; sleep 0.1; done"
     # Again and again: later batches reuse what earlier ones set free.
     fill = f"for i in {{1..6000}}; do cat /dev/zero >> {path}; sleep 0.01; done"
     return f"({wait}; {fill}) > /dev/null 2>&1 & true"

@@ -17,8 +17,8 @@ import pytest
 from dlbench.errors import ExitCode
 from dlbench.jobs.scripts.launch import local_environments
 from dlbench.jobs.variables import resolve
-from dlbench.opening import parse_json
 from dlbench.records.folder import RunFolder, create, prepare_output
+from dlbench.records.status import read_statuses
 from tests.support import forked_runs
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
@@ -97,14 +97,13 @@ def test_a_rank_that_is_killed_while_it_swaps_leaves_no_file_and_no_process(tmp_
     def kill(folder: RunFolder) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            status = folder.status(0)
-            told = parse_json(status.read_text()) if status.exists() else {}
-            if told.get("stage") == "measuring":
+            told = next(iter(read_statuses(folder)), None)
+            if told is not None and told.stage == "measuring":
                 break
             time.sleep(0.02)
         else:
             pytest.fail("the rank never measured")
-        rank = int(told["pid"])
+        rank = told.pid
         processes.extend([rank, *_children(rank)])
         assert _has_nameless_file(rank, swap)
         os.kill(rank, signal.SIGKILL)

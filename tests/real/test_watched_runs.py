@@ -32,6 +32,7 @@ from dlbench.records.registry import watching
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, read_run
+from dlbench.records.status import RankStatus, read_statuses
 from dlbench.records.watch import NodeWatch, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
@@ -606,19 +607,14 @@ def test_a_killed_rank_leaves_no_sampler(tmp_path: Path, victim: int) -> None:
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
 
-        def status(rank: int) -> dict[str, Any]:
-            for folder in tmp_path.iterdir():
-                path = RunFolder(folder).status(rank)
-                if path.exists():
-                    told: dict[str, Any] = json.loads(path.read_text())
-                    return told
-            return {}
+        def statuses() -> list[RankStatus]:
+            return [status for folder in tmp_path.iterdir() for status in read_statuses(RunFolder(folder))]
 
-        awaited(lambda: all(status(rank).get("stage") == "measuring" for rank in range(2)))
+        awaited(lambda: [status.stage for status in statuses()] == ["measuring"] * 2)
         below = children(running.pid)
         samplers = {pid for pid in below if is_sampler(pid)}
         assert len(samplers) == 1
-        os.kill(status(victim)["pid"], signal.SIGKILL)
+        os.kill(statuses()[victim].pid, signal.SIGKILL)
         _, errors = running.communicate(timeout=120)
         assert running.returncode == 3, errors
         awaited(lambda: not any(map(is_alive, below)), 20)

@@ -20,12 +20,13 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     for name in ("bash", "cat", "sleep", "wc", "grep"):
         (folder / name).symlink_to(str(shutil.which(name)))
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     interpreter = folder / "bash"
 
     def make(name: str, body: str) -> None:
+        # Of the shell's variables sbatch gets none.
+        known = f"export CALLS={tmp_path / 'calls'}\n"
         record = f'printf "%s\\0" {name} "$@" >> "$CALLS"; printf "\\n" >> "$CALLS"\n'
-        (folder / name).write_text(f"#!{interpreter}\n{record}{body}\n")
+        (folder / name).write_text(f"#!{interpreter}\n{known}{record}{body}\n")
         (folder / name).chmod(0o755)
 
     return make

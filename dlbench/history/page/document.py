@@ -32,6 +32,7 @@ from dlbench.history.trends.series import Change, Trend
 from dlbench.history.trends.slow_months import SlowMonths
 from dlbench.report.document import Card, Document, Mark, Section, no_charts
 from dlbench.report.wording import basis_text, clean, runs_text
+from dlbench.specs.system.hostlist import compressed
 
 MAX_CHARTED = 20
 """Series drawn: those with the newest changes; all stand in the tables."""
@@ -158,7 +159,7 @@ def nodes_section(nodes: SlowMonths) -> Section:
 
 def exclude_option(nodes: SlowMonths) -> str:
     """Slurm's option that keeps jobs off the nodes that are slow now; empty if none is."""
-    return f"--exclude={','.join(nodes.exclude)}" if nodes.exclude else ""
+    return f"--exclude={compressed(nodes.exclude)}" if nodes.exclude else ""
 
 
 def unsafe_text(host: str) -> str:

@@ -1,8 +1,7 @@
 """A job becomes a batch script and the sbatch command that submits it. Both pure.
 
-Quoting happens at the border: `#SBATCH` lines cannot be quoted, so only checked words stand there;
-everything else goes through one filter, `sh`. Paths (which may hold anything) are given to sbatch as
-arguments, never written into directives.
+Quoting happens at the border: whatever stands in the script goes through one filter, `sh`. `#SBATCH` lines cannot be
+quoted, so there are none: sbatch is given its options as arguments, and the script tells them in a comment.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts import images, launch
 from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.scripts.sbatch_options import sbatch_options
 from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
@@ -36,16 +36,14 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
     return render(
         "job.sbatch.j2",
         plan=plan,
-        slurm=plan.system.slurm,
-        words=_words(plan),
-        job_name=job.name,
-        time_limit=job.time_limit,
+        options=_options(job),
         what=_what(job),
         place={"series": plan.series.id, "swept": _swept(job)},
         sides=_sides(job),
         configurations=list({way["name"]: way for way in ways}.values()),
         runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
         record=record.name,
+        **images.values_of(job),
         is_array=job.is_array,
         is_job=True,
     )
@@ -79,14 +77,23 @@ def _sides(job: Job) -> list[dict[str, str]]:
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:
     """How each run is started; runs that are started alike share one, with one function of the script."""
-    folder, hosts = _place_holder(), _place_holder()
-    variables = {f"/{folder}": "dlbench_run", hosts: "dlbench_hosts"}
+    folder, hosts, unpacked = _place_holder(), _place_holder(), _place_holder()
+    # The folder's name is the run's.
+    variables = {
+        f"/{folder}": "dlbench_run",
+        folder: "{dlbench_run##*/}",
+        hosts: "dlbench_hosts",
+        f"/{unpacked}": images.FOLDER,
+    }
     named: dict[str, dict[str, object]] = {}
     ways = []
     for plan in job.plans:
         is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
         words = launch.launcher_command(
-            plan, RunFolder(Path(f"/{folder}")), plan.system.python or python, hosts if is_part else ""
+            plan,
+            RunFolder(Path(f"/{folder}")),
+            images.python_of(job, plan, f"/{unpacked}", python),
+            hosts if is_part else "",
         )
         way = {
             "plan": plan,
@@ -124,30 +131,13 @@ def _whose(job: Job, plan: LaunchPlan) -> str:
     return f"{', '.join(parts)}. " if parts else ""
 
 
+def _options(job: Job) -> list[str]:
+    return sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit)
+
+
 def keeps_own_comment(job: Job) -> bool:
     """Whether the system file gives sbatch a comment of the site's, which dlbench must not replace."""
     return any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
-
-
-def _words(plan: LaunchPlan) -> list[tuple[str, str]]:
-    slurm = plan.system.slurm
-    named = [
-        (name, getattr(slurm, name))
-        for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude")
-    ]
-    return [(name, value) for name, value in named if value is not None] + _gpu_words(plan)
-
-
-def _gpu_words(plan: LaunchPlan) -> list[tuple[str, str]]:
-    slurm, layout = plan.system.slurm, plan.layout
-    typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
-    if slurm.gpu_request == "gres":
-        return [("gres", f"gpu:{typed}{layout.ranks_per_node}")]
-    if slurm.gpu_request == "gpus-per-node":
-        return [("gpus-per-node", f"{typed}{layout.ranks_per_node}")]
-    if slurm.gpu_request == "gpus-per-task":
-        return [("gpus-per-task", f"{typed}1")]
-    return []
 
 
 def _quoted(word: str, variables: Mapping[str, str]) -> str:
@@ -181,7 +171,7 @@ def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comm
             disturb each other on shared switches and file systems.
     """
     output = f"{_slurm_path(folder.path)}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
-    arguments = ["sbatch", "--parsable", f"--chdir={folder.path}", f"--output={output}"]
+    arguments = ["sbatch", "--parsable", *_options(job), f"--chdir={folder.path}", f"--output={output}"]
     if job.array_limit is not None:
         arguments.append(f"--array=1-{len(job.plans)}{f'%{job.array_limit}' if job.array_limit else ''}")
     if comment:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
-from dlbench.specs.system.slurm import SlurmSpec
+from dlbench.specs.system.slurm import OF_SRUN, SlurmSpec
 
-_NOT_ASKED = frozenset({"gpu_bind", "max_time", "time_limit"})
+_NOT_ASKED = OF_SRUN | {"max_time", "time_limit"}
 """Keys of `SlurmSpec` that sbatch never sees, or of which a job has the sum over its runs."""
 
 
@@ -61,6 +61,7 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     for name in SlurmSpec.model_fields:
         if name not in _NOT_ASKED:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
+    yield "system.image.folder", plan.system.image.folder
     # Where Slurm is not told, runs of one job may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import site
 from pathlib import Path
 
+from dlbench.jobs.scripts.srun_options import srun_options
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import YIELD, LaunchPlan
 from dlbench.specs.system.launch import VariableSource
@@ -29,12 +31,26 @@ def supervised(launcher_command: list[str], python: str) -> list[str]:
 def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
     """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
     # A rank's output must be in its log when it dies.
-    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1"}
+    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1", **_few_files(plan)}
     if plan.yields:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
         variables[YIELD] = "1"
     # What the site says has the last word.
     return {**variables, **plan.system.launch.environment}
+
+
+def _few_files(plan: LaunchPlan) -> dict[str, str]:
+    """Variables with which Python leaves shared folders alone where no module is to come from: see python(1).
+
+    Ranks on this machine alone are few, and keep what they compile for the next start.
+    """
+    if plan.system.launch.launcher == "local":
+        return {}
+    variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if plan.system.image.file is not None:
+        variables |= {"PYTHONPATH": "", "PYTHONHOME": ""}  # all that is loaded is in the image
+    own = Path(site.getusersitepackages())
+    return variables if own in Path(__file__).parents else {**variables, "PYTHONNOUSERSITE": "1"}
 
 
 def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | VariableSource]]:
@@ -55,10 +71,15 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
     """Open MPI's mpirun; ranks pin themselves, so it must not.
 
     Variables are named and their values left to mpirun's own environment: everybody may read a command line.
+
+    Under Slurm a node has as many slots as tasks were asked for, one for each rank. Elsewhere it has as many as
+    physical cores, and a host that is named has one (mpirun(1)): there more must be allowed.
     Arguments as `launcher_command`.
     """
     exports = [part for name in sorted([*rank_environment(plan), TOKEN]) for part in ("-x", name)]
-    mapping = f"ppr:{plan.layout.ranks_per_node}:node:OVERSUBSCRIBE"
+    mapping = f"ppr:{plan.layout.ranks_per_node}:node"
+    if plan.system.scheduler == "none" or plan.layout.shares_cores or hosts:
+        mapping += ":OVERSUBSCRIBE"
     return [
         *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),
         *(("--host", hosts) if hosts else ()),
@@ -68,35 +89,10 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
 
 
 def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
-    """Srun inside an allocation; a dead rank ends the job, which srun does not do by itself.
-
-    Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
-    as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
-
-    GPUs are not bound to ranks: a bound rank, as under gpus-per-task (srun(1), --tres-bind), cannot open the others',
-    and NCCL goes by the host's memory. Each rank takes its own by its place on the node. Arguments as
-    `launcher_command`.
-    """
-    layout, launch = plan.layout, plan.system.launch
-    words = [
-        "srun",
-        # What Slurm's accounting says of this step is found by its name.
-        f"--job-name={plan.run_id}",
-        f"--mpi={launch.mpi_plugin if launch.launcher == 'srun-mpi' else 'none'}",
-        "--kill-on-bad-exit=1",
-        f"--nodes={layout.nodes}",
-        f"--ntasks={layout.ranks}",
-        f"--ntasks-per-node={layout.ranks_per_node}",
-        "--distribution=block:block",
-    ]
-    if hosts:
-        words.append(f"--nodelist={hosts}")
-    slurm = plan.system.slurm
-    if slurm.gpu_request != "none" and slurm.gpu_bind != "site":
-        words.append(f"--gpu-bind={slurm.gpu_bind}")
-    if slurm.cpus_per_task:
-        words.append(f"--cpus-per-task={layout.cores_per_rank}")
-    return [*words, *node_command(folder.plan, python)]
+    """Srun inside an allocation. Arguments as `launcher_command`."""
+    place = [f"--nodelist={hosts}"] if hosts else []
+    # By its name, which is the run's, accounting finds the step again.
+    return ["srun", f"--job-name={folder.path.name}", *srun_options(plan), *place, *node_command(folder.plan, python)]
 
 
 def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:

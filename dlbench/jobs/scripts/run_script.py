@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
@@ -10,7 +12,12 @@ from dlbench.specs.plan import LaunchPlan
 
 def has_script(plan: LaunchPlan) -> bool:
     """Whether a shell must come before the ranks."""
-    return bool(plan.system.modules or plan.system.setup)
+    return bool(plan.system.modules or plan.system.setup or plan.system.slurm.login_shell)
+
+
+def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
+    """What runs the script; the shell of a job."""
+    return ["bash", *(["-l"] if plan.system.slurm.login_shell else []), str(script)]
 
 
 def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from dlbench.jobs.slurm.environment import client_environment
 
 CALL_TIMEOUT_S = 60
 
 
-def call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a program of Slurm and keeps what it says.
+
+    Args:
+        command: the program and its arguments.
+        environment: its variables; None: those of this process without what Slurm's programs take for options.
 
     Raises:
         OSError: it cannot be started.
@@ -17,6 +24,9 @@ def call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """
     return subprocess.run(
         command,
+        # As this process finds it, whatever PATH it gets.
+        executable=shutil.which(command[0]),
+        env=client_environment() if environment is None else environment,
         capture_output=True,
         text=True,
         errors="replace",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.jobs.scripts.batch import keeps_own_comment, render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.environment import job_environment
 from dlbench.jobs.slurm.queue import find_job
 from dlbench.jobs.slurm.submission import keep_submission
 from dlbench.records.files import write_atomic
@@ -76,7 +77,7 @@ def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | Non
     if keeps_own_comment(job):
         comment = ""
     command = sbatch_arguments(job, folders[0], after, comment)
-    job_id, doubt, refusal = _sbatch(command)
+    job_id, doubt, refusal = _sbatch(command, job_environment(job.plans))
     if refusal:
         for folder in folders:
             shutil.rmtree(folder.path)
@@ -88,10 +89,10 @@ def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | Non
     return job_id
 
 
-def _sbatch(command: Sequence[str]) -> tuple[str, str, str]:
+def _sbatch(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str, str]:
     """The job's id; else why it may be queued all the same; else why it was refused for certain."""
     try:
-        done = call(command)
+        done = call(command, environment)
     except subprocess.TimeoutExpired as late:
         return "", f"sbatch gave no answer within {late.timeout:g} s", ""
     except OSError as error:

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.slurm.environment import exported_names
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
@@ -23,6 +24,9 @@ class Submission(Spec):
     version: Literal[1] = Field(1, description="Version of the format.")
     job_id: str = Field(description="Slurm's job id, without the cluster; of an element of an array, ARRAY_NUMBER.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
+    variables: tuple[str, ...] = Field(
+        (), description="Names of the variables that sbatch, and so the job, was given (slurm.export); ALL: every one."
+    )
     submitted: str = Field(description="UTC, ISO 8601.")
     runs: tuple[RunName, ...] = Field(
         (),
@@ -49,6 +53,7 @@ def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command
         submission = Submission(
             job_id=own,
             command=tuple(command),
+            variables=exported_names(job.plans),
             submitted=now,
             runs=job.run_ids if len(folders) > 1 and not job.is_array else (),
             log=f"{first}/slurm-{own}.out",

@@ -1,4 +1,4 @@
-"""Tells how far a run is: the rank's status file, and rank 0's lines for whoever watches."""
+"""Tells how far a run is: status files, and rank 0's lines for whoever watches."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from contextlib import suppress
 from typing import Any
 
 from dlbench.errors import RunError
+from dlbench.final_status import STEP, TIME, FinalStatus
+from dlbench.node.node_status import NodeStatus
 from dlbench.node.ranks import RankPlace
+from dlbench.records.files import json_text
 from dlbench.records.folder import RunFolder
-from dlbench.records.status import (
-    PROGRESS_MARK,
-    STATUS_PERIOD_S,
-    FailureKind,
-    RankStatus,
-    Stage,
-    write_status,
-)
+from dlbench.records.status import PROGRESS_MARK, SIGN_PERIOD_S, FailureKind, RankStatus, Stage, write_status
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.units import format_bytes, utc_now
+from dlbench.units import format_bytes, utc_now, utf8_text
 
 PLAIN_PERIOD_S = 10.0
 LAUNCHER_PERIOD_S = 0.5
+_TICK_S = 1.0
+_SOME_STEP = -9_007_199_254_740_991
+"""Stands for the step in a text into which it is filled later; no step has this number."""
 
 
 class Progress:
     """Counts steps of training, or points of the collective benchmark.
 
-    What it writes between stages is written by `tick`, off the measured thread.
+    Files are written where a stage begins, by one rank of the node; how far the rank is within a stage it notes in
+    memory (`dlbench.final_status`).
     """
 
     def __init__(self, plan: LaunchPlan, folder: RunFolder, place: RankPlace) -> None:
@@ -41,20 +41,32 @@ class Progress:
         self._place = place
         self._counted, self._warmup, self._total = _extent(plan)
         self._for_launcher = os.environ.get("DLBENCH_PROGRESS") == "launcher"
-        self._told = self._written = 0.0
+        self._told = 0.0
+        self._text = ""
         self._lock = threading.Lock()
+        self._final = FinalStatus.found(os.environ)
+        self._node = NodeStatus(folder, place)
         self.step = -1
         self.stage: Stage = "starting"
+        # Of its own: a hung file system must not disarm the watchdog.
+        threading.Thread(target=self._ticks, name="dlbench-tick", daemon=True).start()
 
     def expect(self, steps: int, warmup: int) -> None:
         """Tells how many steps there will be at most, which not every plan says, and how many are warm-up."""
         self._total, self._warmup = steps, warmup
+        if self.stage == "measuring" and self.step < warmup:  # it was lengthened at its end
+            with self._lock:
+                self.stage = "warm-up"
+                self._note()
 
     def enter(self, stage: Stage, exit_code: int | None = None) -> None:
-        """A new stage begins; it is on disk when this returns."""
+        """A new stage begins; the first rank of a node has that on disk when this returns."""
         with self._lock:
             self.stage = stage
-            self._write(exit_code=exit_code)
+            self._note()
+            self._node.say(self._status(exit_code=exit_code))
+            if stage == "done" and self._final is not None:
+                self._final.clear()
         self._tell(stage)
 
     def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:
@@ -68,12 +80,18 @@ class Progress:
             if self.stage == "failed":
                 return
             self.stage = "failed"
-            self._write(reason=reason, exit_code=exit_code, failed_at=failed_at, failure=kind)
+            more: dict[str, Any] = {"reason": reason, "exit_code": exit_code, "failed_at": failed_at, "failure": kind}
+            self._note(**more)
+            write_status(self._folder, self._status(**more))
+            if self._final is not None:
+                self._final.clear()
         self._tell(f"failed: {reason}")
 
     def on_step(self, step: int) -> None:
-        """A step of training begins."""
+        """A step of training begins. Files are written only where a barrier follows: at the first of a stage."""
         self.step = step
+        if self._final is not None:
+            self._final.step(step)
         if step == 0 or step == self._warmup:
             self.enter("warm-up" if step < self._warmup else "measuring")
             return
@@ -90,35 +108,50 @@ class Progress:
     def on_point(self, number: int, of: int, text: str) -> None:
         """Point `number`, from 0, of so many of the collective benchmark begins; `text` says which."""
         self.step, self._total = number, of
+        if self._final is not None:
+            self._final.step(number)
         if self.stage != "measuring":
             self.enter("measuring")
             return
         self._tell_now_and_then(text)
 
-    def tick(self) -> None:
-        """Writes the status if it has grown old; called about once a second by the watchdog's thread."""
-        with self._lock, suppress(RunError):  # a full disk is told by the training thread, which needs it
-            if self.stage not in ("done", "failed") and time.monotonic() - self._written > STATUS_PERIOD_S:
-                self._write()
+    def _ticks(self) -> None:
+        """Notes once a second that this rank lives, and tells the launcher now and then; no file in measured steps."""
+        while True:
+            time.sleep(_TICK_S)
+            if self._final is not None:
+                self._final.lives()
+            if self._for_launcher and time.monotonic() - self._told > SIGN_PERIOD_S:
+                self._tell(self._text)
+            if self.stage == "measuring":
+                continue
+            with self._lock, suppress(RunError):  # a full disk is told by the training thread, which needs it
+                if self.stage not in ("measuring", "done", "failed"):
+                    self._node.tick()
 
-    def _write(self, **more: Any) -> None:
-        self._written = time.monotonic()
-        status = RankStatus(
-            rank=self._place.rank,
-            host=self._place.host,
-            pid=os.getpid(),
-            stage=self.stage,
-            step=self.step,
-            updated=utc_now(),
-            **more,
-        )
-        write_status(self._folder, status)
+    def _status(self, **more: Any) -> RankStatus:
+        place = self._place
+        own: dict[str, Any] = {"rank": place.rank, "host": place.host, "pid": os.getpid(), "stage": self.stage}
+        return RankStatus(**{**own, "step": self.step, "updated": utc_now(), **more})
+
+    def _note(self, **more: Any) -> None:
+        """What the supervisor is to write if this rank ends without a word."""
+        if self._final is None:
+            return
+        self._final.step(self.step)
+        by_supervisor = {"step": _SOME_STEP, "updated": TIME.decode(), "source": "supervisor"}
+        status = self._status(**by_supervisor, **more) if not more else self._status(**more)
+        text = json_text(status.model_dump(mode="json"))
+        path = os.fsencode(self._folder.status(self._place.rank))
+        self._final.say(path, utf8_text(text).encode().replace(str(_SOME_STEP).encode(), STEP))
 
     def _tell_now_and_then(self, text: str) -> None:
+        self._text = text
         if time.monotonic() - self._told > (LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S):
             self._tell(text)
 
     def _tell(self, text: str) -> None:
+        self._text = text
         if self._place.rank != 0:
             return
         self._told = time.monotonic()
@@ -126,7 +159,9 @@ class Progress:
             line = PROGRESS_MARK + json.dumps({"step": self.step + 1, "of": self._total, "stage": text})
         else:
             line = f"dlbench {self._run_id}: {text}, {self._counted} {self.step + 1} of {self._total}"
-        print(line, file=sys.stdout, flush=True)
+        # In one piece: two threads tell.
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def _extent(plan: LaunchPlan) -> tuple[str, int, int]:

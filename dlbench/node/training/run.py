@@ -15,6 +15,7 @@ from torch import nn
 from dlbench.errors import RunError, UserError
 from dlbench.machine import environment
 from dlbench.machine.gpu.placing import numa_nodes_of
+from dlbench.machine.image import unpacked
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
@@ -282,6 +283,7 @@ class RankRun:
             peak_reserved_bytes=_peak_reserved(self._device),
             peak_resident_bytes=peak_resident,
             startup_s=startup_s,
+            unpacking_s=image.seconds if (image := unpacked()) is not None else None,
             bad_samples=tuple(failures[:20]),
             bad_sample_count=len(failures),
             garbage_collections=seen.garbage.collections,

@@ -22,14 +22,10 @@ LAST_RESORT_S = 30
 class Watchdog:
     """A thread that looks once a second whether `beat` was called within `timeout_s`."""
 
-    def __init__(self, timeout_s: float, on_stall: Callable[[str], None], on_tick: Callable[[], None]) -> None:
-        """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124.
-
-        `on_tick` is called at every look, from a thread of its own: work that must not stand in a step's time.
-        """
+    def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
+        """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124."""
         self._timeout_s = timeout_s
         self._on_stall = on_stall
-        self._on_tick = on_tick
         self._last = time.monotonic()
         self._where = "start"
         self._stopped = threading.Event()
@@ -39,8 +35,6 @@ class Watchdog:
         """Begins to watch."""
         self._last = time.monotonic()
         self._thread.start()
-        # A thread of its own: a hung file system must not disarm the watch.
-        threading.Thread(target=self._tick, name="dlbench-tick", daemon=True).start()
 
     def beat(self, where: str) -> None:
         """Something moved; cheap enough for every step."""
@@ -50,10 +44,6 @@ class Watchdog:
     def stop(self) -> None:
         """Ends the watch."""
         self._stopped.set()
-
-    def _tick(self) -> None:
-        while not self._stopped.wait(1.0):
-            self._on_tick()
 
     def _watch(self) -> None:
         while not self._stopped.wait(min(1.0, self._timeout_s / 4)):

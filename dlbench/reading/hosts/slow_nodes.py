@@ -29,6 +29,7 @@ from dlbench.reading.hosts.by_host import largest_by_host, of_others
 from dlbench.reading.hosts.leaving import LATE
 from dlbench.reading.sessions import MIN_SESSIONS, session_of
 from dlbench.reading.table import RunTable
+from dlbench.specs.system.hostlist import compressed
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.multiplicity import benjamini_hochberg, student_p, t_of_mean
 
@@ -115,7 +116,7 @@ def slow_nodes(table: RunTable) -> SlowNodes:
         hosts=tuple(hosts),
         exclude=exclude,
         unsafe=tuple(host for host in slow if host not in exclude),
-        option=f"--exclude={','.join(exclude)}" if exclude else "",
+        option=f"--exclude={compressed(exclude)}" if exclude else "",
         threshold=SLOW,
         num_runs=len(several),
         num_sessions=len({session for session, _ in several}),

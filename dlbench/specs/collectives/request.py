@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 import dlbench
+from dlbench import bundled
 from dlbench.errors import UserError, nearest
 from dlbench.specs.choices import choose_system
 from dlbench.specs.collectives.plan import (
@@ -259,6 +260,7 @@ def _plan(
             run_id=name,
             created=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
             dlbench_version=dlbench.__version__,
+            dlbench_code=bundled.code(),
             layout=layout,
             system=system,
             overrides={**request.overrides},

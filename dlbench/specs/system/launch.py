@@ -13,6 +13,7 @@ from dlbench.specs.base import Flag, SlurmWord, Spec
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME)]
 
 
 # Variables that bash does not let a script set; `export` of one would end it.
@@ -22,7 +23,7 @@ _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS"
 class VariableSource(Spec):
     """Where the value of a variable is taken from when the ranks start: nothing but this stands in a plan."""
 
-    variable: Annotated[str, Field(pattern=_ENVIRONMENT_NAME)] | None = Field(
+    variable: VariableName | None = Field(
         None, description="A variable of the environment in which dlbench, or the batch job, runs."
     )
     file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$")] | None = Field(

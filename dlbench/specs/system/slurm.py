@@ -1,27 +1,42 @@
-"""What `sbatch` is asked for."""
+"""What `sbatch` and `srun` are asked for."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from dlbench.specs.base import Flag, SlurmWord, Spec
+from dlbench.specs.base import Count, Flag, SlurmWord, Spec
+from dlbench.specs.system.launch import VariableName
+from dlbench.specs.system.options import Argument, Hosts, Memory, SbatchWords, SrunWords
+
+OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_args"})
+"""Keys that sbatch never sees: runs of one job may differ in them."""
+
+ALL_VARIABLES = "ALL"
+
+
+def _names(value: object) -> object:
+    """`--set` takes one value: names with commas between them, or an empty text for none."""
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    return value
+
 
 TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
 """A time limit as Slurm writes it (sbatch(1), --time)."""
 
 
 class SlurmSpec(Spec):
-    """What `sbatch` is asked for. Words are checked, because `#SBATCH` lines cannot be quoted."""
+    """What `sbatch` and `srun` are asked for."""
 
-    partition: SlurmWord | None = Field(None, description="--partition.")
-    account: SlurmWord | None = Field(None, description="--account.")
-    qos: SlurmWord | None = Field(None, description="--qos.")
-    reservation: SlurmWord | None = Field(None, description="--reservation.")
-    constraint: SlurmWord | None = Field(None, description="--constraint.")
-    nodelist: SlurmWord | None = Field(None, description="--nodelist.")
-    exclude: SlurmWord | None = Field(None, description="--exclude.")
+    partition: Argument | None = Field(None, description="--partition.")
+    account: Argument | None = Field(None, description="--account.")
+    qos: Argument | None = Field(None, description="--qos.")
+    reservation: Argument | None = Field(None, description="--reservation.")
+    constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
+    nodelist: Hosts = Field(None, description="--nodelist; a list, or text.")
+    exclude: Hosts = Field(None, description="--exclude; a list, or text, of any length.")
     time_limit: Annotated[str, Field(pattern=TIME)] = Field(
         "00:30:00", description="--time of a run without earlier ones, as Slurm writes it, e.g. 00:30:00."
     )
@@ -29,18 +44,65 @@ class SlurmSpec(Spec):
         "1-00:00:00", description="Longest --time of a job of several runs, which is split to stay below; 0: no bound."
     )
     exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
+    mem: Memory | None = Field(
+        None, description="--mem; 0: all of a node's; none: 0 on exclusive nodes, else not given; site: not given."
+    )
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
         "none", description="How this site wants GPUs asked for."
     )
     gpu_type: SlurmWord | None = Field(None, description="GPU type in the request, e.g. a100.")
-    gpu_bind: SlurmWord = Field(
+    gpu_count: Literal["ranks", "node"] = Field(
+        "ranks", description="GPUs asked for on a node: one per rank, or all of node.gpus."
+    )
+    gres: Argument | None = Field(None, description="--gres beside the GPUs, e.g. craynetwork:1.")
+    mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, in place of mem.")
+    cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, in place of --cpus-per-task.")
+    cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
+    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = Field(
+        None, description="--hint of sbatch and srun."
+    )
+    threads_per_core: Count | None = Field(None, description="--threads-per-core of sbatch and srun.")
+    extra: SbatchWords = Field(
+        (), description="Further options of sbatch, e.g. --switches=1; a list, or text with blanks between them."
+    )
+    export: Annotated[tuple[VariableName, ...], BeforeValidator(_names)] = Field(
+        (),
+        description="Variables of the submitting shell that a job gets beside HOME, USER, LOGNAME, SHELL, a plain PATH "
+        "and what launch.environment refers to; [ALL]: all of them.",
+    )
+    login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
+    cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
+    gpu_bind: Argument = Field(
         "none", description="srun --gpu-bind; none: ranks reach all GPUs of their node; site: not given."
     )
-    cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
-    extra: tuple[SlurmWord, ...] = Field((), description="Further options, e.g. --switches=1, as they are.")
+    mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
+    distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
+    srun_args: SrunWords = Field((), description="Further options of srun, as extra.")
 
-    @field_validator("extra", mode="before")
-    @classmethod
-    def _strip_dashes(cls, value: object) -> object:
-        """`--switches=1` and `switches=1` mean the same; the dashes are the template's."""
-        return tuple(str(v).removeprefix("--") for v in value) if isinstance(value, list | tuple) else value
+    @property
+    def exports_all(self) -> bool:
+        """Whether a job gets all variables of the submitting shell."""
+        return ALL_VARIABLES in self.export
+
+    @property
+    def memory(self) -> str | None:
+        """What --mem is given; None for nothing."""
+        if self.mem is not None:
+            return None if self.mem == "site" else self.mem
+        asked = self.mem_per_gpu or any(word.startswith("mem-per-cpu=") for word in self.extra)
+        return "0" if self.exclusive and not asked else None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        """sbatch(1), srun(1): which options exclude each other."""
+        if self.mem not in (None, "site") and self.mem_per_gpu is not None:
+            raise ValueError("mem and mem_per_gpu exclude each other")
+        if self.mem_per_gpu == "site":
+            raise ValueError("mem_per_gpu is a size, or not given")
+        if self.hint is not None and (self.threads_per_core is not None or self.cpu_bind is not None):
+            raise ValueError("hint excludes threads_per_core and cpu_bind")
+        if self.gpu_request == "none" and (self.cpus_per_gpu is not None or self.mem_per_gpu is not None):
+            raise ValueError("cpus_per_gpu and mem_per_gpu need a gpu_request")
+        if self.gpu_count == "node" and self.gpu_request == "gpus-per-task":
+            raise ValueError("gpu_count node needs gpu_request gres or gpus-per-node")
+        return self

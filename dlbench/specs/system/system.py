@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dlbench.specs.base import Name, Spec
+from dlbench.specs.system.image import ImageSpec
 from dlbench.specs.system.launch import LaunchSpec
 from dlbench.specs.system.node import NodeSpec
 from dlbench.specs.system.slurm import SlurmSpec
@@ -22,12 +23,21 @@ class SystemSpec(Spec):
     slurm: SlurmSpec = Field(SlurmSpec(), description="What sbatch is asked for.")
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
+    image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
     storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
     modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
         (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
     )
+    modules_init: tuple[str, ...] = Field(
+        (),
+        description="Shell lines before the modules, e.g. source /etc/profile.d/modules.sh; none: /etc/profile is read "
+        "where there is no command module.",
+    )
+    modules_reset: Literal["purge", "reset", "none"] = Field(
+        "purge", description="module purge, module reset (Cray), or nothing before the modules are loaded."
+    )
     setup: tuple[str, ...] = Field(
-        (), description="Shell lines run before the ranks start, as they are; as a list, or as text: one line."
+        (), description="Shell lines after the modules, before the ranks, as they are; as a list, or as text: one line."
     )
     python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
 
@@ -39,7 +49,7 @@ class SystemSpec(Spec):
             return value
         return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
 
-    @field_validator("setup", mode="before")
+    @field_validator("setup", "modules_init", mode="before")
     @classmethod
     def _setup_from_text(cls, value: object) -> object:
         """The same: one line, or an empty text for none."""

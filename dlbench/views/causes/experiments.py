@@ -15,6 +15,7 @@ from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
+from dlbench.specs.system.hostlist import compressed
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
@@ -156,7 +157,7 @@ def _straggler_text(case: Case) -> str:
 
 
 def _without(case: Case) -> str:
-    return f"run without the slow nodes (--exclude={','.join(case.exclude)})"
+    return f"run without the slow nodes (--exclude={compressed(case.exclude)})"
 
 
 def _is_waited_host_slow(case: Case) -> bool:

@@ -10,6 +10,7 @@ from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, sys
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text
+from dlbench.units import format_seconds
 
 MAX_HOSTS = 24
 MAX_TEXTS = 6
@@ -114,7 +115,7 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     launchers = [f"{run.plan.system.launch.launcher}, scheduler {run.plan.system.scheduler}" for run in runs]
     interfaces = [run.plan.system.launch.interface or "" for run in runs]
     pinned = ["each rank on cores of its own" if run.plan.system.launch.pin else "not bound" for run in runs]
-    found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned))]
+    found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned)), ("Start-up", _start_up(runs))]
     if any(interfaces):
         found.append(("Network interface requested", _joined([text or "none" for text in interfaces])))
     for title, texts in (("GPU placement", [_placement(run) for run in runs]), ("NCCL", [_nccl(run) for run in runs])):
@@ -124,6 +125,24 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     if any(variables):
         found.append(("Variables", _joined([text or "none" for text in variables])))
     return found
+
+
+def _start_up(runs: Sequence[Run]) -> str:
+    """How long the slowest rank of a run took to its first step, and where there was one, the image before that."""
+    ranks = [run.record.ranks for run in runs if run.record is not None]
+    text = f"{_range([max(rank.startup_s for rank in some) for some in ranks])} to the first step"
+    spent = [[rank.unpacking_s for rank in some if rank.unpacking_s is not None] for some in ranks]
+    unpacking = [max(some) for some in spent if some]
+    if not unpacking:
+        return text
+    images = {run.plan.system.image.sha256 or "" for run in runs} - {""}
+    names = ", ".join(f"image {name[:12]}" for name in sorted(images))
+    return f"{text}; before that {_range(unpacking)} to fetch and unpack {names} on each node"
+
+
+def _range(seconds: Sequence[float]) -> str:
+    low, high = format_seconds(min(seconds)), format_seconds(max(seconds))
+    return low if low == high else f"{low} to {high}"
 
 
 def _placement(run: Run) -> str:

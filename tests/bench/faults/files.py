@@ -16,7 +16,7 @@ from tests.bench.faults.workshop import NOBODY, WITHOUT_RIGHTS, CannotPlantError
 FILES: dict[str, Sequence[str]] = {
     "plan.json": ("status", "report"),
     "record.json": ("status", "report"),
-    "rank-0000.status.json": ("status",),
+    "node-0000.status.json": ("status",),
     "failure.json": ("status",),
     "submission.json": ("status",),
     "rank-0001.steps": ("report", "diagnose"),

@@ -136,8 +136,8 @@ def await_ranks(process: subprocess.Popen[bytes], out: Path) -> dict[str, list[p
         if process.poll() is not None:
             done = finish(process, ["run"], 10)
             raise CannotPlantError(f"the run ended before anything was planted: {done.text[-300:]}")
-        told = [path.read_text(encoding="utf-8") for path in out.glob("*/rank-*.status.json")]
-        return len(told) == 2 and all('"stage": "measuring"' in text for text in told)
+        told = [path.read_text(encoding="utf-8") for path in out.glob("*/node-0000.status.json")]
+        return sum(text.count('"stage": "measuring"') for text in told) == 2
 
     await_that(trains, READY_S, "training on both ranks")
     found: dict[str, list[psutil.Process]] = {}

@@ -162,7 +162,7 @@ def _full_disk(shop: Workshop) -> None:
     folder = shop.folder("disk")
     out = folder / "runs"
     out.mkdir()
-    until = f"while [ ! -e {out}/*/rank-0001.status.json ]; do sleep 0.1; done; sleep 3"
+    until = f"while [ ! -e {out}/*/node-0000.status.json ]; do sleep 0.1; done; sleep 3"
     fill = f"({until}; cat /dev/zero > {out}/fill) 2>/dev/null &"
     mount = f"mount -t tmpfs -o size=2m none {out}"
     script = f'{mount} && {{ {fill} }} && "$@"; code=$?; cp -r {out}/*/ {folder}/kept; exit $code'

@@ -1,0 +1,168 @@
+"""`dlbench preflight`: a system before its first run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlbench.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlbench.records.preflight import Finding, PreflightNode, PreflightReport
+
+MAX_NODES_SHOWN = 8
+"""Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
+
+_MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
+
+
+@click.command()
+@click.argument("system", metavar="SYSTEM")
+@click.option("--nodes", type=int, metavar="N", help="Nodes of the job (default: 2, or 1 if there is one).")
+@click.option(
+    "--timeout", type=float, default=600.0, show_default=True, metavar="SECONDS", help="Longest wait for the job."
+)
+@click.option("--no-job", is_flag=True, help="Compare the system file with Slurm; submit nothing.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("preflight"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder of all pre-flights; every node must see it.",
+)
+def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out: Path) -> None:
+    """Check SYSTEM before its first run: its file, then a job of a minute that looks at every node.
+
+    The system file is compared with what Slurm says; sbatch --test-only tries the arguments of a submission; the job
+    proves folder, Python, versions, GPUs, scratch, clocks and an all-reduce, started as a run would be. Without a
+    scheduler this machine is looked at.
+
+    Ends with 0 if all is well, 5 if the system lacks something, 3 if nodes failed: they are named for --exclude; with 6
+    if the job did not start in time.
+
+    \b
+    Example:
+      dlbench preflight local
+      dlbench preflight my-cluster.yaml --nodes 8
+    """
+    from dlbench.jobs.preflight.check import Asked
+    from dlbench.jobs.preflight.check import preflight as check
+    from dlbench.jobs.preflight.plan import plan_of
+    from dlbench.records.folder import prepare_output
+    from dlbench.records.preflight import PreflightFolder
+    from dlbench.specs.choices import choose_system
+
+    if not 0 < timeout < float("inf"):
+        raise UserError(f"--timeout {timeout:g}: must be a number of seconds above 0")
+    if nodes is not None and nodes < 1:
+        raise UserError(f"--nodes {nodes}: must be 1 or more")
+    chosen = choose_system(system, {})
+    count = nodes or _usual_nodes(chosen.scheduler, chosen.slurm.partition)
+    plan = plan_of(chosen, count, machine_cores=len(os.sched_getaffinity(0)), now=datetime.now(UTC))
+    folder = PreflightFolder(prepare_output(out) / plan.run_id)
+    report = check(
+        plan, folder, Asked(timeout_s=timeout, starts_job=not no_job), lambda text: click.echo(text, err=True)
+    )
+    for line in lines_of(report):
+        click.echo(line)
+    click.echo(f"all that was found: {folder.report}", err=True)
+    sys.exit(report.exit_code)
+
+
+def _usual_nodes(scheduler: str, partition: str | None) -> int:
+    """Two where there are two that a job may be put on."""
+    if scheduler == "none":
+        return 1
+    from dlbench.jobs.preflight.asking import UnansweredError, nodes_of
+
+    try:
+        found = nodes_of(partition) if partition else []
+    except UnansweredError:
+        return 2
+    return 1 if found and sum(node.is_usable for node in found) == 1 else 2
+
+
+def lines_of(report: PreflightReport) -> Iterator[str]:
+    """A report as lines of a terminal, which fit on a screen."""
+    from dlbench.cli.streams import cleaned
+
+    findings = [*report.static, *report.job]
+    for one in findings:
+        yield from map(cleaned, _finding_lines(one))
+    nodes = sorted(report.nodes, key=lambda node: (not node.problems, not node.doubts))
+    if nodes:
+        yield from map(cleaned, _table(nodes[:MAX_NODES_SHOWN]))
+        left = nodes[MAX_NODES_SHOWN:]
+        if left:
+            bad = sum(bool(node.problems) for node in left)
+            yield f"and {len(left)} more nodes{f', {bad} of them FAILED' if bad else ''}"
+        for node in nodes[:MAX_NODES_SHOWN]:
+            yield from (cleaned(text) for text in _wrapped(f"{node.host}: FAILED: ", node.problems))
+            yield from (cleaned(text) for text in _wrapped(f"{node.host}: doubt: ", node.doubts))
+    if report.exclude:
+        yield f"leave out: --exclude={report.exclude} (slurm.exclude in the system file)"
+    yield _verdict(report)
+
+
+def _finding_lines(one: Finding) -> list[str]:
+    import textwrap
+
+    head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
+    told = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
+    return textwrap.wrap(told, 80, initial_indent=head, subsequent_indent=" " * 30, break_on_hyphens=False) or [head]
+
+
+def _wrapped(head: str, texts: tuple[str, ...]) -> Iterator[str]:
+    import textwrap
+
+    for text in texts:
+        yield from textwrap.wrap(text, 80, initial_indent=head, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _table(nodes: list[PreflightNode]) -> Iterator[str]:
+    header = ("node", "ranks", "cores", "GPUs", "torch", "local scratch", "clock", "others")
+    rows = [header, *(_row(node) for node in nodes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _row(node: PreflightNode) -> tuple[str, ...]:
+    from dlbench.units import format_bytes
+
+    if not node.ranks:
+        return (node.host, "-", "-", "-", "-", "-", "-", "-")
+    first = node.ranks[0]
+    gpus = len({uuid for rank in node.ranks for uuid in (*rank.node_gpus, *([rank.gpu] if rank.gpu else []))})
+    place = next((one for one in first.scratch if one.key == "local"), None)
+    scratch = "-"
+    if place is not None:
+        free = "?" if place.free_bytes is None else format_bytes(place.free_bytes)
+        scratch = "NOT usable" if place.problem else f"{free} {place.file_system}".strip()
+    clock = "-" if first.clock is None else f"{first.clock.offset_s * 1e3:+.1f} ms"
+    load = first.load
+    others = f"{100 * load.others_s / (load.cores * load.window_s):.0f} %" if load and load.cores else "-"
+    cores = len({core for rank in node.ranks for core in rank.cores})
+    shown = (str(len(node.ranks)), str(cores), str(gpus) if gpus else "none", first.versions.get("torch", "none"))
+    return (node.host, *shown, scratch, clock, others)
+
+
+def _verdict(report: PreflightReport) -> str:
+    wrong = [one.subject for one in (*report.static, *report.job) if one.state == "wrong"]
+    failed = sum(bool(node.problems) for node in report.nodes)
+    if report.exit_code == ExitCode.OK:
+        measured = f": {len(report.nodes)} node{'s' * (len(report.nodes) != 1)} passed" if report.nodes else ""
+        return f"{report.system} is fit for runs{measured}" if report.nodes else f"{report.system}: nothing is wrong"
+    if report.exit_code == ExitCode.INCONCLUSIVE:
+        return f"{report.system}: cannot say"
+    parts = [f"{failed} of {len(report.nodes)} nodes failed"] if failed else []
+    parts += [f"wrong: {', '.join(dict.fromkeys(wrong))}"] if wrong else []
+    return f"{report.system} is not fit for runs: {'; '.join(parts)}"

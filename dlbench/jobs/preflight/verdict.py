@@ -1,0 +1,204 @@
+"""What ranks saw becomes a verdict on each node: of use, doubtful, or to be left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from pydantic import ValidationError
+
+from dlbench.errors import IncompleteDataError
+from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
+from dlbench.records.collectives import CommPoint
+from dlbench.records.collectives_scan import CommRun, read_comm_run
+from dlbench.records.folder import MAX_JSON
+from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.system.hostlist import compressed
+from dlbench.units import format_seconds
+
+MUCH_LOAD = 0.05
+"""Share of a node's cores from which others' use of them is doubtful, as in reports (docs/measuring.md)."""
+LOAD_RESOLUTION_S = 0.03
+"""Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms."""
+FAR_CLOCK_S = 1.0
+"""From here on times in logs of two nodes, which are whole seconds, contradict each other."""
+
+_LAST_WORDS = 4096
+
+
+def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tuple[PreflightNode, ...]:
+    """One node after the other, in the order of their ranks.
+
+    Args:
+        plan: of the pre-flight.
+        folder: its folder, when its job has ended.
+        hosts: names of the nodes, as far as they are known.
+    """
+    per_node = plan.layout.ranks_per_node
+    seen = {rank: _seen(folder, rank) for rank in range(plan.layout.ranks)}
+    common = _common([one for one in seen.values() if isinstance(one, SeenRank)])
+    nodes = []
+    for number in range(plan.layout.nodes):
+        ranks = range(number * per_node, (number + 1) * per_node)
+        host = _host(folder, ranks, seen, hosts, number)
+        looked = [one for rank in ranks if isinstance(one := seen[rank], SeenRank)]
+        problems = [text for rank in ranks if isinstance(text := seen[rank], str)]
+        problems += _problems(plan, looked, common)
+        doubts = [*_doubts(plan, looked)]
+        nodes.append(
+            PreflightNode(
+                host=host,
+                ranks=tuple(looked),
+                problems=tuple(dict.fromkeys(problems)),
+                doubts=tuple(dict.fromkeys(doubts)),
+            )
+        )
+    return tuple(nodes)
+
+
+def _seen(folder: PreflightFolder, rank: int) -> SeenRank | str:
+    """What a rank saw, or why it could not say."""
+    try:
+        return SeenRank.model_validate(read_json(folder.rank(rank), MAX_JSON))
+    except FileNotFoundError:
+        return _silence(folder, rank)
+    except (OSError, ValueError, ValidationError) as error:
+        return f"{folder.rank(rank).name}: damaged: {why_unreadable(error)}"
+
+
+def _silence(folder: PreflightFolder, rank: int) -> str:
+    code = _text(folder, rank, "failed")
+    last = ""
+    with suppress(OSError):
+        lines = read_end(folder.log(rank), _LAST_WORDS).decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1].removeprefix("dlbench: error: ")[:300] if lines else ""
+    if code or last:
+        return f"the ranks' Python ended with {code or 'an error'}: {last or 'without a word'}"
+    if not folder.begun(rank).exists():
+        return f"nothing was written to {folder.seen}: it is not there, or the rank was not started"
+    return "its rank was ended while it looked"
+
+
+def _text(folder: PreflightFolder, rank: int, which: str) -> str:
+    path = folder.failed(rank) if which == "failed" else folder.begun(rank)
+    with suppress(OSError, ValueError):
+        return read_bytes(path, 1 << 12).decode("utf-8", "replace").strip()
+    return ""
+
+
+def _host(
+    folder: PreflightFolder, ranks: range, seen: Mapping[int, SeenRank | str], hosts: Sequence[str], number: int
+) -> str:
+    for rank in ranks:
+        one = seen[rank]
+        if isinstance(one, SeenRank):
+            return one.host
+        if said := _text(folder, rank, "begun"):
+            return said
+    return hosts[number] if number < len(hosts) else f"node {number + 1}"
+
+
+def _common(seen: Sequence[SeenRank]) -> dict[str, str]:
+    """The version of each library that most ranks have."""
+    found: dict[str, Counter[str]] = {}
+    for one in seen:
+        for name, version in one.versions.items():
+            found.setdefault(name, Counter())[version] += 1
+    return {name: versions.most_common(1)[0][0] for name, versions in found.items()}
+
+
+def _problems(plan: CommPlan, seen: Sequence[SeenRank], common: Mapping[str, str]) -> Iterator[str]:
+    """What a run would fail of, or be wrong by."""
+    for one in seen:
+        yield from one.problems
+        yield from (f"{name} does not import: {why}" for name, why in one.broken.items() if name in ("torch", "numpy"))
+        mine = one.versions.get("dlbench", "")
+        if mine != plan.dlbench_version:
+            yield f"dlbench {mine} there, {plan.dlbench_version} here: install the same ({one.python})"
+        for name, version in common.items():
+            other = one.versions.get(name)
+            if name != "dlbench" and other != version:
+                yield f"{name} {other or 'is not there'}, other nodes have {version}"
+        yield from (place.problem for place in one.scratch if place.problem)
+    yield from _gpu_problems(plan, seen)
+
+
+def _gpu_problems(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
+    wanted = plan.system.node.gpus
+    used = Counter(one.gpu for one in seen if one.gpu is not None)
+    yield from (f"{count} ranks share GPU {uuid}" for uuid, count in used.items() if count > 1)
+    shown = {uuid for one in seen for uuid in one.node_gpus}
+    count = max(len(shown), len(used))
+    # A rank may be shown its own GPU alone, or those that were asked for: as many as ranks.
+    needed = min(wanted, len(seen)) if plan.system.slurm.gpu_count == "ranks" else wanted
+    if seen and wanted and count < needed:
+        yield f"{count} of {needed} GPUs"
+
+
+def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
+    cores: Counter[int] = Counter(core for one in seen for core in one.cores)
+    needed = plan.layout.cores_per_rank
+    shared = sum(count > 1 for count in cores.values())
+    if plan.system.launch.pin and shared:
+        yield f"ranks share {shared} core{'s' * (shared > 1)}"
+    elif any(len(one.cores) < needed for one in seen):
+        least = min(len(one.cores) for one in seen)
+        yield f"{least} core{'s' * (least > 1)} of the {needed} that each rank should have"
+    for one in seen:
+        yield from (
+            f"{name} does not import: {why}" for name, why in one.broken.items() if name not in ("torch", "numpy")
+        )
+        if one.load is not None and one.load.others_s - one.load.cores * LOAD_RESOLUTION_S > (
+            MUCH_LOAD * one.load.cores * one.load.window_s
+        ):
+            yield f"others use {100 * one.load.others_s / (one.load.cores * one.load.window_s):.0f} % of its cores"
+        if one.clock_problem:
+            yield one.clock_problem
+        if one.clock is not None and abs(one.clock.offset_s) - one.clock.bound_s > FAR_CLOCK_S:
+            yield f"its clock is {format_seconds(abs(one.clock.offset_s))} away from the first node's"
+
+
+# The exchange
+
+
+def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, dict[str, str]]:
+    """What became of the all-reduce; and what it says against single hosts."""
+    subject = "all-reduce"
+    if plan.layout.ranks == 1:
+        return Finding(subject=subject, state="unknown", found="one rank has nobody to exchange with"), {}
+    try:
+        run = read_comm_run(folder.path)
+    except IncompleteDataError as error:
+        return Finding(subject=subject, state="wrong", found=str(error)), {}
+    if run.record is None:
+        blamed = {status.host: status.reason for status in run.statuses if status.failure == "own" and status.reason}
+        return Finding(subject=subject, state="wrong", found=run.story), blamed if not _all_alike(run, blamed) else {}
+    points = [point for point in run.record.points if point.times_s]
+    carriers = ", ".join(dict.fromkeys(point.carrier for point in points))
+    missing = f"; not measured here: {'; '.join(run.record.not_measured)}" if run.record.not_measured else ""
+    if run.record.state != "valid":
+        return Finding(subject=subject, state="wrong", found=run.story), {}
+    found = f"right sums over {plan.layout.ranks} ranks by {carriers}{_time_of(points)}{missing}"
+    return Finding(subject=subject, state="ok", found=found), {}
+
+
+def _all_alike(run: CommRun, blamed: Mapping[str, str]) -> bool:
+    """Whether all hosts fail: then it is no single host's fault."""
+    return len(blamed) == run.plan.layout.nodes
+
+
+def _time_of(points: Iterable[CommPoint]) -> str:
+    """The shortest time of the longest vector by whatever was fastest."""
+    found = [(point.num_bytes, min(point.times_s)) for point in points]
+    if not found:
+        return ""
+    longest = max(size for size, _ in found)
+    return f", 1 MiB in {format_seconds(min(time for size, time in found if size == longest))}"
+
+
+def excluded(nodes: Sequence[PreflightNode]) -> str:
+    """Nodes to leave out, in Slurm's short form; none where no node passed, for then it is not the nodes."""
+    failed = [node.host for node in nodes if node.problems]
+    return compressed(failed) if len(failed) < len(nodes) else ""

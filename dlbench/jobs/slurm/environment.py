@@ -1,0 +1,79 @@
+"""The environment that Slurm's programs get: not that of the shell which happens to submit.
+
+Options of sbatch, squeue, sacct and srun can be given by variables, too (sbatch(1), INPUT ENVIRONMENT VARIABLES), and
+beat what stands in a script; inside of a job, a notebook or a CI runner that is itself a job, the shell has Slurm's
+settings for that one. What a client needs to reach its cluster stays.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.system.slurm import ALL_VARIABLES
+
+_OPTIONS = re.compile(r"(SBATCH|SLURM|SLURMD|SQUEUE|SACCT|SALLOC|SRUN|SCANCEL|SINFO|SPRIO|SCONTROL)_.*")
+_TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\w+)")
+"""Which cluster it is, and who asks; of slurm.conf(5) and of Slurm's authentication."""
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""As bash has it where nobody says otherwise."""
+
+_OF_THE_PERSON = ("HOME", "USER", "LOGNAME", "SHELL")
+
+
+def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables without those by which Slurm's programs take options, or are told of a job around them."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not _OPTIONS.fullmatch(name) or _TO_REACH_THE_CLUSTER.fullmatch(name)
+    }
+
+
+def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What sbatch is started with, all of which a job gets: what the plan's system lets through (slurm.export).
+
+    Values that are given by reference (launch.environment) go this way and no other.
+
+    Args:
+        plans: the job's; all let the same through.
+        variables: of the submitting shell.
+    """
+    client = client_environment(variables)
+    slurm = plans[0].system.slurm
+    if slurm.exports_all:
+        return client
+    given = [source for plan in plans for source in plan.system.launch.environment.values()]
+    referenced = {source.variable for source in given if not isinstance(source, str) and source.variable}
+    names = {*slurm.export, *referenced, *_OF_THE_PERSON}
+    chosen = {name: value for name, value in client.items() if name in names or _TO_REACH_THE_CLUSTER.fullmatch(name)}
+    # A variable of the job itself may be referred to; it is not to be had here.
+    return {"PATH": _path(client.get("PATH")), **_person(), **chosen}
+
+
+def exported_names(plans: Sequence[LaunchPlan]) -> tuple[str, ...]:
+    """Names of these variables, or `ALL` where nothing is held back."""
+    return (ALL_VARIABLES,) if plans[0].system.slurm.exports_all else tuple(sorted(job_environment(plans)))
+
+
+def _path(path: str | None) -> str:
+    """A plain one, in which Slurm's programs are found where they lie here."""
+    sbatch = shutil.which("sbatch", path=path)
+    if sbatch is None:
+        return PATH
+    folder = str(Path(sbatch).parent)
+    return PATH if folder in PATH.split(":") else f"{folder}:{PATH}"
+
+
+def _person() -> dict[str, str]:
+    try:
+        found = pwd.getpwuid(os.getuid())
+    except KeyError:  # a user without an entry, as in some containers
+        return {}
+    return {"HOME": found.pw_dir, "USER": found.pw_name, "LOGNAME": found.pw_name, "SHELL": found.pw_shell}

@@ -1,0 +1,152 @@
+"""What a pre-flight of a system found: `preflight.json`, and what each rank of its job saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from dlbench.records.folder import RunFolder
+from dlbench.specs.base import CountOrZero, Flag, NonNegative, RunName, Spec
+
+FindingState = Literal["ok", "doubt", "wrong", "unknown"]
+"""doubt: it works, and figures may suffer. unknown: it could not be asked, or is not measured here."""
+
+
+class Finding(Spec):
+    """One thing that was looked at."""
+
+    subject: str = Field(description="What was looked at, in a word or two.")
+    state: FindingState = Field(description="ok, doubt, wrong or unknown.")
+    found: str = Field(description="What there is; of unknown: why nobody can say.")
+    remedy: str = Field("", description="What would be right; empty where nothing is wrong.")
+
+
+class SeenScratch(Spec):
+    """One of the system's places on a node."""
+
+    key: Literal["local", "memory"] = Field(description="Its key below storage in the system file.")
+    path: str = Field("", description="The folder, resolved on the node.")
+    file_system: str = Field("", description="Kind of its file system, e.g. ext4 or tmpfs; empty: not known.")
+    free_bytes: CountOrZero | None = Field(None, description="Free there; null: not known.")
+    problem: str = Field("", description="Why it cannot be written; empty: a file was written, synced and read back.")
+
+
+class SeenClock(Spec):
+    """A node's clock beside that of the first node."""
+
+    offset_s: float = Field(description="The first node's clock less this one's, by the time of day.")
+    bound_s: NonNegative = Field(description="Largest possible error of that.")
+
+
+class SeenLoad(Spec):
+    """Who computed on a node's cores while a pre-flight looked and did next to nothing."""
+
+    window_s: NonNegative = Field(description="How long was looked.")
+    cores: CountOrZero = Field(description="Cores of the node.")
+    others_s: NonNegative = Field(description="CPU time of processes beside dlbench's on them.")
+
+
+class SeenRank(Spec):
+    """What one rank of a pre-flight saw on its node. Newer programs may say more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    format: Literal["dlbench.preflight-rank"] = Field("dlbench.preflight-rank", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    rank: CountOrZero = Field(description="The rank, from 0.")
+    local_rank: CountOrZero = Field(description="Its place on the node, from 0.")
+    host: str = Field(description="Slurm's name of the node, else the host's.")
+    python: str = Field(description="The Python that ran.")
+    versions: dict[str, str] = Field(description="Of Python, dlbench and what ranks import; what is missing is absent.")
+    broken: dict[str, str] = Field(default_factory=dict, description="What is installed and does not import, and why.")
+    cores: tuple[int, ...] = Field(description="Cores of this rank.")
+    pinned: Flag = Field(description="Whether it was bound, by itself or by its launcher.")
+    node_gpus: tuple[str, ...] = Field((), description="UUIDs of the GPUs that the driver shows this rank.")
+    gpu: str | None = Field(None, description="UUID of the GPU on which it would compute; null: the CPU.")
+    problems: tuple[str, ...] = Field((), description="What a run of this rank would end with, each a sentence.")
+    scratch: tuple[SeenScratch, ...] = Field((), description="Of a node's first rank: the system's places.")
+    clock: SeenClock | None = Field(None, description="Of a node's first rank; null: the first node, or not compared.")
+    clock_problem: str = Field("", description="Why clocks were not compared.")
+    load: SeenLoad | None = Field(None, description="Of a node's first rank; null: not measured.")
+
+
+class PreflightNode(Spec):
+    """One node of a pre-flight's job."""
+
+    host: str = Field(description="Slurm's name of the node, else the host's.")
+    ranks: tuple[SeenRank, ...] = Field((), description="What its ranks saw; empty: none could say.")
+    problems: tuple[str, ...] = Field((), description="Why it is of no use; empty: it passed.")
+    doubts: tuple[str, ...] = Field((), description="What figures may suffer from there.")
+
+
+class PreflightReport(Spec):
+    """`preflight.json`."""
+
+    format: Literal["dlbench.preflight"] = Field("dlbench.preflight", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    id: RunName = Field(description="Name of the pre-flight and of its folder.")
+    system: str = Field(description="Name of the system.")
+    created: str = Field(description="UTC, ISO 8601.")
+    dlbench_version: str = Field(description="Version of dlbench that asked.")
+    static: tuple[Finding, ...] = Field((), description="The system file against what Slurm says of itself.")
+    job_id: str = Field("", description="Slurm's id of the job; empty: none was submitted.")
+    job: tuple[Finding, ...] = Field((), description="What concerns the job as a whole, the all-reduce among it.")
+    nodes: tuple[PreflightNode, ...] = Field((), description="Its nodes.")
+    exclude: str = Field("", description="Nodes to leave out, as --exclude takes them; empty: none.")
+    exit_code: CountOrZero = Field(description="What the command ended with.")
+
+
+class PreflightFolder:
+    """Names of the files of a pre-flight, beside those of the run that its all-reduce is."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the folder; it need not exist."""
+        self.path = path
+        self.run = RunFolder(path)
+
+    @property
+    def report(self) -> Path:
+        """`preflight.json`: what was found."""
+        return self.path / "preflight.json"
+
+    @property
+    def seen(self) -> Path:
+        """`seen/`: what ranks write."""
+        return self.path / "seen"
+
+    @property
+    def hosts(self) -> Path:
+        """`seen/hosts`: names of the job's nodes, a line each."""
+        return self.seen / "hosts"
+
+    @property
+    def ended(self) -> Path:
+        """`seen/ended`: what the job's script ended with."""
+        return self.seen / "ended"
+
+    @property
+    def clock(self) -> Path:
+        """`seen/clock.json`: where the first node answers about its clock."""
+        return self.seen / "clock.json"
+
+    def rank(self, rank: int) -> Path:
+        """`seen/rank-0000.json`: what a rank saw."""
+        return self.seen / f"rank-{rank:04d}.json"
+
+    def begun(self, rank: int) -> Path:
+        """`seen/rank-0000.begun`: its node's name; the folder is visible there and can be written."""
+        return self.seen / f"rank-{rank:04d}.begun"
+
+    def failed(self, rank: int) -> Path:
+        """`seen/rank-0000.failed`: what its Python ended with, where that is not 0."""
+        return self.seen / f"rank-{rank:04d}.failed"
+
+    def log(self, rank: int) -> Path:
+        """`seen/rank-0000.log`: what it printed."""
+        return self.seen / f"rank-{rank:04d}.log"
+
+    def looked(self, node: int) -> Path:
+        """`seen/node-0000.looked`: its first rank has looked at the load of its cores."""
+        return self.seen / f"node-{node:04d}.looked"

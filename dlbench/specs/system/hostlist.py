@@ -1,0 +1,75 @@
+"""Lists of hosts as Slurm writes them: `n[1-3,7]` for n1, n2, n3 and n7."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+_NUMBERED = re.compile(r"(.+?)([0-9]{1,18})", re.DOTALL)
+_RANGES = re.compile(r"([^\[\],]*)\[([0-9,-]+)\]", re.ASCII)
+
+
+def compressed(hosts: Iterable[str]) -> str:
+    """Hosts as one short text: each once, those with equal beginnings together, by their numbers.
+
+    Only a number at the end of a name is folded, which every version of Slurm reads. What has brackets already, and a
+    name without a number, stands as it is.
+
+    Args:
+        hosts: names.
+    """
+    numbers: dict[tuple[str, int], set[int]] = {}
+    words: dict[str, None] = {}
+    for host in hosts:
+        found = None if "[" in host else _NUMBERED.fullmatch(host)
+        if found is None:
+            words[host] = None
+            continue
+        digits = found[2]
+        # n09 and n9 are two hosts; n9 and n10 are written alike, without noughts before them.
+        width = len(digits) if len(digits) > 1 and digits.startswith("0") else 0
+        numbers.setdefault((found[1], width), set()).add(int(digits))
+    for prefix, width in [key for key in numbers if key[1]]:
+        # n010 is of n[009-010], though it begins with no nought itself where n100 does not either.
+        wide = numbers.get((prefix, 0), set())
+        same = {number for number in wide if len(str(number)) == width}
+        numbers[prefix, width] |= same
+        wide -= same
+    texts = [_folded(prefix, width, sorted(found)) for (prefix, width), found in sorted(numbers.items()) if found]
+    return ",".join([*texts, *words])
+
+
+def _folded(prefix: str, width: int, numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"{prefix}{numbers[0]:0{width}d}"
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = (f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}" for first, last in ranges)
+    return f"{prefix}[{','.join(texts)}]"
+
+
+def split_hosts(text: str) -> list[str]:
+    """The parts of a list of hosts: at commas outside of brackets.
+
+    Args:
+        text: as Slurm takes it, e.g. ``n[1-3,7],m5``.
+    """
+    parts = re.split(r",(?![^\[\]]*\])", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def expanded(text: str) -> Iterator[str]:
+    """Every host of such a list by its name; a part that is written otherwise than with one range stays as it is."""
+    for part in split_hosts(text):
+        found = _RANGES.fullmatch(part)
+        if found is None:
+            yield part
+            continue
+        for one in found[2].split(","):
+            first, _, last = one.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                yield f"{found[1]}{number:0{len(first)}d}"

@@ -1,0 +1,169 @@
+"""How often a rank calls the shared file system: strace(1) of every rank of a run on a one-box cluster.
+
+The folders that are shared on a cluster are told apart by their paths: the run's, the checkout, the environment, its
+interpreter. Everything that a rank's processes do counts: supervisor, rank, sampler.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from dlbench import bundled
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run, scan
+from tests.support.paths import ROOT
+
+BUDGET = 200
+"""File calls on shared folders that a rank may make from its start to its first step."""
+
+STRACE = ("strace", "-f", "-qq", "-y", "-ttt", "-e", "trace=%file", "-e", "signal=none", "--seccomp-bpf")
+
+_CALL = re.compile(r"^\d+ +(\d+\.\d+) (\w+)\((.*)$")
+_FOLDER = re.compile(r"(?:AT_FDCWD|\d+)<([^>]*)>")
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_BOUND_S = 400.0
+
+
+@dataclass(kw_only=True)
+class RankCalls:
+    """File calls of one rank on shared folders."""
+
+    rank: int
+    before: int = 0
+    """From its start to its first step."""
+    measured: int = 0
+    """From the start of its first measured step to the end of its last."""
+    after: int = 0
+    where: Counter[str] = field(default_factory=Counter)
+    """Of those before the first step, by call and path."""
+
+
+def calls_in(trace: Path, shared: Sequence[Path]) -> list[tuple[float, str, str]]:
+    """Time (seconds since 1970), call and path of each call on one of the folders."""
+    roots = tuple(f"{root}/" for root in shared)
+    found = []
+    for line in trace.read_text(encoding="utf-8", errors="replace").splitlines():
+        told = _CALL.match(line)
+        if told is None:
+            continue
+        for path in _paths(told[3]):
+            if f"{path}/".startswith(roots):
+                found.append((float(told[1]), told[2], path))
+                break
+    return found
+
+
+def _paths(arguments: str) -> Iterable[str]:
+    """Absolute paths of a call's arguments; a relative one belongs to the folder that stands before it."""
+    folder = _FOLDER.search(arguments)
+    texts = _TEXT.findall(arguments)
+    for text in texts or [""]:
+        yield text if text.startswith("/") else os.path.normpath(f"{folder[1] if folder else ''}/{text}")
+
+
+def calls_of(run: Run, rank: int, trace: Path, shared: Sequence[Path]) -> RankCalls:
+    """The calls of one rank of a run, by the time of its steps."""
+    # The trace has the clock of the day, steps have CLOCK_MONOTONIC; one machine has all nodes.
+    offset_s = time.time() - time.monotonic()
+    steps = read_steps(RunFolder(run.folder.path).steps(rank)).steps
+    measured = steps[steps["warmup"] == 0]
+    first = steps["start_ns"][0] / 1e9 + offset_s
+    begin = measured["start_ns"][0] / 1e9 + offset_s
+    end = (measured["start_ns"][-1] + measured["step_ns"][-1]) / 1e9 + offset_s
+    found = RankCalls(rank=rank)
+    for at, call, path in calls_in(trace, shared):
+        if at < first:
+            found.before += 1
+            found.where[f"{call} {path}"] += 1
+        elif begin <= at < end:
+            found.measured += 1
+        elif at >= end:
+            found.after += 1
+    return found
+
+
+def traced_system(folder: Path, image: Path | None, ranks_per_node: int) -> Path:
+    """A box's system file whose ranks are traced, into `folder`, and perhaps load their environment from an image."""
+    content = yaml.safe_load((bundled.folder("systems") / "box.yaml").read_text(encoding="utf-8"))
+    # Before Python stands a shell that knows the rank; only the ranks' srun has a Python among its words.
+    shell = f'bash -c \'exec {" ".join(STRACE)} -o "$0/$SLURM_PROCID" "$@"\' {folder}'
+    before = f'for word in "$@"; do case $word in */bin/python*) words+=({shell}) ;; esac; words+=("$word"); done'
+    content["setup"] = [f'srun() {{ local words=() word; {before}; command srun "${{words[@]}}"; }}']
+    content["node"] |= {"ranks": ranks_per_node, "cores": ranks_per_node}
+    content["name"] = "traced"
+    if image is not None:
+        content["image"] = {"file": str(image), "folder": "/dev/shm"}
+    path = folder / "traced.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def measure(
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    image: Path | None = None,
+    steps: int = 20,
+) -> list[RankCalls]:
+    """Submits a run of CosmoFlow to a box, and counts.
+
+    Args:
+        folder: for the run and its traces; shared, as the nodes see it.
+        environment: what a shell needs to use the box.
+        nodes: of the box.
+        ranks_per_node: no more than a node's processors.
+        image: made by `dlbench image build`; None: Python is loaded from where it is.
+        steps: that are measured.
+    """
+    traces = folder / "traces"
+    traces.mkdir()
+    system = traced_system(traces, image, ranks_per_node)
+    out = folder / "runs"
+    words = ("submit", "cosmoflow", "--preset", "ci", "--system", str(system), "--nodes", str(nodes))
+    words += ("--launcher", "srun-gloo", "--engine", "ddp", "--data", "synthetic", "--out", str(out))
+    words += ("--set", "measure.warmup_steps=2", "--set", f"measure.measured_steps={steps}")
+    words += ("--set", "train.batch_per_rank=1")
+    subprocess.run(
+        [sys.executable, "-P", "-m", "dlbench", *words], env={**os.environ, **environment}, check=True, timeout=120
+    )
+    run = _ended(out)
+    shared = shared_folders(folder, image)
+    return [calls_of(run, rank, traces / str(rank), shared) for rank in range(nodes * ranks_per_node)]
+
+
+def shared_folders(folder: Path, image: Path | None) -> list[Path]:
+    """What lies on the shared file system of a cluster: runs, checkout, environment, interpreter, image."""
+    base = Path(sys.base_prefix)
+    found = [folder / "runs", ROOT, Path(sys.prefix), *([base] if base != Path("/usr") else [])]
+    return [*found, *([image.parent] if image is not None else [])]
+
+
+def _ended(out: Path) -> Run:
+    """The one run of a folder, when it has its record.
+
+    Raises:
+        RuntimeError: it failed, or did not end in time.
+    """
+    deadline = time.monotonic() + _BOUND_S
+    while time.monotonic() < deadline:
+        (run,) = scan(out).runs or [None]
+        if run is not None and run.state != "incomplete":
+            if run.record is not None:
+                return run
+            break
+        time.sleep(0.5)
+    said = "\n".join(path.read_text(errors="replace")[-2000:] for path in out.rglob("slurm-*.out"))
+    raise RuntimeError(f"no record: {said}")

@@ -1,0 +1,207 @@
+"""What sbatch and srun are asked for beyond a plan's size, and what a job gets of the shell that submits it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import UserError
+from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.sbatch_options import sbatch_options
+from dlbench.jobs.slurm.environment import PATH, client_environment, exported_names, job_environment
+from dlbench.specs.system.hostlist import compressed, expanded
+from tests.jobs.test_jobs import PYTHON, Cluster, cluster, folder_of, plan_of, render_script, sides_of, with_system
+
+__all__ = ["cluster"]
+
+
+def test_memory_and_cores_are_asked_for_once() -> None:
+    plan = plan_of(system="example-gpu")
+
+    def asked(**changes: Any) -> list[str]:
+        words = sbatch_options(with_system(plan, slurm=changes))
+        return [word for word in words if word.startswith(("--mem", "--cpus"))]
+
+    cores = "--cpus-per-task=16"
+    assert asked() == [cores, "--mem=0"]
+    assert asked(exclusive=False) == [cores]
+    assert asked(mem="site") == [cores]
+    assert asked(mem="200G", exclusive=False) == [cores, "--mem=200G"]
+    assert asked(extra="mem-per-cpu=2G") == [cores, "--mem-per-cpu=2G"]
+    assert asked(mem_per_gpu="60G", cpus_per_gpu=8) == ["--cpus-per-gpu=8", "--mem-per-gpu=60G"]
+    for wrong in ({"mem": "1G", "mem_per_gpu": "1G"}, {"gpu_request": "none", "cpus_per_gpu": 1}, {"mem": "-1"}):
+        with pytest.raises(ValueError, match=r"mem|gpu"):
+            asked(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "words"),
+    [
+        ("extra", ["array=0-3"], "--array is not taken: a run folder takes one run"),
+        ("extra", "--arr=0-3", "--arr, which is short for --array, is not taken"),
+        ("extra", ["--switches=1", "nodes=7"], "--nodes is not taken: the plan decides it"),
+        ("extra", "ntasks-per-n=2", "short for --ntasks-per-node"),
+        ("extra", "wrap=id", "--wrap is not taken"),
+        ("extra", "partition=gpu", "system.slurm.partition is for it"),
+        ("extra", "export=ALL", "system.slurm.export is for it"),
+        ("extra", ["-N7"], "'-N7' is no option by its long name"),
+        ("extra", "--switches 1", "'1' is no option"),
+        ("extra", ["Nodes=7"], "is no option"),
+        ("extra", ["licenses=a\nb"], "cannot be printed"),
+        ("extra", "it's", "is no list of words"),
+        ("srun_args", "--label", "dlbench needs its own"),
+        ("srun_args", "--mpi=none", "system.launch.mpi_plugin is for it"),
+        ("srun_args", "--cpu-b=cores", "short for --cpu-bind"),
+    ],
+)
+def test_an_option_that_would_break_the_plan_is_refused_with_the_key(key: str, given: Any, words: str) -> None:
+    if isinstance(given, str):
+        with pytest.raises(UserError) as told:
+            plan_of(overrides={f"system.slurm.{key}": given})
+        assert f"system.slurm.{key}: " in str(told.value)
+        assert len(str(told.value).splitlines()) == 1
+        assert words in str(told.value)
+    else:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            with_system(plan_of(), slurm={key: given})
+
+
+def test_bindings_and_further_options_reach_srun_alone() -> None:
+    asked = {"cpu_bind": "mask_cpu:0xf,0xf0", "mem_bind": "local", "distribution": "cyclic"}
+    plan = plan_of(overrides={f"system.slurm.{key}": value for key, value in asked.items()})
+    plan = with_system(plan, slurm={"srun_args": "--network='a b' overlap"})
+    words = launch.srun_command(plan, folder_of(plan), PYTHON)
+    given = {"--cpu-bind=mask_cpu:0xf,0xf0", "--mem-bind=local", "--distribution=cyclic", "--network=a b", "--overlap"}
+    assert given <= set(words)
+    assert not given & set(sbatch_options(plan))
+    hinted = with_system(plan_of(), slurm={"threads_per_core": 1, "distribution": "site"})
+    assert "--threads-per-core=1" in sbatch_options(hinted)
+    words = launch.srun_command(hinted, folder_of(hinted), PYTHON)
+    assert "--threads-per-core=1" in words
+    assert not any(word.startswith("--distribution") for word in words)
+    sides_of({}, {"system.slurm.cpu_bind": "cores"})  # of one job
+
+
+# Lists of hosts
+
+
+@given(
+    st.sets(
+        st.builds(
+            lambda prefix, number, width: f"{prefix}{number:0{width}d}",
+            st.sampled_from(["n", "rack1-n", "gpu0", "m-"]),
+            st.integers(0, 1200),
+            st.integers(1, 4),
+        )
+        | st.sampled_from(["login", "7", "n01-ib", "a[1-2]"]),
+        max_size=40,
+    )
+)
+def test_a_short_list_of_hosts_names_each_once(hosts: set[str]) -> None:
+    found = list(expanded(compressed(hosts)))
+    assert sorted(found) == sorted({name for host in hosts for name in expanded(host)} if hosts else [])
+
+
+def test_hosts_are_written_as_slurm_writes_them() -> None:
+    assert compressed(["n7", "n1", "n2", "n3", "m5"]) == "m5,n[1-3,7]"
+    assert compressed(["n009", "n010", "n011"]) == "n[009-011]"
+    assert compressed(["n9", "n10"]) == "n[9-10]"
+    assert compressed(["n09", "n9"]) == "n[09,9]" or compressed(["n09", "n9"]) == "n9,n09"
+    assert compressed([]) == ""
+    many = [f"node-a100-{number:04d}" for number in range(1, 2001)]
+    excluded = with_system(plan_of(), slurm={"exclude": many})
+    assert "--exclude=node-a100-[0001-2000]" in sbatch_options(excluded)
+    written = plan_of(overrides={"system.slurm.exclude": ",".join(many[:3])})
+    assert written.system.slurm.exclude == "node-a100-[0001-0003]"
+
+
+# The environment of a job
+
+SHELL = {
+    "HOME": "/home/ann",
+    "PATH": f"/opt/conda/bin:{os.environ['PATH']}",
+    "LD_LIBRARY_PATH": "/opt/conda/lib",
+    "SITE_TOKEN": "hunter2",
+    "PROJECT": "7",
+    "SLURM_CONF": "/etc/slurm.conf",
+    "SLURM_JWT": "token",
+    **dict.fromkeys(("SBATCH_PARTITION", "SBATCH_ARRAY_INX", "SLURM_CPU_BIND", "SLURM_MEM_PER_CPU"), "other"),
+    **dict.fromkeys(("SLURM_TRES_PER_TASK", "SLURM_JOB_ID", "SQUEUE_FORMAT", "SLURM_TIME_FORMAT"), "other"),
+}
+
+
+def test_a_job_gets_nothing_of_the_shell_but_what_its_system_names() -> None:
+    plan = with_system(plan_of(), launch={"environment": {"TOKEN_FILE": {"variable": "SITE_TOKEN"}, "X": "1"}})
+    plan = with_system(plan, slurm={"export": []})
+    client = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "token"}
+    found = job_environment([plan], SHELL)
+    assert found.pop("PATH").endswith(PATH)
+    assert "/opt/conda" not in job_environment([plan], SHELL)["PATH"]
+    assert set(found) == {"HOME", "USER", "LOGNAME", "SHELL", "SITE_TOKEN", *client}
+    assert found.items() >= {"HOME": "/home/ann", "SITE_TOKEN": "hunter2", **client}.items()
+    named = with_system(plan, slurm={"export": "PROJECT, LD_LIBRARY_PATH, NOT_SET"})
+    assert set(job_environment([named], SHELL)) == {*found, "PATH", "PROJECT", "LD_LIBRARY_PATH"}
+    everything = with_system(plan, slurm={"export": "ALL"})
+    kept = {name for name in SHELL if SHELL[name] != "other"}
+    assert set(job_environment([everything], SHELL)) == set(client_environment(SHELL)) == kept
+    assert exported_names([everything]) == ("ALL",)
+
+
+# Modules
+
+MODULE = """module() {
+  echo "$*" >> "$DUMP/module"
+  case "$1 $2" in
+    "load gcc/12") export LOADEDMODULES=gcc/12:$LOADEDMODULES ;;
+    "load openmpi") export LOADEDMODULES=openmpi/4.1:$LOADEDMODULES ;;
+    "load alias") export LOADEDMODULES=other/1:$LOADEDMODULES ;;
+    "load broken") echo 'broken(1):ERROR: cannot load' >&2; return 1 ;;
+  esac
+}"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "reset", "missing"),
+    [
+        (["gcc/12", "openmpi", "alias", "gcc/12"], "purge", None),
+        (["gcc/12"], "reset", None),
+        (["gcc/12"], "none", None),
+        (["gcc/12", "silent/1", "openmpi"], "purge", "silent/1"),
+        (["broken"], "purge", "broken"),
+        (["gcc/1"], "none", "gcc/1"),
+    ],
+)
+def test_every_module_is_loaded_or_the_job_says_which_is_not(
+    cluster: Cluster, modules: list[str], reset: str, missing: str | None
+) -> None:
+    """Also where `module` fails without an exit code, as its version 3 does."""
+    asked = {"modules": modules, "modules_reset": reset, "modules_init": MODULE, "setup": "export AFTER=1"}
+    plan = with_system(plan_of(), **asked)
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON))
+    words = (cluster.dump / "module").read_text().splitlines()
+    assert (words[0] == reset) is (reset != "none")
+    if missing is None:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [word for word in words if word.startswith("load")] == [f"load {name}" for name in modules]
+        assert cluster.environment("srun")["AFTER"] == "1"
+        return
+    assert done.returncode == 5
+    assert words[-1] == f"load {missing}"
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("dlbench: error: ")
+    assert f"module {missing} was not loaded" in line
+    assert "srun" not in cluster.called()
+
+
+def test_a_node_without_the_command_module_says_what_to_set(cluster: Cluster, tmp_path: Path) -> None:
+    plan = with_system(plan_of(), modules=["gcc/12"], modules_init="true")
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON))
+    assert done.returncode == 5
+    (line,) = done.stderr.splitlines()
+    assert "there is no command module: set modules_init" in line
