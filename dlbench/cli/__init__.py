@@ -35,6 +35,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("wait", "wait", "Wait until a series is done; the exit code says how it ended."),
             ("logs", "logs", "Print what a run said: its job, its launcher, its ranks."),
             ("cancel", "cancel", "Cancel the jobs of a series or a run."),
+            ("cost", "cost", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),
         ),
     ),
     (

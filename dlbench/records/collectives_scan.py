@@ -17,6 +17,7 @@ from dlbench.records.scan import (
     load_file,
     load_plan,
     plan_format,
+    read_accounting,
     read_failure,
     read_run,
     run_folders,
@@ -119,6 +120,7 @@ def _read(folder: RunFolder) -> CommRun:
         statuses=statuses,
         failure=failure,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
+        accounting=read_accounting(folder, plan),
     )
 
 

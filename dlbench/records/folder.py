@@ -72,6 +72,11 @@ class RunFolder:
         return self.path / "failure.json"
 
     @property
+    def interrupted(self) -> Path:
+        """`interrupted.json`: that the run stopped in good order, because it was told to."""
+        return self.path / "interrupted.json"
+
+    @property
     def checkpoints(self) -> Path:
         """`checkpoints/`: the newest states of training, `step-00000123.safetensors`."""
         return self.path / "checkpoints"
@@ -105,6 +110,11 @@ class RunFolder:
     def watch_cost(self) -> Path:
         """`watch-cost.json`: what watching cost, measured against unwatched runs of the same series."""
         return self.path / "watch-cost.json"
+
+    @property
+    def accounting(self) -> Path:
+        """`accounting.json`: what Slurm says that the run took."""
+        return self.path / "accounting.json"
 
     def status(self, rank: int) -> Path:
         """`rank-0000.status.json`: of a rank that failed or vanished, the last that is known of it."""

@@ -429,7 +429,7 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
     stub = tmp_path / "bin" / "sbatch"
     stub.parent.mkdir()
-    stub.write_text(f'#!/bin/bash\nprintf \'%s\\0\' "$@" >> "{tmp_path}/calls"; echo "$((++n))$(date +%N)"\n')
+    stub.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >> {tmp_path}/calls; echo $((++n))$(date +%N)\n")
     stub.chmod(0o755)
     variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
     shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run", "--all-scripts")
@@ -593,12 +593,11 @@ def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> No
     # What Slurm would do: run the script, here with an srun that only tells its last word.
     stub.write_text('#!/bin/bash\nexport SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5\nbash "${@: -1}" >&2 || exit\necho 5\n')
     (stub.parent / "srun").write_text(
-        '#!/bin/bash\n[ "$1" = --mpi=list ] && { echo pmix; exit; }\nprintf "%s" "${@: -1}" > "$TOLD"\n'
+        f'#!/bin/bash\n[ "$1" = --mpi=list ] && {{ echo pmix; exit; }}\nprintf "%s" "${{@: -1}}" > {tmp_path}/told\n'
     )
     for program in stub.parent.iterdir():
         program.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told")}
-    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", **variables)
+    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", PATH=f"{stub.parent}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / name).glob("s-*")
     assert (tmp_path / "told").read_text() == str(folder / "plan.json")

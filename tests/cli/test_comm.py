@@ -357,14 +357,13 @@ def test_a_dry_run_prints_what_would_start_and_what_was_chosen(cli: Cli, tmp_pat
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
     stub = tmp_path / "bin" / "sbatch"
     stub.parent.mkdir()
-    stub.write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >> "$CALLS"; date +%N\n')
+    stub.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >> {tmp_path}/calls; date +%N\n")
     stub.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
     asked = (*SUBMIT, "--nodes", "2,3", "--ranks-per-node", "2", "--repeats", "2")
     shown = cli(*asked, "--dry-run", "--all-scripts")
     assert shown.returncode == 0, shown.stderr
     assert not (tmp_path / "runs").exists()
-    done = cli(*asked, **variables)
+    done = cli(*asked, PATH=f"{stub.parent}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     jobs = done.stdout.split()
     runs = scan_comm(tmp_path / "runs").runs

@@ -46,6 +46,7 @@ from tests.support.programs import Program, calls
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 PYTHON = "/opt/dlbench/bin/python"
+PYTHON_VARIABLES = ("PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")
 
 PlanT = TypeVar("PlanT", bound=LaunchPlan)
 
@@ -126,7 +127,7 @@ def test_the_command_of_every_launcher() -> None:
     node = [PYTHON, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
     assert launch.node_command(folder.plan, PYTHON) == node
     common = ["--kill-on-bad-exit=1", "--label", "--export=ALL", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
-    common.append("--distribution=block:block")
+    common += ["--chdir=/", "--distribution=block:block"]
     assert launch.srun_command(plan, folder, PYTHON) == ["srun", "--mpi=pmix", *common, "--cpus-per-task=1", *node]
     gloo = with_system(plan, launch={"launcher": "srun-gloo"})
     assert launch.srun_command(gloo, folder, PYTHON) == ["srun", "--mpi=none", *common, "--cpus-per-task=1", *node]
@@ -139,7 +140,7 @@ def test_the_command_of_every_launcher() -> None:
     exports = words[7 : -len(node)]
     assert set(exports[::2]) == {"-x"}
     # Names alone: everybody may read a command line.
-    assert exports[1::2] == ["A", "B", "DLBENCH_LAUNCH_TOKEN", "OMPI_MCA_mpi_yield_when_idle", "PYTHONUNBUFFERED"]
+    assert exports[1::2] == ["A", "B", "DLBENCH_LAUNCH_TOKEN", "OMPI_MCA_mpi_yield_when_idle", *PYTHON_VARIABLES]
 
 
 def test_local_ranks_know_their_places() -> None:
@@ -187,6 +188,9 @@ def test_open_mpi_yields_on_a_machine_with_fewer_cores_than_ranks_and_on_a_box()
 # Batch scripts
 
 GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
+    "image": lambda: with_system(
+        plan_of(), launch={"launcher": "srun-gloo"}, image={"file": "/shared/my images/env.tar", "sha256": "0" * 64}
+    ),
     "box-srun-mpi": lambda: plan_of(),
     "box-srun-gloo": lambda: plan_of(launcher="srun-gloo", engine="ddp"),
     "box-mpirun": lambda: plan_of(launcher="mpirun", ranks_per_node=2),

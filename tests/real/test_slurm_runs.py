@@ -18,6 +18,7 @@ from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.images import write_tiny_image
 from tests.support.leftovers import Leftovers
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -48,6 +49,13 @@ def wait_for(folder: Path, count: int) -> list[Run]:
     pytest.fail(f"not all done within {BOUND_S} s: {[(r.state, r.story) for r in runs]}\n{logs}")
 
 
+def srun_on_both(box: Box, words: str) -> str:
+    """What both nodes of a box say to a command."""
+    command = ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", words]
+    environment = {**os.environ, **box.environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 def wait_until_measuring(folder: Path) -> None:
     """Returns when the first rank of the first run has begun to measure."""
     deadline = time.monotonic() + BOUND_S
@@ -71,6 +79,10 @@ def test_resnet_on_one_and_two_nodes(
         node.mkdir()
     command += ("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5")
     command += ("--set", f"system.storage.local.path={tmp_path}/{{host}}")
+    # Each node of a box has a /dev/shm of its own.
+    image = tmp_path / "image.tar"
+    sha256 = write_tiny_image(image)
+    command += ("--set", f"system.image.file={image}", "--set", "system.image.folder=/dev/shm")
     promised = cli(*command, "--dry-run", "--all-scripts")
     assert promised.returncode == 0, promised.stderr
     assert not (tmp_path / "runs").exists()
@@ -83,6 +95,10 @@ def test_resnet_on_one_and_two_nodes(
     assert one.record is not None
     assert two.record is not None
     assert [r.host for r in one.record.ranks] == ["n1"]
+    assert [run.record.environment["image.sha256"] for run in (one, two) if run.record] == [sha256, sha256]
+    assert all((rank.unpacking_s or 0) > 0 for run in (one, two) if run.record for rank in run.record.ranks)
+    job = srun_on_both(slurm_box, "ls /dev/shm")
+    assert "dlb-image" not in job
     assert [r.host for r in two.record.ranks] == ["n1", "n2"]
     assert one.record.staging is not None
     assert two.record.staging is not None
@@ -142,6 +158,7 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
         *("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
         *("--launcher", "srun-gloo", "--data", images, "--set", "data.loader_workers=1"),
         *("--set", "measure.measured_steps=100000"),
+        *("--set", "system.slurm.export=PYTHONPATH,DLBENCH_TEST_MARK,TMPDIR"),
         **{**leftovers.environment, **slurm_box.environment},
     )
     (job,) = submitted.stdout.split()

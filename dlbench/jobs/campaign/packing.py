@@ -81,10 +81,15 @@ def _groups(plans: Sequence[LaunchPlan], packing: Packing) -> list[list[LaunchPl
     """Runs that ask for the same things."""
     groups: dict[Hashable, list[LaunchPlan]] = {}
     for plan in plans:
-        layout = plan.layout
-        size = () if packing == "all" else (layout.nodes, layout.ranks)
-        groups.setdefault((size, *requested(plan)), []).append(plan)
+        groups.setdefault(group_of(plan, packing), []).append(plan)
     return list(groups.values())
+
+
+def group_of(plan: LaunchPlan, packing: Packing) -> Hashable:
+    """What a run asks for; runs of which that is equal may share a job."""
+    layout = plan.layout
+    size = () if packing == "all" else (layout.nodes, layout.ranks)
+    return (size, *requested(plan))
 
 
 def _fitting(group: list[LaunchPlan]) -> list[list[LaunchPlan]]:

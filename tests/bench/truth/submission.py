@@ -7,6 +7,7 @@ ends badly with a message of the real one, having taken the job or not. Then the
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import tempfile
 from collections import Counter
@@ -50,6 +51,7 @@ REFUSED = (
 )
 
 _SBATCH = """#!/bin/bash
+. ./mishap
 n=$(wc -l < calls); echo x >> calls
 take() { for word; do case $word in --comment=*) c=${word#*=};; --chdir=*) d=${word#*=};; esac; done
   echo "$((n + 1))|PENDING|N/A|None|$c|$d" >> queue; }
@@ -118,7 +120,8 @@ def _wrong(how: str, words: str, at: int) -> int:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     with _place() as folder:
-        os.environ.update(AT=str(at), HOW=how, WORDS=words)
+        mishap = f"AT={at} HOW={how} WORDS={shlex.quote(words)}\n"
+        (folder / "mishap").write_text(mishap, encoding="utf-8")
         pauses, submitting._LOOKS_S = submitting._LOOKS_S, (0.0,)
         try:
             series = begin(folder, _jobs(), chain=True, python="python3", request="bench")
