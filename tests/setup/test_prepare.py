@@ -1,4 +1,4 @@
-"""An installation in one folder: what the command refuses, what the folder's script refuses, and one without a network."""
+"""An installation in one folder: what the command and the folder's script refuse, and one without a network."""
 
 from __future__ import annotations
 

@@ -19,10 +19,12 @@ from pathlib import Path
 import dlbench
 from dlbench import bundled
 from dlbench.errors import RunError, UserError
+from dlbench.opening import read_text
 from dlbench.setup import horovod
 from dlbench.setup.prepare.manifest import write_manifest
 
 _TEMPLATE = "install.sh"
+_MAX_BYTES = 1 << 16
 
 
 def extras() -> tuple[str, ...]:
@@ -100,7 +102,7 @@ def _pip(*words: str) -> None:
 
 
 def _write_script(folder: Path, what: str, *, with_horovod: bool) -> None:
-    text = (bundled.folder("slurm") / _TEMPLATE).read_text(encoding="utf-8")
+    text = read_text(bundled.folder("slurm") / _TEMPLATE, _MAX_BYTES)
     facts = {
         "@WHAT@": what,
         "@PYTHON@": ".".join(map(str, sys.version_info[:2])),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from dlbench.opening import open_file
+
 NAME = "MANIFEST.sha256"
 
 
@@ -22,5 +24,5 @@ def write_manifest(folder: Path) -> int:
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file, read piece by piece."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
