@@ -142,13 +142,18 @@ def told_of(run: Run) -> dict[str, str]:
 def planned_id(run: Run) -> str:
     """`averaged_id` without what only a record tells: finds runs that were to join a group and died."""
     content = _averaged_content(run)
+    content.pop("goes_on", None)
     for name in ("device", "precision"):
         del content["registered"][name]
     return digest_of(content)
 
 
 def _averaged_content(run: Run) -> dict[str, Any]:
-    return {**comparable_content(run), "system": system_content(run.plan)}
+    content = {**comparable_content(run), "system": system_content(run.plan)}
+    # Its times add up over several starts, with cold caches in their middle: never averaged with one that ran through.
+    if run.record is not None and run.record.goes_on:
+        content["goes_on"] = True
+    return content
 
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:
