@@ -159,6 +159,7 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
         *("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
         *("--launcher", "srun-gloo", "--data", images, "--set", "data.loader_workers=1"),
         *("--set", "measure.measured_steps=100000"),
+        *("--set", "system.slurm.export=PYTHONPATH,DLBENCH_TEST_MARK,TMPDIR"),
         **{**leftovers.environment, **slurm_box.environment},
     )
     (job,) = submitted.stdout.split()
@@ -179,6 +180,45 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
     assert "measuring, step" in told.stdout
 
 
+def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
+    cli: Cli, slurm_box: Box, tmp_path: Path
+) -> None:
+    """Half of the runs fail, by their setup line; those of one node have one of the job's two."""
+    command = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--repeats", "2")
+    command += ("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--series", "packed", *SHORT)
+    command += ("--pack", "all", "--sweep", "system.setup=exit 7,umask 022")
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    submitted = cli(*command, **slurm_box.environment)
+    assert submitted.returncode == 0, submitted.stderr
+    assert "Total: 1 job, 8 runs, at most 2.667 node-hours" in submitted.stderr
+    (job,) = submitted.stdout.split()
+    told, deadline = "", time.monotonic() + BOUND_S
+    while "8 runs, 4 valid" not in told and time.monotonic() < deadline:
+        time.sleep(0.5)
+        told = cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    runs = scan(tmp_path / "runs").runs
+    valid = [run for run in runs if run.state == "valid"]
+    assert [run.plan.series.axes["system.setup"] for run in valid] == ["umask 022"] * 4, told
+    started = [run.record.started for run in valid if run.record is not None]
+    assert started == sorted(started)
+    for run in valid:
+        assert run.record is not None
+        assert run.record.environment["variable.SLURM_JOB_ID"] == job
+        assert [r.host for r in run.record.ranks] == ["n1", "n2"][: run.plan.layout.nodes]
+        assert run.record.held_nodes == 2 - run.plan.layout.nodes
+    assert all(run.folder.script.read_text() in promised.stdout for run in runs)
+    while told.count(f"job {job} ended as FAILED") < 4 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        told = cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    log = (runs[0].folder.path / f"slurm-{job}.out").read_text()
+    assert log.count("ended with 7: see ") == 4
+    assert log.endswith("dlbench: 4 of 8 runs failed\n")
+    again = cli(*command[:-4], "--series", "more", "--dry-run", "--pack", "all")
+    assert again.stdout.count("estimated from 2 earlier runs: ") == 2
+
+
+@pytest.mark.nightly
 def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     """Side b is slower by a known time a step, and has a setup of its own."""
     sides = ("--ab", "plain", "fault.step_delay_s=0.3,system.setup=export SIDE=b")
@@ -324,6 +364,7 @@ exec {shutil.which("sbatch")} "$@\"""",
     cut = dlbench(
         *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--repeats", "8"),
         *("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--no-chain", "--series", "long"),
+        *("--set", "system.slurm.max_time=00:10:00"),  # a job for each run
         *("--set", f"system.python={bin_folder / 'python'}"),
     )
     assert cut.returncode == 130
