@@ -22,6 +22,9 @@ END_OF_LOG = 1 << 20
 LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)
 """What srun --label writes before each line of a rank: its number."""
 
+_TOLD = 200
+"""Characters of a line that are told again."""
+
 _SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): (.+)$")
@@ -94,6 +97,12 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     else:
         reason = f"rank {ending.rank} was the first to end, {ending.words}"
     return Failure(reason=reason, rank=ending.rank, at=ending.at)
+
+
+def told_in_log(folder: RunFolder, run_id: str) -> str:
+    """What rank 0 told last of how far it is, e.g. ``measuring, step 40 of 100``; empty where the log has nothing."""
+    lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", _log_of(folder), re.MULTILINE)
+    return lines[-1][:_TOLD] if lines else ""
 
 
 def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
