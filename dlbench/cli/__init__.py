@@ -32,7 +32,10 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
             ("image", "image", "Pack the environment of the ranks into one file."),
             ("status", "status", "Show how far runs are, and why some failed."),
-            ("complete", "complete", "Submit the rest of a series whose submission was cut off."),
+            ("wait", "wait", "Wait until a series is done; the exit code says how it ended."),
+            ("logs", "logs", "Print what a run said: its job, its launcher, its ranks."),
+            ("cancel", "cancel", "Cancel the jobs of a series or a run."),
+            ("cost", "cost", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),
         ),
     ),
     (

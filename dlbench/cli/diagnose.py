@@ -90,7 +90,7 @@ def diagnose(
 
 def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
     """Joules of the runs' jobs, by run id; says on standard error of which there are none, and why."""
-    from dlbench.jobs.slurm.energy import job_energies
+    from dlbench.jobs.slurm.accounting import job_energies
     from dlbench.report.wording import clean
 
     found, why = job_energies(scanned.runs)

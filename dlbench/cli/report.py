@@ -102,10 +102,14 @@ def report(
     if table is not None and table != LIST and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     require_modules("report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
+    from dlbench.jobs.slurm.accounting import with_accounting
     from dlbench.views.assemble import assemble
     from dlbench.views.document import document_of
 
-    found = assemble(read_runs(runs, where), None if store is None else _history(store))
+    scanned = read_runs(runs, where)
+    # Slurm forgets: what it still knows of these runs is kept beside them.
+    scanned.runs = with_accounting(scanned.runs)[0]
+    found = assemble(scanned, None if store is None else _history(store))
     document = document_of(found)
     if table == LIST:
         write_output(_listed(document).encode("utf-8"), output)

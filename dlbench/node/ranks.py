@@ -41,6 +41,20 @@ class RankPlace:
     host: str
     token: str
     """The same for all ranks of one start of the run, different for the next start."""
+    switch: str = ""
+    """The switches above its node from the root, as Slurm tells them; empty where it tells none."""
+
+
+def switch_of(variables: Mapping[str, str]) -> str:
+    """The path of switches to this process's node, ``root.leaf1``; empty where Slurm knows no topology.
+
+    Slurm writes switches and node with dots between them, and in a pattern what each is (srun(1),
+    SLURM_TOPOLOGY_ADDR).
+    """
+    address = variables.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    pattern = variables.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    depth = pattern.index("node") if "node" in pattern else 0
+    return utf8_text(".".join(address[:depth]))
 
 
 def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankPlace:
@@ -80,4 +94,5 @@ def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankP
         num_nodes=plan.layout.nodes,
         host=utf8_text(variables.get("SLURMD_NODENAME") or platform.node()),
         token=token,
+        switch=switch_of(variables),
     )

@@ -60,6 +60,9 @@ class RankResult(Spec):
     rank: CountOrZero = Field(description="The rank, from 0.")
     node_rank: CountOrZero = Field(description="Its node, from 0.")
     host: str = Field(description="Host name.")
+    switch: str = Field(
+        "", description="Switches above its node from the root, root.leaf1, as Slurm tells them; empty: it tells none."
+    )
     device: str = Field(description="Where it computed, e.g. cpu or cuda:0 (NVIDIA A100).")
     cores: tuple[int, ...] = Field(description="Cores it was bound to (those it may use, where not bound).")
     threads: Count = Field(description="Compute threads.")
@@ -211,6 +214,7 @@ class Record(Spec):
     steps: Count = Field(description="Steps of this run, warm-up included.")
     first_step: CountOrZero = Field(0, description="Optimizer steps done before this run, by what it resumes.")
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")
+    attempt: Count = Field(1, description="Which attempt at the run this is, from 1: others were interrupted.")
     checkpoints: tuple[str, ...] = Field((), description="Checkpoints in the run's folder when it ended.")
     precision: str | None = Field(None, description="The precision in force, in words; null where not known.")
     emulates_precision: Flag = Field(

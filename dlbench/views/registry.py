@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dlbench.views.campaign_cost.view import CampaignCostView
 from dlbench.views.causes.view import CausesView
 from dlbench.views.cost.view import CostView
 from dlbench.views.data_path.view import DataPathView
@@ -55,6 +56,7 @@ SCALING = Views(
         CostView(),
     ),
     closing=(
+        CampaignCostView(),
         SlowNodesView(),
         StallsView(),
         BreakEvenView(),

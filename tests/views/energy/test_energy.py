@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm.energy import consumed_energy, job_energies
-from dlbench.jobs.slurm.submission import Submission
+from dlbench.jobs.submission import Submission
 from dlbench.reading import scaling
 from dlbench.reading.samples.energy import RunEnergy, run_energy
 from dlbench.reading.samples.energy_sources import KINDS, Kind

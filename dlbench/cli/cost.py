@@ -1,0 +1,56 @@
+"""`dlbench cost`: what a campaign cost by Slurm's accounting."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
+from dlbench.cli.report import FormatName, check_writable, emit, format_of
+from dlbench.errors import ExitCode
+
+
+@click.command()
+@runs_argument(default="runs")
+@where_option("--where", "runs")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .html, .md, .json, .csv or .txt.")
+@click.option("--full", is_flag=True, help="Run by run.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
+    """Tell what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait, memory,
+    energy, by point and by result.
+
+    Slurm is asked once for all jobs that have ended, and its answer kept beside each run (accounting.json), because it
+    forgets. Without accounting, squeue knows a job's times for some minutes.
+
+    Ends with 6 where Slurm tells nothing.
+
+    \b
+    Examples:
+      dlbench cost runs
+      dlbench cost runs --where series=nightly -o cost.html
+    """
+    from dlbench.jobs.slurm.accounting import with_accounting
+    from dlbench.report.wording import clean
+    from dlbench.views.campaign_cost.document import cost_document
+    from dlbench.views.campaign_cost.numbers import campaign_cost
+
+    if output is not None:
+        check_writable(output)
+    chosen: FormatName = "json" if as_json else format_of(output, None)
+    found, why_not = with_accounting(read_runs(runs, where).runs)
+    whole = campaign_cost(found)
+    for reason in dict.fromkeys(why_not.values()):
+        names = [name for name, text in why_not.items() if text == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        click.echo(f"dlbench: no cost of {clean(names[0])}{more}: {clean(reason)}", err=True)
+    if whole is None:
+        if as_json:
+            click.echo(json.dumps(None))
+        if not why_not:
+            click.echo(f"dlbench: {named(runs)}: none of these runs was submitted to Slurm", err=True)
+        sys.exit(int(ExitCode.INCONCLUSIVE))
+    emit(cost_document(whole), chosen, output, "cost-points", full=full)

@@ -1,0 +1,245 @@
+"""What runs cost by Slurm's accounting: node-hours asked for and held, and what they went into.
+
+Every node-second of a job belongs to one part: to a run (measured steps, start and end, lost attempts, runs without a
+figure), to nodes that a run of the job left idle, or to no run at all. The parts add up to what the jobs held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from dlbench.records.accounting import RunAccounting
+from dlbench.records.scan import Run
+
+PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCost:
+    """One run of a job that has ended."""
+
+    run_id: str
+    state: str
+    job_id: str
+    job_state: str
+    exit_code: str
+    """Of its last step, else of its job; empty: not told."""
+    source: str
+    waited_s: float | None
+    elapsed_s: float | None
+    node_hours: float | None
+    """Nodes of the job, while the run was in it."""
+    max_rss_bytes: float | None
+    energy_j: float | None
+    node_list: str
+    switches: tuple[str, ...]
+    """Leaf switches of its nodes, by their paths from the root; empty where Slurm tells none."""
+    not_measured: tuple[str, ...]
+    """Why figures are missing, each a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointCost:
+    """The runs of one configuration at one number of ranks and nodes."""
+
+    label: str
+    ranks: int
+    nodes: int
+    runs: int
+    results: int
+    """Runs with figures."""
+    node_hours: float | None
+    """None where that of a run is not known."""
+    waited_s: float | None
+    """Median over its jobs."""
+    max_rss_bytes: float | None
+    energy_j: float | None
+    node_sets: int
+    """Different sets of nodes that its runs had."""
+    most_switches: int
+    """Leaf switches that a run spans at most; 0: not told."""
+
+    @property
+    def node_hours_per_result(self) -> float | None:
+        """What a run with figures cost, those without included."""
+        return None if self.node_hours is None or not self.results else self.node_hours / self.results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Where node-hours went."""
+
+    name: PartName
+    node_hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignCost:
+    """Of all runs of the report whose jobs have ended."""
+
+    jobs: int
+    untold: int
+    """Runs of Slurm jobs of which nothing is known; they are in no figure."""
+    results: int
+    asked_node_hours: float | None
+    """Nodes times time limit; None where a job has no limit, or not all its runs are here."""
+    node_hours: float
+    """Nodes times elapsed time."""
+    parts: tuple[Part, ...]
+    median_wait_s: float | None
+    longest_wait_s: float | None
+    energy_j: float | None
+    why_no_energy: str
+    points: tuple[PointCost, ...]
+    runs: tuple[RunCost, ...]
+    partial_jobs: int
+    """Jobs of which not all runs are here: counted with what these runs took."""
+
+    @property
+    def share_measured(self) -> float:
+        """Of the node-hours held, those in measured steps."""
+        measured = sum(part.node_hours for part in self.parts if part.name == "measured")
+        return measured / self.node_hours if self.node_hours else 0.0
+
+
+def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
+    """The cost of runs of Slurm jobs; None where nothing of any is known. Copies of a run count once."""
+    told: dict[str, tuple[Run, RunAccounting]] = {}
+    for run in runs:
+        if run.accounting is not None:
+            told.setdefault(run.plan.run_id, (run, run.accounting))
+    if not told:
+        return None
+    jobs: dict[str, list[tuple[Run, RunAccounting]]] = {}
+    for run, one in told.values():
+        jobs.setdefault(one.job_id, []).append((run, one))
+    partial = [job for job, held in jobs.items() if len(held) < len(held[0][1].job_runs)]
+    parts = _parts(jobs, partial)
+    waits = [one[0][1].waited_s for one in jobs.values()]
+    known_waits = [wait for wait in waits if wait is not None]
+    why_no_energy = (one.not_measured.get("energy_j", "") for _, one in told.values() if one.energy_j is None)
+    energies = [_job_energy(held, job in partial) for job, held in jobs.items()]
+    return CampaignCost(
+        jobs=len(jobs),
+        untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
+        results=sum(run.state == "valid" for run, _ in told.values()),
+        asked_node_hours=None if partial else _asked([held[0][1] for held in jobs.values()]),
+        node_hours=sum(parts.values()) / 3600,
+        parts=tuple(Part(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
+        median_wait_s=median(known_waits) if known_waits else None,
+        longest_wait_s=max(known_waits, default=None),
+        energy_j=None if None in energies else sum(joules for joules in energies if joules is not None),
+        why_no_energy=next(why_no_energy, ""),
+        points=_points(list(told.values())),
+        runs=tuple(_run_cost(run, one) for run, one in told.values()),
+        partial_jobs=len(partial),
+    )
+
+
+def _asked(jobs: Iterable[RunAccounting]) -> float | None:
+    total = 0.0
+    for job in jobs:
+        last = job.attempts[-1]
+        if last.time_limit_s is None:
+            return None
+        total += last.nodes * last.time_limit_s
+    return total / 3600
+
+
+def _job_energy(held: Sequence[tuple[Run, RunAccounting]], is_partial: bool) -> float | None:
+    if not is_partial:
+        return held[0][1].job_energy_j
+    told = [one.energy_j for _, one in held]
+    return None if None in told else sum(joules for joules in told if joules is not None)
+
+
+def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
+    """Node-seconds of each part, largest meaning first."""
+    parts: dict[PartName, float] = dict.fromkeys(
+        ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"), 0.0
+    )
+    for job, held in jobs.items():
+        of_runs = 0.0
+        is_known = True
+        for run, one in held:
+            own = _run_parts(run, one)
+            if own is None:
+                is_known = False
+                continue
+            of_runs += sum(own.values())
+            for name, seconds in own.items():
+                parts[name] += seconds
+        if job not in partial:
+            rest = max(0.0, held[0][1].job_node_s - of_runs)
+            parts["between" if is_known else "unknown"] += rest
+    return parts
+
+
+def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
+    """Node-seconds of what the job held while a run was in it; None where that is not told."""
+    whole, seconds, nodes = one.run_node_s, one.run_s, run.plan.layout.nodes
+    if whole is None or seconds is None:
+        return None
+    used = min(whole, nodes * seconds)
+    parts: dict[PartName, float] = {"idle": whole - used}
+    if run.state != "valid" or run.record is None:
+        return {**parts, "no_figure": used}
+    lost = min(used, nodes * sum(step.elapsed_s for step in one.steps[:-1]))
+    # Slurm counts whole seconds: a run cannot have measured for longer than it ran.
+    measured = min(used - lost, nodes * max(rank.measured_s for rank in run.record.ranks))
+    return {**parts, "lost": lost, "measured": measured, "overhead": used - lost - measured}
+
+
+def _points(told: Sequence[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
+    groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
+    for run, one in told:
+        plan = run.plan
+        label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
+        groups.setdefault((label, plan.layout.ranks, plan.layout.nodes), []).append((run, one))
+    return tuple(_point(*key, held) for key, held in sorted(groups.items()))
+
+
+def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAccounting]]) -> PointCost:
+    costs = [_run_cost(run, one) for run, one in held]
+    hours = [cost.node_hours for cost in costs]
+    energies = [cost.energy_j for cost in costs]
+    waits = {one.job_id: one.waited_s for _, one in held if one.waited_s is not None}
+    return PointCost(
+        label=label,
+        ranks=ranks,
+        nodes=nodes,
+        runs=len(held),
+        results=sum(run.state == "valid" for run, _ in held),
+        node_hours=None if None in hours else sum(one for one in hours if one is not None),
+        waited_s=median(waits.values()) if waits else None,
+        max_rss_bytes=max((cost.max_rss_bytes for cost in costs if cost.max_rss_bytes is not None), default=None),
+        energy_j=None if None in energies else sum(one for one in energies if one is not None),
+        node_sets=len({cost.node_list for cost in costs if cost.node_list}),
+        most_switches=max(len(cost.switches) for cost in costs),
+    )
+
+
+def _run_cost(run: Run, one: RunAccounting) -> RunCost:
+    last = one.attempts[-1]
+    ranks = run.record.ranks if run.record is not None else ()
+    hosts = sorted({rank.host for rank in ranks})
+    node_s = one.run_node_s
+    return RunCost(
+        run_id=run.plan.run_id,
+        state=run.state,
+        job_id=one.job_id,
+        job_state=last.state,
+        exit_code=(one.steps[-1].exit_code if one.steps else last.exit_code) or "",
+        source=one.source,
+        waited_s=one.waited_s,
+        elapsed_s=one.run_s,
+        node_hours=None if node_s is None else node_s / 3600,
+        max_rss_bytes=one.max_rss_bytes,
+        energy_j=one.energy_j,
+        node_list=",".join(hosts) or (one.steps[-1].node_list if one.steps else last.node_list),
+        switches=tuple(sorted({rank.switch for rank in ranks if rank.switch})),
+        not_measured=tuple(dict.fromkeys(one.not_measured.values())),
+    )
