@@ -30,8 +30,8 @@ from dlbench.jobs.campaign.file import SeriesFile
 from dlbench.jobs.submission import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
+from dlbench.records.answers.preflight import PreflightReport, SeenRank
 from dlbench.records.collectives import CommRecord
-from dlbench.records.preflight import PreflightReport, SeenRank
 from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION

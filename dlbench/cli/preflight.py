@@ -15,7 +15,7 @@ from dlbench.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlbench.records.preflight import Finding, PreflightNode, PreflightReport
+    from dlbench.records.answers.preflight import Finding, PreflightNode, PreflightReport
 
 MAX_NODES_SHOWN = 8
 """Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
@@ -62,8 +62,8 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
     from dlbench.jobs.preflight.check import Asked
     from dlbench.jobs.preflight.check import preflight as check
     from dlbench.jobs.preflight.plan import plan_of
+    from dlbench.records.answers.preflight import PreflightFolder
     from dlbench.records.folder import prepare_output
-    from dlbench.records.preflight import PreflightFolder
     from dlbench.specs.choices import choose_system
 
     if not 0 < timeout < float("inf"):

@@ -22,8 +22,8 @@ from dlbench.jobs.preflight.script import look_command, render_preflight
 from dlbench.jobs.preflight.static import static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
+from dlbench.records.answers.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.records.files import write_json
-from dlbench.records.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.specs.choices import choose_system
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.system.system import SystemSpec

@@ -16,7 +16,7 @@ from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.preflight.job import trial, write_script
 from dlbench.jobs.preflight.plan import job_of, plan_of
 from dlbench.jobs.preflight.static import static_findings
-from dlbench.records.preflight import PreflightFolder, PreflightReport
+from dlbench.records.answers.preflight import PreflightFolder, PreflightReport
 from dlbench.specs.choices import choose_system
 from tests.conftest import Cli
 from tests.jobs.test_example_systems import EXAMPLES

@@ -23,9 +23,9 @@ from dlbench.node.site_check.libraries import REQUIRED, libraries
 from dlbench.node.site_check.scratch import scratch
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.opening import read_json, why_unreadable
+from dlbench.records.answers.preflight import PreflightFolder, SeenLoad, SeenRank, SeenScratch
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON
-from dlbench.records.preflight import PreflightFolder, SeenLoad, SeenRank, SeenScratch
 from dlbench.specs.collectives.plan import CommPlan
 
 LOOK_S = 1.0
