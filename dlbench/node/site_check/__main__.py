@@ -102,12 +102,19 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
         pinned=binding.pinned,
         node_gpus=node_gpus,
         gpu=gpu,
+        beside_gpu=_beside(binding),
         problems=tuple(problem for problem in problems if problem),
         scratch=places,
         clock=clock,
         clock_problem=clock_problem,
         load=load,
     )
+
+
+def _beside(binding: CoreBinding) -> bool | None:
+    """Whether the rank's cores are beside its GPU; None where that is not known."""
+    near = binding.gpu.cores if binding.gpu is not None else ()
+    return set(binding.cores) <= set(near) if near else None
 
 
 def _said(call: Any) -> str:
