@@ -27,7 +27,7 @@ _FACTORS = {
     "tb": 1000**4,
 }
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def format_bytes(num_bytes: float) -> str:

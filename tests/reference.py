@@ -26,8 +26,8 @@ from dlbench.datasets.text import corpus as text_corpus
 from dlbench.gate.page.model import ComparisonReport
 from dlbench.history.page.report import TrendsReport
 from dlbench.jobs.box import state as box_state
-from dlbench.jobs.campaign.series import SeriesFile
-from dlbench.jobs.slurm.submission import Submission
+from dlbench.jobs.campaign.file import SeriesFile
+from dlbench.jobs.submission import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
 from dlbench.records.collectives import CommRecord

@@ -87,6 +87,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 
     chosen = parse_where(where, "--where")
     found = scan_comm(*expanded(paths))
+    _note_withheld(found.withheld)
     found.runs = select(found.runs, named(paths), chosen, "--where")
     return found
 
@@ -105,11 +106,24 @@ def runs_at(*paths: Path) -> Scan:
     stores = [path for path in roots if (path / MARKER).is_file()]
     folders = [path for path in roots if path not in stores]
     found = scan(*folders) if folders else Scan(root=roots[0])
+    _note_withheld(found.withheld)
     for store in stores:
         _add_history(found, store)
     if stores:
         found.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
     return found
+
+
+def _note_withheld(lines: Sequence[str]) -> None:
+    """Says once of each run which user keeps it."""
+    from dlbench.cli.streams import cleaned
+
+    context = click.get_current_context(silent=True)
+    told: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
+    for line in lines:
+        if line not in told:
+            told.add(line)
+            click.echo(f"note: {cleaned(line)}", err=True)
 
 
 def _add_history(found: Scan, store: Path) -> None:

@@ -94,19 +94,13 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
         yield f"Time of {_counted(runs, 'run')}: {text}."
     if len(sources) > MOST_SOURCES:
         yield f"Time of the others: {_counted(len(sources) - MOST_SOURCES, 'more estimate')}."
-    if any(len(job.plans) > 1 and not job.is_array for job in jobs) and _is_split(jobs):
+    if campaign.is_split:
         longest = jobs[0].shape.system.slurm.max_time
-        yield f"Runs that could share a job are in several, each below system.slurm.max_time, {longest}."
+        yield f"Runs that could share a job are in several: system.slurm.max_time is {longest}."
 
 
 MOST_SOURCES = 6
 """Lines of a dry run about where times come from."""
-
-
-def _is_split(jobs: Sequence[Job]) -> bool:
-    """Whether a job's time was too long for one."""
-    sizes = [(job.shape.layout.nodes, job.shape.layout.ranks) for job in jobs]
-    return len(set(sizes)) < len(sizes)
 
 
 def _order(campaign: Campaign) -> Iterator[str]:

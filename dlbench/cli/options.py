@@ -35,7 +35,7 @@ OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("ranks", "nodes", "ranks_per_node", "repeats", "scaling", "sweep", "ab", "decompose", "watch_cost"),
     ),
     ("Where", ("system", "launcher", "fail_fast")),
-    ("Jobs", ("pack", "one_run_per_job", "chain", "time", "max_node_hours")),
+    ("Jobs", ("pack", "one_run_per_job", "chain", "time", "max_node_hours", "max_jobs", "follow", "every")),
     ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "no_progress", "help")),
 )
 """How the help of `run` and `submit` groups options, by the names of their parameters."""
@@ -128,6 +128,20 @@ def output_folder() -> Callable[[F], F]:
     )
 
 
+def duration(_ctx: click.Context, param: click.Parameter, text: str) -> float:
+    """Text such as 90s or 2h as seconds, above zero.
+
+    Raises:
+        UserError: it is no duration.
+    """
+    from dlbench.units import parse_seconds
+
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise UserError(f"{param.opts[0]}: {error}") from None
+
+
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     """A path that is written into commands and scripts.
 
@@ -166,6 +180,13 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             ),
             click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
             click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
+            click.option(
+                "--max-jobs", metavar="N", type=click.IntRange(min=1), help="Jobs of the series in the queue at most."
+            ),
+            click.option("--follow", is_flag=True, help="Stay, and submit the rest as the queue has room."),
+            click.option(
+                "--every", default="60s", show_default=True, callback=duration, help="With --follow: between two looks."
+            ),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
         ]
         return decorated(function, decorators)

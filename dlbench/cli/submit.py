@@ -10,17 +10,28 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import RunError, UserError
+from dlbench.errors import UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
-    from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.scripts.job import Job
     from dlbench.specs.plan import LaunchPlan
     from dlbench.specs.system.system import SystemSpec
 
 
-@click.command(cls=shared.GroupedCommand)
+class SubmitCommand(shared.GroupedCommand):
+    """`dlbench submit`: WORKLOAD and --system may be left out where a series is gone on with, which has them."""
+
+    def __init__(self, *args: Any, **words: Any) -> None:
+        super().__init__(*args, **words)
+        for param in self.params:
+            if param.name in ("workload", "system"):
+                param.required = False
+            elif param.name == "resume" and isinstance(param, click.Option):
+                param.metavar = "RUN|FILE|SERIES"
+                param.help = f"{param.help} Without WORKLOAD: submit what is left of a series."
+
+
+@click.command(cls=SubmitCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
@@ -35,9 +46,17 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
       dlbench submit bert --system my.yaml --nodes 1,2,4 --repeats 5 --data /wiki --max-node-hours 50
       dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
           --ab plain engine.name=ddp
+      dlbench submit --resume nightly --max-jobs 10 --follow
     """
     from dlbench.specs.requests import parse_counts
 
+    if options["workload"] is None and options["resume"] is not None:
+        _resume(options)
+        return
+    if options["workload"] is None:
+        raise UserError("give a WORKLOAD, e.g. resnet50; or --resume SERIES alone")
+    if system is None:
+        raise UserError("give --system NAME or FILE; it must have a scheduler")
     if (nodes is None) == (ranks is None):
         raise UserError("give either --nodes or --ranks, e.g. --nodes 1,2")
     points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
@@ -53,7 +72,26 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     if options["dry_run"]:
         print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return
-    submit_all(campaign, options["out"])
+    submit_all(campaign, options)
+
+
+def _resume(options: dict[str, Any]) -> None:
+    """Raises UserError: an option is given that the series has already."""
+    from dlbench.cli.series import resume_series
+
+    context = click.get_current_context()
+    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every"}
+    source = click.core.ParameterSource.COMMANDLINE
+    for param in context.command.params:
+        if param.name not in of_series and context.get_parameter_source(param.name or "") is source:
+            raise UserError(f"--resume {options['resume']} alone: the series has its {param.opts[0]} already")
+    resume_series(
+        options["resume"],
+        options["out"],
+        max_jobs=options["max_jobs"],
+        follow=options["follow"],
+        every_s=options["every"],
+    )
 
 
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
@@ -108,8 +146,8 @@ def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
         click.echo(line.encode())
 
 
-def submit_all(campaign: Campaign, out: Path) -> None:
-    """Submits the jobs of a series.
+def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
+    """Submits the jobs of a series, as `submit_options` say.
 
     Raises:
         EnvironmentLacksError: sbatch is not on PATH.
@@ -118,80 +156,32 @@ def submit_all(campaign: Campaign, out: Path) -> None:
         KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
     """
     from dlbench.cli.dry_run import cost_lines
-    from dlbench.jobs.campaign.series import begin
+    from dlbench.cli.series import submit_rest
+    from dlbench.jobs.campaign.beginning import Limits, begin
     from dlbench.jobs.interruption import Interruption
+    from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scripts.launch import quoted
-    from dlbench.jobs.slurm.sbatch import require_slurm
     from dlbench.records.folder import prepare_output
 
-    require_slurm()
+    scheduler_named(campaign.plans[0].system.scheduler).require()
     _note_unseen_data(campaign.plans)
+    out = options["out"]
     root = prepare_output(out)
-    for line in cost_lines(campaign):
-        click.echo(line, err=True)
     with Interruption() as interruption:
         request = quoted(["dlbench", *sys.argv[1:]])
-        series = begin(root, campaign.jobs, chain=campaign.chain, python=sys.executable, request=request)
-        complete_series(root, series, out, interruption)
-    click.echo(f"next: dlbench status {out}", err=True)
-
-
-def complete_series(root: Path, series: str, out: Path, interruption: Interruption) -> None:
-    """Submits what is left of a series; of each job its id on standard output.
-
-    Args:
-        root: folder of all runs, absolute.
-        series: its name.
-        out: the folder as the person gave it.
-        interruption: asked before each job.
-
-    Raises:
-        UserError: there is no such series, or another process submits it.
-        RunError: Slurm refused a job, did not say whether it took it, or does not say what is queued.
-        KeyboardInterrupt: on a signal.
-    """
-    from contextlib import suppress
-
-    from dlbench.jobs.campaign.series import Submitted, complete, forget, standing
-    from dlbench.jobs.slurm.sbatch import RefusedError
-
-    total = standing(root, series).total
-
-    def tell(done: Submitted) -> None:
-        how = ", found in the queue" if done.is_adopted else ""
-        # A terminal that has closed must not end the series between two jobs.
-        with suppress(OSError):
-            click.echo(f"[{done.number}/{total}] job {done.job_id}{how}: {_describe_job(done.job)}", err=True)
-            click.echo(done.job_id)
-
-    try:
-        complete(root, series, interruption.check, tell)
-        interruption.check()  # of a signal during the last sbatch
-    except KeyboardInterrupt:
-        with suppress(OSError):
-            click.echo(_left(root, series, out), err=True)
-        raise
-    except RunError as error:
-        if isinstance(error, RefusedError) and not standing(root, series).known:
-            forget(root, series)
-            raise
-        raise type(error)(f"{error}; {_left(root, series, out)}") from None
-
-
-def _left(root: Path, series: str, out: Path) -> str:
-    """How far a series is that was cut off, and what completes it."""
-    from dlbench.jobs.campaign.series import standing
-    from dlbench.jobs.scripts.launch import quoted
-
-    now = standing(root, series)
-    if now.submitted == now.total:
-        return f"series {series}: {now.text}"
-    return f"series {series}: {now.text}; the rest: {quoted(['dlbench', 'complete', series, '--out', str(out)])}"
-
-
-def _describe_job(job: Job) -> str:
-    first = shared.describe_plan(job.plans[0])
-    return first if len(job.plans) == 1 else f"{len(job.plans)} runs, the first {first}"
+        limits = Limits(pack=campaign.packing, max_jobs=options["max_jobs"], max_node_hours=options["max_node_hours"])
+        series = begin(root, campaign.jobs, chain=campaign.chain, python=sys.executable, request=request, limits=limits)
+        for line in cost_lines(campaign):
+            click.echo(line, err=True)
+        submit_rest(
+            root,
+            series,
+            out,
+            interruption,
+            max_jobs=options["max_jobs"],
+            follow=options["follow"],
+            every_s=options["every"],
+        )
 
 
 def _note_unseen_data(plans: Sequence[LaunchPlan]) -> None:

@@ -127,9 +127,9 @@ def _facts(
             ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
             ("mpi.library", _mpi_library),
             ("dlbench.version", lambda: dlbench.__version__),
-            ("dlbench.commit", lambda: bundled.commit() or _of_image("commit")),
+            ("dlbench.commit", bundled.commit),
             ("dlbench.files", bundled.installed_files),
-            ("image.sha256", lambda: _of_image("sha256")),
+            ("image.sha256", _image),
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
@@ -207,10 +207,10 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
             continue
 
 
-def _of_image(name: str) -> str:
-    """What is known of the image that this Python came in."""
+def _image() -> str:
+    """SHA-256 of the image that this Python came in."""
     found = unpacked()
-    return "" if found is None else str(getattr(found, name))
+    return "" if found is None else found.sha256
 
 
 def _list_digest(folders: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.opening import read_json, read_text
+from dlbench.opening import read_text
 
 _MAX_BYTES = 1 << 16
 
@@ -19,8 +19,6 @@ class Unpacked:
     """As the node found it."""
     seconds: float
     """What fetching, checking and unpacking took on this node."""
-    commit: str
-    """Of the dlbench in it; empty where it was no checkout's."""
 
 
 def unpacked(prefix: Path | None = None) -> Unpacked | None:
@@ -32,7 +30,6 @@ def unpacked(prefix: Path | None = None) -> Unpacked | None:
     folder = (prefix or Path(sys.prefix)).parent
     try:
         sha256, nanoseconds = read_text(folder.with_name(f"{folder.name}.unpacked"), _MAX_BYTES).split()
-        inside = read_json(folder / "image.json", _MAX_BYTES)
-        return Unpacked(sha256=sha256, seconds=int(nanoseconds) / 1e9, commit=str(inside["commit"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return Unpacked(sha256=sha256, seconds=int(nanoseconds) / 1e9)
+    except (OSError, ValueError):
         return None

@@ -86,7 +86,7 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
         cores=tuple(cores),
         pinned=pinned,
         threads=wanted,
-        warnings=tuple(_doubts(plan)),
+        warnings=(*_doubts(plan), *_unbound(plan, len(allowed), os.cpu_count() or len(allowed))),
         gpu=None if seat is None else seats[seat],
     )
 
@@ -162,6 +162,30 @@ def _doubts(plan: LaunchPlan) -> list[str]:
     return [
         f"Open MPI yields its core while it waits ({YIELD}=1), as if ranks shared cores: messages take longer than "
         "where it spins"
+    ]
+
+
+_FINE = re.compile(r"(quiet,|verbose,|[qv],)?(cores|threads|rank|map_|mask_)")
+"""Kinds of srun's --cpu-bind that leave no rank all of a node, unless it needs all of it."""
+
+
+def _unbound(plan: LaunchPlan, allowed: int, there: int) -> list[str]:
+    """What shows that srun did not bind this rank, though the system asks for it: it only warns of that itself.
+
+    Args:
+        plan: the run.
+        allowed: processors that the rank was started on.
+        there: those of the machine.
+    """
+    asked = plan.system.slurm.cpu_bind
+    by_srun = plan.system.launch.launcher in ("srun-mpi", "srun-gloo")
+    if asked is None or not by_srun or not _FINE.match(asked):
+        return []
+    if allowed < there or plan.layout.cores_per_rank >= there:
+        return []
+    return [
+        f"slurm.cpu_bind {asked} did not act: Slurm let the rank run on all {there} processors of its node; it needs "
+        "TaskPlugin task/affinity (slurm.conf)"
     ]
 
 

@@ -77,6 +77,13 @@ class NodeStatus:
             elif time.monotonic() - since > ALONE_AFTER_S:
                 self._write_alone()
 
+    def close(self) -> None:
+        """Nothing more is said, and nobody heard."""
+        for one in (self._listener, self._connection, *self._others):
+            if one is not None:
+                one.close()
+        self._listener, self._connection, self._others = None, None, []
+
     def _write(self) -> None:
         ranks = tuple(self._known[rank] for rank in sorted(self._known))
         write_node_statuses(self._folder, NodeStatuses(node=self._place.node_rank, ranks=ranks))

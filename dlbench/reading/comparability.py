@@ -41,6 +41,7 @@ NOT_SHAPING = frozenset(
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
         *("system.slurm.nodelist", "system.slurm.exclude"),
+        *("system.slurm.requeue", "system.slurm.max_requeues", "system.slurm.max_time"),
     }
 )
 """Keys of a system that do not shape how fast its runs are; every other one does."""

@@ -22,6 +22,7 @@ from dlbench.records.scan import (
     read_run,
     run_folders,
 )
+from dlbench.records.sharing import WithheldError
 from dlbench.records.status import read_statuses
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.units import format_bytes
@@ -67,6 +68,8 @@ class CommScan:
     runs: list[CommRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Damaged runs, one line each; they are skipped."""
+    withheld: list[str] = field(default_factory=list)
+    """Runs of other users, who let nobody read them, one line each; they are skipped."""
 
 
 def scan_comm(root: Path, *more: Path) -> CommScan:
@@ -83,6 +86,8 @@ def scan_comm(root: Path, *more: Path) -> CommScan:
             continue
         try:
             result.runs.append(_read(folder))
+        except WithheldError as error:
+            result.withheld.append(str(error))
         except IncompleteDataError as error:
             result.problems.append(str(error))
     result.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))

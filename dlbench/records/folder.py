@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_atomic
+from dlbench.records.sharing import share
 from dlbench.specs.plan import LaunchPlan
 
 CHECKPOINT_SUFFIX = ".safetensors"
@@ -71,6 +72,11 @@ class RunFolder:
         return self.path / "failure.json"
 
     @property
+    def interrupted(self) -> Path:
+        """`interrupted.json`: that the run stopped in good order, because it was told to."""
+        return self.path / "interrupted.json"
+
+    @property
     def checkpoints(self) -> Path:
         """`checkpoints/`: the newest states of training, `step-00000123.safetensors`."""
         return self.path / "checkpoints"
@@ -124,7 +130,7 @@ class RunFolder:
 
 
 def prepare_output(out: Path) -> Path:
-    """Makes the folder of all runs and proves that it can be written.
+    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`).
 
     Raises:
         UserError: it is not a folder, or cannot be made or written.
@@ -140,6 +146,7 @@ def prepare_output(out: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written: {error.strerror or error}; choose another folder") from None
+    share(out)
     return out.absolute()
 
 

@@ -18,8 +18,10 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.interrupted import Interrupted
 from dlbench.records.job_log import seen_in_log
 from dlbench.records.record import RankResult, Record
+from dlbench.records.sharing import WithheldError, may_not_read
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.story import told_failure
 from dlbench.records.watch import WatchOverhead
@@ -27,7 +29,7 @@ from dlbench.records.watch_cost import WatchCost
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
-RunState = Literal["valid", "invalid", "failed", "incomplete"]
+RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -50,6 +52,8 @@ class LaunchedRun:
     statuses: list[RankStatus]
     failure: Failure | None = None
     """Why a launcher gave up; None where none did."""
+    interrupted: Interrupted | None = None
+    """That it stopped because it was told to; None where it was not."""
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
     accounting: RunAccounting | None = None
@@ -70,9 +74,13 @@ class LaunchedRun:
 
     @property
     def state(self) -> RunState:
-        """Valid and invalid have a record; failed says why; incomplete was killed or still runs."""
+        """Valid and invalid have a record; failed says why; incomplete was killed or still runs; interrupted was told
+        to stop, and did so in good order.
+        """
         if self.recorded is not None:
             return self.recorded
+        if self.interrupted is not None:
+            return "interrupted"
         return "failed" if self._is_failed else "incomplete"
 
     @property
@@ -85,6 +93,8 @@ class LaunchedRun:
         """One line: what is known of a run that has no valid record."""
         if self.recorded is not None:
             return self.objection
+        if self.interrupted is not None:
+            return self.interrupted.story
         if self._is_failed:
             return told_failure(self.statuses, self.failure or self.seen, self.counted)
         if not self.statuses:
@@ -141,6 +151,8 @@ class Scan:
     runs: list[Run] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Damaged runs, one line each; they are skipped."""
+    withheld: list[str] = field(default_factory=list)
+    """Runs of other users, who let nobody read them, one line each; they are skipped."""
 
 
 def scan(root: Path, *more: Path) -> Scan:
@@ -155,6 +167,8 @@ def scan(root: Path, *more: Path) -> Scan:
             continue
         try:
             result.runs.append(_read(folder))
+        except WithheldError as error:
+            result.withheld.append(str(error))
         except IncompleteDataError as error:
             result.problems.append(str(error))
     result.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
@@ -273,6 +287,7 @@ def _read(folder: RunFolder) -> Run:
         record=record,
         statuses=statuses,
         failure=failure,
+        interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         watch_cost=watch_cost,
         accounting=read_accounting(folder, plan),
@@ -327,6 +342,6 @@ def load_file(path: Path, model: type[ModelT]) -> ModelT | None:
         where = ".".join(str(part) for part in first["loc"])
         raise IncompleteDataError(f"{path}: damaged: {where}: {first['msg']}") from None
     except PermissionError as error:
-        raise IncompleteDataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise may_not_read(path, error) from None
     except (OSError, ValueError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None

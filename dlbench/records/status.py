@@ -19,6 +19,7 @@ from dlbench.errors import IncompleteDataError, RunError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
+from dlbench.records.sharing import may_not_read
 from dlbench.specs.base import CountOrZero, Spec
 from dlbench.units import utc_now
 
@@ -171,7 +172,7 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
             found = _statuses_in(name, read_json(path, MAX_BYTES))
         except PermissionError as error:
             if not is_over:
-                raise IncompleteDataError(f"{path}: cannot be read: {error.strerror}") from None
+                raise may_not_read(path, error) from None
         except (OSError, ValueError, ValidationError) as error:
             why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
             raise IncompleteDataError(f"{path}: damaged: {why}; delete it or restore it from a copy") from None

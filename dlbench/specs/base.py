@@ -41,7 +41,7 @@ def size_in_bytes(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, gt=0)]
 BytesOrZero = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, ge=0)]
 
-# What may stand in a `#SBATCH` line unquoted; Slurm reads nothing else there safely.
+# A word of Slurm's that needs no quoting anywhere.
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{0,199}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]

@@ -89,8 +89,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield (
             "held-nodes",
             "note",
-            f"{record.held_nodes} more node{'s' * many} of the job {'were' if many else 'was'} held idle meanwhile "
-            "(submit --pack all), which costs node-hours",
+            f"its Slurm job held {record.held_nodes} node{'s' * many} more than it used, which cost node-hours too",
         )
     bad = sum(rank.bad_sample_count for rank in record.ranks)
     if bad:

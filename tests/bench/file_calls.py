@@ -57,7 +57,7 @@ def calls_in(trace: Path, shared: Sequence[Path]) -> list[tuple[float, str, str]
         told = _CALL.match(line)
         if told is None:
             continue
-        for path in _paths(told[3]):
+        for path in _paths(told[3].partition(", [")[0] if told[2].startswith("execve") else told[3]):
             if f"{path}/".startswith(roots):
                 found.append((float(told[1]), told[2], path))
                 break
@@ -72,15 +72,20 @@ def _paths(arguments: str) -> Iterable[str]:
         yield text if text.startswith("/") else os.path.normpath(f"{folder[1] if folder else ''}/{text}")
 
 
-def calls_of(run: Run, rank: int, trace: Path, shared: Sequence[Path]) -> RankCalls:
-    """The calls of one rank of a run, by the time of its steps."""
+def periods(run: Run, rank: int) -> tuple[float, float, float]:
+    """When a rank's first step began, and its first measured one, and when the last ended: seconds since 1970."""
     # The trace has the clock of the day, steps have CLOCK_MONOTONIC; one machine has all nodes.
     offset_s = time.time() - time.monotonic()
     steps = read_steps(RunFolder(run.folder.path).steps(rank)).steps
     measured = steps[steps["warmup"] == 0]
-    first = steps["start_ns"][0] / 1e9 + offset_s
-    begin = measured["start_ns"][0] / 1e9 + offset_s
-    end = (measured["start_ns"][-1] + measured["step_ns"][-1]) / 1e9 + offset_s
+    end_ns = measured["start_ns"][-1] + measured["step_ns"][-1]
+    first, begin, end = (float(ns) / 1e9 + offset_s for ns in (steps["start_ns"][0], measured["start_ns"][0], end_ns))
+    return first, begin, end
+
+
+def calls_of(run: Run, rank: int, trace: Path, shared: Sequence[Path]) -> RankCalls:
+    """The calls of one rank of a run, by the time of its steps."""
+    first, begin, end = periods(run, rank)
     found = RankCalls(rank=rank)
     for at, call, path in calls_in(trace, shared):
         if at < first:

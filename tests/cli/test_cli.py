@@ -75,7 +75,9 @@ def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
 @pytest.mark.parametrize("command", ["run", "submit"])
 def test_options_of_runs_stand_in_groups(cli: Cli, command: str) -> None:
     groups = sections(cli(command, "--help").stdout)
-    assert [title for title in groups if title != "Example"] == ["What is trained", "Which runs", "Where", "Output"]
+    jobs = ["Jobs"] * (command == "submit")
+    wanted = ["What is trained", "Which runs", "Where", *jobs, "Output"]
+    assert [title for title in groups if title != "Example"] == wanted
     assert {"--preset", "--set"} <= set(groups["What is trained"])
     assert groups["Output"][-1] == "-h,"
 
@@ -264,6 +266,21 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         (*SUBMIT, "--nodes", "1", "--ab", "plain", "system.slurm.partition=gpu", "--dry-run"),
         ["--ab", "system.slurm.partition", "one Slurm job"],
     ),
+    "too dear": (
+        (*SUBMIT, "--nodes", "1,2", "--repeats", "4", "--dry-run", "--max-node-hours", "1"),
+        ["--max-node-hours 1: 8 runs may take 2 node-hours", "--repeats 2 fits, with 1"],
+    ),
+    "dear without a bound": (
+        (*SUBMIT, "--nodes", "1", "--dry-run", "--max-node-hours", "9", "--time", "0"),
+        ["--max-node-hours 9", "give --time"],
+    ),
+    "a price that is none": ((*SUBMIT, "--nodes", "1", "--max-node-hours", "nan"), ["--max-node-hours nan"]),
+    "no time": ((*SUBMIT, "--nodes", "1", "--time", "1h"), ["--time '1h'", "00:20:00"]),
+    "packed apart": ((*SUBMIT, "--nodes", "1", "--pack", "all", "--one-run-per-job"), ["--pack", "--one-run-per-job"]),
+    "sides apart": (
+        (*SUBMIT, "--nodes", "1", "--ab", "plain", "train.seed=7", "--one-run-per-job"),
+        ["--one-run-per-job", "--ab", "same nodes"],
+    ),
     "a tag of no value": ((*COSMO, "--tag", "branch"), ["--tag 'branch'", "key=value"]),
     "a tag twice": ((*COSMO, "--tag", "a=1", "--tag", "a=2"), ["--tag a", "twice"]),
     "fault on no rank": (
@@ -381,29 +398,40 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
     assert one.stdout == two.stdout
     assert one.stdout.count("#!/bin/bash\n") == 1
     rows = [line.split()[1:] for line in one.stdout.splitlines() if re.match(r"# +\d+  cosmoflow-", line)]
-    assert rows[0] == ["1", "cosmoflow-1node-1rank-max1MiB-r1", "1", "1", "1MiB", "1/2", "00:10:00", "-"]
-    assert rows[3] == ["4", "cosmoflow-2nodes-2ranks-max20MB-r1", "2", "2", "20MB", "1/2", "00:10:00", "afterany:3"]
-    assert len(rows) == len({row[1] for row in rows}) == 8
-    assert "# Total: 8 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
+    assert rows == [
+        ["1", "cosmoflow-1node-1rank-4runs", "1", "1", "4", "00:40:00", "0.6667", "-"],
+        ["2", "cosmoflow-2nodes-2ranks-4runs", "2", "2", "4", "00:40:00", "1.333", "afterany:1"],
+    ]
+    assert "# Total: 2 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
+    assert "# Time of 8 runs: time limit of 10 min 00 s a run.\n" in one.stdout
     assert "sbatch gets --dependency=afterany:" in one.stdout
-    assert one.stdout.endswith("# 7 more scripts: --all-scripts prints all\n")
+    assert one.stdout.endswith("# 1 more script: --all-scripts prints all\n")
     script = scripts_in(one.stdout)[0]
-    assert "#SBATCH --job-name=cosmoflow-1node-1rank-max1MiB-r1\n" in script
+    assert "cosmoflow-1node-1rank-4runs" in script
+    assert "# Swept: watch.max_bytes=1MiB,20MB\n" in script
     assert everything_below(tmp_path) == {}
     # A shell may read all of it.
     done = cli(*SUBMIT, *asked, "--all-scripts", "--no-chain")
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
-    nodes = re.findall(r"^#SBATCH --nodes=(\d)$", done.stdout, re.MULTILINE)
-    assert nodes == ["1", "2", "1", "2", "2", "1", "2", "1"]
+    assert re.findall(r"-n000(\d)-k0(\d)$", done.stdout, re.MULTILINE) == [
+        *[("1", repeat) for repeat in "0011"],
+        *[("2", repeat) for repeat in "0011"],
+    ]
     assert "afterany" not in done.stdout
+    apart = cli(*SUBMIT, *asked, "--one-run-per-job").stdout
+    assert apart.count(" 4 apart  00:10:00 ") == 2
+    assert "--array=1-4%1 " in apart
+    together = cli(*SUBMIT, *asked, "--pack", "all", "--time", "15").stdout
+    assert "# Total: 1 job, 8 runs, at most 4 node-hours (nodes x time limit).\n" in together
+    assert "# Of these up to 1 are of nodes held idle by smaller runs (--pack points: none).\n" in together
 
 
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
     stub = tmp_path / "bin" / "sbatch"
     stub.parent.mkdir()
-    stub.write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >> "$CALLS"; echo "$((++n))$(date +%N)"\n')
+    stub.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >> {tmp_path}/calls; echo $((++n))$(date +%N)\n")
     stub.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
+    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
     shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run", "--all-scripts")
     done = cli(*SUBMIT, "--nodes", "1,2", **variables)
     assert done.returncode == 0, done.stderr
@@ -431,7 +459,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_completed(cli: Cli, tmp
     )
     stub.chmod(0o755)
     path = f"{stub.parent}:{os.environ['PATH']}"
-    done = cli(*SUBMIT, "--nodes", "1,2", "--repeats", "2", PATH=path)
+    done = cli(*SUBMIT, "--nodes", "1,2,3,4", PATH=path)
     assert done.returncode == 3
     assert len(done.stdout.split()) == 1
     rest = "1 of 4 jobs submitted; the rest: dlbench complete s --out runs"
@@ -462,7 +490,8 @@ def test_a_refused_submission_is_one_line_and_leaves_no_run(cli: Cli, tmp_path: 
     stub.chmod(0o755)
     done = cli(*SUBMIT, "--nodes", "1", PATH=f"{stub.parent}:{os.environ['PATH']}")
     assert done.returncode == 3
-    (line,) = done.stderr.splitlines()
+    *cost, line = done.stderr.splitlines()
+    assert [words.partition(" ")[0] for words in cost] == ["Total:", "Time"]
     assert line.startswith("dlbench: error: sbatch refused s-cosmoflow-ci-")
     assert "invalid account" in line
     assert list((tmp_path / "runs").iterdir()) == []
@@ -484,12 +513,11 @@ def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> No
     # What Slurm would do: run the script, here with an srun that only tells its last word.
     stub.write_text('#!/bin/bash\nexport SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5\nbash "${@: -1}" >&2 || exit\necho 5\n')
     (stub.parent / "srun").write_text(
-        '#!/bin/bash\n[ "$1" = --mpi=list ] && { echo pmix; exit; }\nprintf "%s" "${@: -1}" > "$TOLD"\n'
+        f'#!/bin/bash\n[ "$1" = --mpi=list ] && {{ echo pmix; exit; }}\nprintf "%s" "${{@: -1}}" > {tmp_path}/told\n'
     )
     for program in stub.parent.iterdir():
         program.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told")}
-    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", **variables)
+    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", PATH=f"{stub.parent}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / name).glob("s-*")
     assert (tmp_path / "told").read_text() == str(folder / "plan.json")
@@ -665,7 +693,7 @@ def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_pat
             if job == "15"
             else write_unfinished(tmp_path / "runs", plan, "measuring")
         )
-        content = {"job_id": job, "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z"}
+        content = {"job_id": job, "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z", "log": f"slurm-{job}.out"}
         folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
     stub = tmp_path / "bin" / "squeue"
     stub.parent.mkdir()
@@ -699,6 +727,7 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
             for path in folder.path.glob("*.status.json"):
                 path.unlink()
         content = {"job_id": "21", "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z", "runs": names}
+        content["log"] = f"{names[0]}/slurm-21.out"
         folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
     stub = tmp_path / "bin" / "squeue"
     stub.parent.mkdir()
@@ -723,7 +752,7 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
             assert "the 3 runs of job 21 go one after the other" in told
         else:
             assert told.startswith("job 21 ended as TIMEOUT without a record; not started")
-            assert f"see launch.log, and slurm-21.out of {names[0]}" in told
+            assert f"see launch.log, and {names[0]}/slurm-21.out" in told
 
 
 def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path) -> None:
@@ -745,7 +774,8 @@ def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path)
     done = cli(*command, PATH=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["7", "7"]
-    assert "4 runs of sides a and b in one job" in done.stderr
+    assert done.stderr.count("job of 4 runs, the first cosmoflow (ci)") == 2
+    assert "Total: 2 jobs, 8 runs, at most 2 node-hours" in done.stderr
     assert len((tmp_path / "calls").read_text().splitlines()) == 2
     folders = sorted((tmp_path / "runs").glob("s-*"))
     assert len(folders) == 8

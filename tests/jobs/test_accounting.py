@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli as command_line
 from dlbench.jobs.box.box import Box
 from dlbench.jobs.slurm.accounting import with_accounting
-from dlbench.jobs.slurm.submission import Submission
+from dlbench.jobs.submission import Submission
 from dlbench.node.ranks import switch_of
 from dlbench.records.accounting import Attempt, RunAccounting, Step
 from dlbench.records.files import write_json
@@ -88,6 +88,7 @@ def series(
         for run_id in ids:
             submission = Submission(
                 job_id=job,
+                owner="root",
                 command=("sbatch",),
                 submitted="2026-03-01T12:00:00Z",
                 log="slurm.out",

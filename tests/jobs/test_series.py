@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs.campaign.packing import jobs_of
-from dlbench.jobs.campaign.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
+from dlbench.jobs.campaign.beginning import begin, forget
+from dlbench.jobs.campaign.completing import Submitted, complete
+from dlbench.jobs.campaign.file import is_held
+from dlbench.jobs.campaign.packing import job_of, jobs_of
+from dlbench.jobs.campaign.standing import standing, standings
 from dlbench.jobs.interruption import Interruption
+from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.slurm.sbatch import RefusedError
-from dlbench.jobs.slurm.submission import read_submission
+from dlbench.jobs.slurm.scheduler import Slurm
+from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
 from dlbench.specs.collectives.request import CommRequest, expand_comm
@@ -40,7 +44,8 @@ def jobs(repeats: int = 4, series: str = "s", sides: bool = False) -> list[Job]:
         series=series,
         **wanted,  # type: ignore[arg-type]
     )
-    return jobs_of(expand(request, machine_cores=4))
+    plans = expand(request, machine_cores=4)
+    return jobs_of(plans) if sides else [job_of([plan]) for plan in plans]
 
 
 def begun(root: Path, **wanted: object) -> str:
@@ -51,7 +56,7 @@ def begun(root: Path, **wanted: object) -> str:
 
 def completed(root: Path, series: str = "s", check: Callable[[], None] = lambda: None) -> list[Submitted]:
     told: list[Submitted] = []
-    complete(root, series, check, told.append)
+    complete(root, series, Slurm(), check, told.append)
     return told
 
 
@@ -129,11 +134,11 @@ def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -
 
 
 def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     comment = standing(root, "s").series.jobs[1].comment
-    program("squeue", f"echo '1|x|y'; echo '41|{comment}|/x'")
+    program("squeue", f"echo '1|RUNNING|N/A|None|x|y'; echo '41|PENDING|N/A|None|{comment}|/x'")
     program("sbatch", "echo 50")
     told = completed(root)
     assert [(one.number, one.job_id, one.is_adopted) for one in told] == [
@@ -150,7 +155,7 @@ def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monke
 def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     program("squeue", "true")
@@ -162,12 +167,12 @@ def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
 def test_nothing_is_submitted_while_slurm_does_not_answer(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     cut_off_after_sbatch(root, program)
     before = len(calls(tmp_path))
     program("squeue", "exit 1")
-    with pytest.raises(RunError, match="squeue does not answer"):
+    with pytest.raises(RunError, match=r"squeue failed: .* nobody knows whether 1 job is queued already"):
         completed(root)
     assert [call[0] for call in calls(tmp_path)[before:]] == ["squeue"]
 
@@ -175,7 +180,7 @@ def test_nothing_is_submitted_while_slurm_does_not_answer(
 def test_a_run_that_began_is_never_submitted_again(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.slurm.queue._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     write_status(folder, status(0, "n0", "measuring"))
@@ -212,7 +217,7 @@ def test_runs_of_the_collective_benchmark_are_completed_too(tmp_path: Path, prog
     root = tmp_path / "runs"
     root.mkdir()
     asked = CommRequest(system="box", series="c", points_are="nodes", points=(2,), repeats=2, backends="none")
-    made = jobs_of(expand_comm(asked, machine_cores=2, installed=()).plans)
+    made = [job_of([plan]) for plan in expand_comm(asked, machine_cores=2, installed=()).plans]
     begin(root, made, chain=False, python="/python", request="dlbench comm submit")
     program("sbatch", "echo 5")
     assert [one.job for one in completed(root, "c")] == made
@@ -230,21 +235,9 @@ def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Pr
     now = standing(root, "s")
     assert now.text == "2 of 4 jobs submitted"
     assert len(now.series.requests) == 2
-    with pytest.raises(UserError, match="is in series s already: `dlbench complete`"):
+    with pytest.raises(UserError, match="is in series s already: `dlbench submit --resume s`"):
         begun(root, repeats=2, sides=True)
     assert len(completed(root)) == 2
-
-
-def test_what_slurm_will_never_take_can_be_given_up(tmp_path: Path, program: Program) -> None:
-    root = tmp_path / "runs"
-    program("sbatch", f"{SBATCH} [ $n -gt 1 ] && {{ echo 'Invalid qos specification' >&2; exit 1; }}; echo $n")
-    begun(root)
-    with pytest.raises(RefusedError):
-        completed(root)
-    assert give_up(root, "s").text == "1 of 1 jobs submitted"
-    assert completed(root) == []
-    with pytest.raises(UserError, match="is no name of a series"):
-        give_up(root, "../s")
 
 
 def test_two_processes_do_not_submit_one_series(tmp_path: Path, program: Program) -> None:

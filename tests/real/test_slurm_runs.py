@@ -18,6 +18,7 @@ from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.images import write_tiny_image
 from tests.support.leftovers import Leftovers
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -48,6 +49,13 @@ def wait_for(folder: Path, count: int) -> list[Run]:
     pytest.fail(f"not all done within {BOUND_S} s: {[(r.state, r.story) for r in runs]}\n{logs}")
 
 
+def srun_on_both(box: Box, words: str) -> str:
+    """What both nodes of a box say to a command."""
+    command = ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", words]
+    environment = {**os.environ, **box.environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 def wait_until_measuring(folder: Path) -> None:
     """Returns when the first rank of the first run has begun to measure."""
     deadline = time.monotonic() + BOUND_S
@@ -71,6 +79,10 @@ def test_resnet_on_one_and_two_nodes(
         node.mkdir()
     command += ("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5")
     command += ("--set", f"system.storage.local.path={tmp_path}/{{host}}")
+    # Each node of a box has a /dev/shm of its own.
+    image = tmp_path / "image.tar"
+    sha256 = write_tiny_image(image)
+    command += ("--set", f"system.image.file={image}", "--set", "system.image.folder=/dev/shm")
     promised = cli(*command, "--dry-run", "--all-scripts")
     assert promised.returncode == 0, promised.stderr
     assert not (tmp_path / "runs").exists()
@@ -83,6 +95,10 @@ def test_resnet_on_one_and_two_nodes(
     assert one.record is not None
     assert two.record is not None
     assert [r.host for r in one.record.ranks] == ["n1"]
+    assert [run.record.environment["image.sha256"] for run in (one, two) if run.record] == [sha256, sha256]
+    assert all((rank.unpacking_s or 0) > 0 for run in (one, two) if run.record for rank in run.record.ranks)
+    job = srun_on_both(slurm_box, "ls /dev/shm")
+    assert "dlb-image" not in job
     assert [r.host for r in two.record.ranks] == ["n1", "n2"]
     assert one.record.staging is not None
     assert two.record.staging is not None
@@ -142,6 +158,7 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
         *("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
         *("--launcher", "srun-gloo", "--data", images, "--set", "data.loader_workers=1"),
         *("--set", "measure.measured_steps=100000"),
+        *("--set", "system.slurm.export=PYTHONPATH,DLBENCH_TEST_MARK,TMPDIR"),
         **{**leftovers.environment, **slurm_box.environment},
     )
     (job,) = submitted.stdout.split()
@@ -162,6 +179,45 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
     assert "measuring, step" in told.stdout
 
 
+def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
+    cli: Cli, slurm_box: Box, tmp_path: Path
+) -> None:
+    """Half of the runs fail, by their setup line; those of one node have one of the job's two."""
+    command = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--repeats", "2")
+    command += ("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--series", "packed", *SHORT)
+    command += ("--pack", "all", "--sweep", "system.setup=exit 7,umask 022")
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    submitted = cli(*command, **slurm_box.environment)
+    assert submitted.returncode == 0, submitted.stderr
+    assert "Total: 1 job, 8 runs, at most 2.667 node-hours" in submitted.stderr
+    (job,) = submitted.stdout.split()
+    told, deadline = "", time.monotonic() + BOUND_S
+    while "8 runs, 4 valid" not in told and time.monotonic() < deadline:
+        time.sleep(0.5)
+        told = cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    runs = scan(tmp_path / "runs").runs
+    valid = [run for run in runs if run.state == "valid"]
+    assert [run.plan.series.axes["system.setup"] for run in valid] == ["umask 022"] * 4, told
+    started = [run.record.started for run in valid if run.record is not None]
+    assert started == sorted(started)
+    for run in valid:
+        assert run.record is not None
+        assert run.record.environment["variable.SLURM_JOB_ID"] == job
+        assert [r.host for r in run.record.ranks] == ["n1", "n2"][: run.plan.layout.nodes]
+        assert run.record.held_nodes == 2 - run.plan.layout.nodes
+    assert all(run.folder.script.read_text() in promised.stdout for run in runs)
+    while told.count(f"job {job} ended as FAILED") < 4 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        told = cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    log = (runs[0].folder.path / f"slurm-{job}.out").read_text()
+    assert log.count("ended with 7: see ") == 4
+    assert log.endswith("dlbench: 4 of 8 runs failed\n")
+    again = cli(*command[:-4], "--series", "more", "--dry-run", "--pack", "all")
+    assert again.stdout.count("estimated from 2 earlier runs: ") == 2
+
+
+@pytest.mark.nightly
 def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     """Side b is slower by a known time a step, and has a setup of its own."""
     sides = ("--ab", "plain", "fault.step_delay_s=0.3,system.setup=export SIDE=b")
@@ -307,6 +363,7 @@ exec {shutil.which("sbatch")} "$@\"""",
     cut = dlbench(
         *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--repeats", "8"),
         *("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--no-chain", "--series", "long"),
+        *("--set", "system.slurm.max_time=00:10:00"),  # a job for each run
         *("--set", f"system.python={bin_folder / 'python'}"),
     )
     assert cut.returncode == 130

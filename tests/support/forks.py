@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -57,6 +58,12 @@ class Surroundings:
     """Bytes of a file at most (RLIMIT_FSIZE)."""
     is_gone: bool = False
     """Whether the working directory was deleted."""
+
+
+def start_forks() -> int:
+    """Process id of the one that all are forked from."""
+    forkserver.ensure_running()
+    return int(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
 
 
 def run_ranks(

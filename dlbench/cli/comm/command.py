@@ -92,7 +92,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     if options["dry_run"]:
         print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return
-    submit_all(campaign, options["out"])
+    submit_all(campaign, options)
 
 
 def _print_notes(made: CommRuns) -> None:

@@ -142,8 +142,8 @@ def check_size(nodes: int, cpus_per_node: int) -> None:
     """
     if not 1 <= nodes <= MAX_NODES:
         raise UserError(f"a box has 1 to {MAX_NODES} nodes, not {nodes}")
-    if not 1 <= cpus_per_node <= 256:
-        raise UserError(f"a node of a box has 1 to 256 processors, not {cpus_per_node}")
+    if not 1 <= cpus_per_node <= 512:
+        raise UserError(f"a node of a box has 1 to 512 processors, not {cpus_per_node}")
 
 
 def check_folder(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.jobs.campaign.packing import Packing, jobs_of
+from dlbench.jobs.campaign.packing import Packing, group_of, jobs_of
 from dlbench.jobs.campaign.walltime import Estimate, estimates
 from dlbench.jobs.scripts.job import Job
 from dlbench.specs.collectives.plan import CommPlan
@@ -44,6 +44,15 @@ class Campaign:
                     return None
                 hours += (plan.layout.nodes + held_nodes(job, plan)) * took / 3600
         return hours
+
+    @property
+    def is_split(self) -> bool:
+        """Whether runs that ask for the same things are in several jobs, because they take too long for one."""
+        if self.packing == "runs":
+            return False
+        # Fewer ranks on each node ask for less, and only smaller runs fit in there.
+        asked = [(group_of(job.shape, self.packing), job.shape.layout.ranks_per_node) for job in self.jobs]
+        return len(set(asked)) < len(asked)
 
     @property
     def idle_bound(self) -> float:
@@ -124,6 +133,9 @@ def _smaller(campaign: Campaign) -> Iterator[tuple[str, Sequence[LaunchPlan], Pa
     for most in reversed(counts[:-1]):
         left = [plan for plan in campaign.plans if plan.layout.nodes <= most]
         yield f"at most {most} node{'s' * (most > 1)} a run", left, campaign.packing
+    for most in reversed(counts[:-1] if repeats > 1 else []):
+        left = [plan for plan in campaign.plans if plan.layout.nodes <= most and _repeat(plan) == 0]
+        yield f"--repeats 1 of at most {most} node{'s' * (most > 1)}", left, campaign.packing
 
 
 def _repeat(plan: LaunchPlan) -> int:

@@ -51,7 +51,7 @@ def jobs_of(
         if packing == "runs":
             jobs += [_array(part, given, chain) for part in _parts(group, _MOST_ELEMENTS)]
         else:
-            jobs += [job_of(part, given) for part in _within(group, given)]
+            jobs += [job_of(part, given) for whole in _within(group, given) for part in _fitting(whole)]
     return jobs
 
 
@@ -78,17 +78,22 @@ def _limit(every: Sequence[float]) -> str:
 
 
 def _groups(plans: Sequence[LaunchPlan], packing: Packing) -> list[list[LaunchPlan]]:
-    """Runs that ask for the same things, and with `all` fit into the largest of them."""
+    """Runs that ask for the same things."""
     groups: dict[Hashable, list[LaunchPlan]] = {}
     for plan in plans:
-        layout = plan.layout
-        size = () if packing == "all" else (layout.nodes, layout.ranks)
-        groups.setdefault((size, *requested(plan)), []).append(plan)
-    return [part for group in groups.values() for part in _fitting(group)]
+        groups.setdefault(group_of(plan, packing), []).append(plan)
+    return list(groups.values())
+
+
+def group_of(plan: LaunchPlan, packing: Packing) -> Hashable:
+    """What a run asks for; runs of which that is equal may share a job."""
+    layout = plan.layout
+    size = () if packing == "all" else (layout.nodes, layout.ranks)
+    return (size, *requested(plan))
 
 
 def _fitting(group: list[LaunchPlan]) -> list[list[LaunchPlan]]:
-    """A group as it is, or by ranks on a node where the run of the most nodes has fewer than another one."""
+    """Runs of a job as they are, or by ranks on a node where the run of the most nodes has fewer than another one."""
     shape = Job(plans=tuple(group), time_limit="").shape
     if all(plan.layout.ranks_per_node <= shape.layout.ranks_per_node for plan in group):
         return [group]

@@ -36,7 +36,7 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
     is_local = plan.system.launch.launcher == "local"
     python = plan.system.python or sys.executable
     environment = {**os.environ, **variables.resolve(launch.rank_environment(plan))}
-    words = launch.supervised(look_command(plan, folder, sys.executable), sys.executable)
+    words = launch.supervised(look_command(plan, folder, python), sys.executable)
     if is_local:
         words = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
     if has_script(plan):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts import images, launch
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
 from dlbench.jobs.scripts.templates import render
@@ -34,15 +34,20 @@ exit 0
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.batch.render_job`."""
     plan = job.shape
+    # Stands for the folder of images; nobody's path can hold it, and it needs no quotes.
+    unpacked = f"/DLBENCH-{secrets.token_hex(16)}"
+    ranks_python = images.python_of(job, plan, unpacked, python)
+    look = look_command(plan, folder, ranks_python)
+    exchange = launch.launcher_command(plan, folder.run, ranks_python)
     return render(
         "preflight.sbatch.j2",
         plan=plan,
         options=sbatch_options(plan, job_name=job.name, time_limit=job.time_limit),
-        folder=folder.path,
         seen=folder.seen,
         variables=launch.rank_environment(plan),
-        command=launch.quoted(look_command(plan, folder, python)),
-        exchange=launch.quoted(launch.launcher_command(plan, folder.run, plan.system.python or python)),
+        look=launch.quoted(look).replace(unpacked, f'"${images.FOLDER}"'),
+        exchange=launch.quoted(exchange).replace(unpacked, f'"${images.FOLDER}"'),
+        **images.values_of(job),
         is_job=True,
     )
 
@@ -53,11 +58,11 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
     Args:
         plan: of the pre-flight; its launcher is not `local`.
         folder: its folder, absolute.
-        python: Python of the ranks, unless the system names another.
+        python: Python of the ranks.
     """
     mark = f"/dlbench-python-{secrets.token_hex(8)}"
     words = launch.launcher_command(plan, folder.run, mark)
-    return [*words[: words.index(mark)], *rank_command(folder, plan.system.python or python)]
+    return [*words[: words.index(mark)], *rank_command(folder, python)]
 
 
 def rank_command(folder: PreflightFolder, python: str) -> list[str]:

@@ -11,12 +11,15 @@ from dlbench.jobs.slurm.environment import client_environment
 CALL_TIMEOUT_S = 60
 
 
-def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def call(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, keep_open: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
     """Runs a program of Slurm and keeps what it says.
 
     Args:
         command: the program and its arguments.
         environment: its variables; None: those of this process without what Slurm's programs take for options.
+        keep_open: descriptors that it inherits.
 
     Raises:
         OSError: it cannot be started.
@@ -35,4 +38,5 @@ def call(command: Sequence[str], environment: Mapping[str, str] | None = None) -
         stdin=subprocess.DEVNULL,
         # Of its own session: neither Ctrl-C nor a terminal that closes may cut off a submission.
         start_new_session=True,
+        pass_fds=keep_open,
     )

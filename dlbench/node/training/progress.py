@@ -65,8 +65,10 @@ class Progress:
             self.stage = stage
             self._note()
             self._node.say(self._status(exit_code=exit_code))
-            if stage == "done" and self._final is not None:
-                self._final.clear()
+            if stage == "done":
+                self._node.close()
+                if self._final is not None:
+                    self._final.clear()
         self._tell(stage)
 
     def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:

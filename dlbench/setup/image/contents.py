@@ -70,6 +70,10 @@ def contents_of(found: Survey) -> Contents:
     if is_editable:
         site = f"{ENV}/{found.site.relative_to(found.prefix)}/dlbench"
         contents.entries += _checkout(found.dlbench, site)
+        commit = f"{found.commit}\n".encode()
+        contents.entries.append(
+            Entry(name=f"{site}/_bundled/COMMIT", path=found.dlbench / "__init__.py", content=commit)
+        )
     if found.is_virtual and found.holds_interpreter:
         contents.entries += _interpreter(found)
     contents.entries.sort(key=lambda entry: entry.name)
@@ -108,12 +112,12 @@ def _link(path: Path, name: str, found: Survey, contents: Contents) -> Entry | N
     if not target.exists():
         return None
     direct = Path(os.path.normpath(path.parent / path.readlink()))
+    if found.is_virtual and target == found.base_executable and found.holds_interpreter:
+        return None if path.name == target.name else Entry(name=name, link=target.name)
     if found.prefix in direct.parents:
         return Entry(name=name, link=os.path.relpath(direct, path.parent))
-    if found.is_virtual and target == found.base_executable:
-        if not found.holds_interpreter:
-            return Entry(name=name, link=str(direct))
-        return None if path.name == target.name else Entry(name=name, link=target.name)
+    if target == found.base_executable:
+        return Entry(name=name, link=str(direct))
     if target.is_dir():
         contents.outside.append(str(target))
         return Entry(name=name, link=str(target))
@@ -158,23 +162,28 @@ def _interpreter(found: Survey) -> Iterator[Entry]:
     yield Entry(
         name=f"{ENV}/bin/{found.base_executable.name}",
         path=found.base_executable,
-        content=_movable(read_bytes(found.base_executable, _PROGRAM_BYTES), found.base_prefix / "lib"),
+        content=_movable(found.base_executable, found, "$ORIGIN/../lib"),
     )
     root, stdlib = found.base_prefix.resolve(), found.stdlib.resolve()
     for path in _files(stdlib, {stdlib / "site-packages"}):
         name = f"{ENV}/{path.relative_to(root)}"
         if path.exists():
-            yield Entry(name=name, path=path.resolve())
+            above = "/".join(".." for _ in path.parent.relative_to(stdlib.parent).parts)
+            is_library = path.suffix == ".so"
+            content = _movable(path, found, f"$ORIGIN/{above}") if is_library else None
+            yield Entry(name=name, path=path.resolve(), content=content)
     for path in sorted(stdlib.parent.iterdir()):
         if ".so" in path.suffixes and path.is_file():
-            yield Entry(name=f"{ENV}/{path.relative_to(root)}", path=path.resolve())
+            content = _movable(path.resolve(), found, "$ORIGIN")
+            yield Entry(name=f"{ENV}/{path.relative_to(root)}", path=path.resolve(), content=content)
 
 
-def _movable(program: bytes, libraries: Path) -> bytes:
-    """A program that looks for its libraries beside itself where it looked for them in one folder (ld.so(8), $ORIGIN).
+def _movable(program: Path, found: Survey, libraries: str) -> bytes:
+    """A program or library that looks in this folder where it looked in that of the interpreter (ld.so(8), $ORIGIN).
 
-    The text in the program keeps its length.
+    The text in it keeps its length; one that is too short for the new text stays.
     """
-    old = b"\0" + os.fsencode(libraries) + b"\0"
-    new = b"\0$ORIGIN/../lib"
-    return program.replace(old, new.ljust(len(old), b"\0")) if len(new) < len(old) else program
+    old = b"\0" + os.fsencode(found.base_prefix / "lib") + b"\0"
+    new = b"\0" + libraries.encode() + b"\0"
+    content = read_bytes(program, _PROGRAM_BYTES)
+    return content.replace(old, new.ljust(len(old), b"\0")) if len(new) <= len(old) else content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -116,7 +117,10 @@ def _compiled(found: Survey, entries: Sequence[Entry], folder: Path) -> list[Ent
         [str(found.executable), "-I", "-W", "ignore", "-c", _COMPILE], input=json.dumps(order), text=True, check=True
     )
     made = [(target, folder / str(number)) for number, (target, _) in enumerate(wanted)]
-    return [Entry(name=target, path=path) for target, path in made if path.exists()]
+    made = [(target, path) for target, path in made if path.exists()]
+    for _, path in made:
+        os.utime(path, (0, 0))  # so that the same environment is the same image
+    return [Entry(name=target, path=path) for target, path in made]
 
 
 def _written(found: Survey, contents: Contents, file: Path, command: Sequence[str]) -> ImageDescription:

@@ -17,14 +17,13 @@ _LONG_S = 120
 _QUESTION = """
 import json, os, platform, sys, sysconfig
 import dlbench
-from dlbench.machine.environment import _commit
-from pathlib import Path
+from dlbench import bundled
 print(json.dumps({
     "executable": sys.executable, "prefix": sys.prefix, "base_prefix": sys.base_prefix,
     "base_executable": os.path.realpath(sys._base_executable), "stdlib": sysconfig.get_path("stdlib"),
     "site": sysconfig.get_path("purelib"), "version": platform.python_version(), "machine": platform.machine(),
     "libc": " ".join(platform.libc_ver()), "dlbench": os.path.dirname(os.path.realpath(dlbench.__file__)),
-    "dlbench_version": dlbench.__version__, "commit": _commit(Path(dlbench.__file__).resolve().parent / "machine"),
+    "dlbench_version": dlbench.__version__, "commit": bundled.commit(),
 }))
 """
 

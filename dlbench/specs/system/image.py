@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+import dlbench
 from dlbench.errors import UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.specs.base import CountOrZero, Spec
@@ -68,7 +69,7 @@ def with_digest(image: ImageSpec) -> ImageSpec:
     """The same with the digest that the image's description holds.
 
     Raises:
-        UserError: there is no such image or description, or the digest asked for is another one.
+        UserError: there is no such image or description, it holds another dlbench, or its digest is another one.
     """
     if image.file is None:
         return image
@@ -90,4 +91,8 @@ def with_digest(image: ImageSpec) -> ImageSpec:
         raise UserError(f"image.sha256 is {image.sha256}, and {file} has {found.sha256}: another image")
     if file.stat().st_size != found.bytes:
         raise UserError(f"image.file {file}: has {file.stat().st_size:,} bytes, its description says {found.bytes:,}")
+    if found.dlbench.split(" ")[0] != dlbench.__version__:
+        raise UserError(
+            f"image.file {file}: holds dlbench {found.dlbench}, and this is {dlbench.__version__}; build it anew"
+        )
     return image.model_copy(update={"sha256": found.sha256})

@@ -7,6 +7,7 @@ ends badly with a message of the real one, having taken the job or not. Then the
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import tempfile
 from collections import Counter
@@ -17,11 +18,14 @@ from pathlib import Path
 import numpy as np
 
 from dlbench.errors import RunError
-from dlbench.jobs.campaign.packing import jobs_of
-from dlbench.jobs.campaign.series import begin, complete, standing
+from dlbench.jobs.campaign import submitting
+from dlbench.jobs.campaign.beginning import begin
+from dlbench.jobs.campaign.completing import complete
+from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.standing import standing
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.slurm import sbatch as slurm
+from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import create
 from dlbench.records.scan import read_run
 from dlbench.records.status import write_status
@@ -47,9 +51,10 @@ REFUSED = (
 )
 
 _SBATCH = """#!/bin/bash
+. ./mishap
 n=$(wc -l < calls); echo x >> calls
 take() { for word; do case $word in --comment=*) c=${word#*=};; --chdir=*) d=${word#*=};; esac; done
-  echo "$((n + 1))|$c|$d" >> queue; }
+  echo "$((n + 1))|PENDING|N/A|None|$c|$d" >> queue; }
 if [ "$n" = "$AT" ]; then
   case $HOW in
     signal) kill -HUP "$PPID" ;;
@@ -115,18 +120,19 @@ def _wrong(how: str, words: str, at: int) -> int:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     with _place() as folder:
-        os.environ.update(AT=str(at), HOW=how, WORDS=words)
-        pauses, slurm._LOOKS_S = slurm._LOOKS_S, (0.0,)
+        mishap = f"AT={at} HOW={how} WORDS={shlex.quote(words)}\n"
+        (folder / "mishap").write_text(mishap, encoding="utf-8")
+        pauses, submitting._LOOKS_S = submitting._LOOKS_S, (0.0,)
         try:
             series = begin(folder, _jobs(), chain=True, python="python3", request="bench")
             for _ in range(3):
                 with suppress(KeyboardInterrupt, RunError), Interruption() as interruption:
-                    complete(folder, series, interruption.check, lambda done: None)
+                    complete(folder, series, Slurm(), interruption.check, lambda done: None)
         finally:
-            slurm._LOOKS_S = pauses
+            submitting._LOOKS_S = pauses
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        taken = Counter(line.split("|")[2] for line in (folder / "queue").read_text(encoding="utf-8").splitlines())
+        taken = Counter(line.split("|")[5] for line in (folder / "queue").read_text(encoding="utf-8").splitlines())
         now = standing(folder, series)
         wanted = [str(folder / job.runs[0]) for job in now.series.jobs]
         return sum(taken[place] != 1 for place in wanted) + (now.submitted != now.total)
@@ -136,7 +142,7 @@ def _jobs() -> list[Job]:
     request = Request(
         workload="cosmoflow", preset="ci", system="box", points=(1,), points_are="nodes", repeats=JOBS, series="bench"
     )
-    return jobs_of(expand(request, machine_cores=2))
+    return [job_of([plan]) for plan in expand(request, machine_cores=2)]
 
 
 def _accused() -> tuple[int, int]:

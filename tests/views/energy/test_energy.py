@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm.accounting import job_energies
-from dlbench.jobs.slurm.submission import Submission
+from dlbench.jobs.submission import Submission
 from dlbench.reading import scaling
 from dlbench.reading.samples.energy import RunEnergy, run_energy
 from dlbench.reading.samples.energy_sources import KINDS, Kind
@@ -721,6 +721,7 @@ def submitted(out: Path, jobs: Mapping[str, str], shared: Sequence[str] = ()) ->
     for run_id, job in jobs.items():
         submission = Submission(
             job_id=job,
+            owner="root",
             command=("sbatch",),
             submitted="2026-03-01T12:00:00Z",
             log="run/slurm.out",

@@ -9,10 +9,10 @@ from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.slurm.environment import exported_names
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.sharing import may_not_read, user_name
 from dlbench.specs.base import RunName, Spec
 from dlbench.units import utc_now
 
@@ -23,6 +23,9 @@ class Submission(Spec):
     format: Literal["dlbench.submission"] = Field("dlbench.submission", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
     job_id: str = Field(description="Slurm's job id, without the cluster; of an element of an array, ARRAY_NUMBER.")
+    cluster: str = Field("", description="The cluster that took the job, where sbatch named one.")
+    owner: str = Field(description="Login name of who submitted it.")
+    scheduler: str = Field("slurm", description="What took the job: system.scheduler.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     variables: tuple[str, ...] = Field(
         (), description="Names of the variables that sbatch, and so the job, was given (slurm.export); ALL: every one."
@@ -34,26 +37,38 @@ class Submission(Spec):
     )
     log: str = Field(description="Slurm's output, from the folder of all runs.")
 
+    @property
+    def reference(self) -> str:
+        """The job as the scheduler is asked for it: `ID` or `ID;CLUSTER`."""
+        return f"{self.job_id};{self.cluster}" if self.cluster else self.job_id
 
-def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str]) -> None:
+
+def keep_submission(
+    job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str], variables: Sequence[str]
+) -> None:
     """Writes into the folder of each run of a job which job it is.
 
     Args:
         job: the runs.
         folders: theirs, in the same order.
-        job_id: Slurm's; of an array that of the whole.
+        job_id: as sbatch printed it, `ID` or `ID;CLUSTER`; of an array that of the whole.
         command: the sbatch command line.
+        variables: names of those that the job was given.
 
     Raises:
         RunError: a file cannot be written.
     """
-    now, first = utc_now(), folders[0].path.name
+    now, first, owner = utc_now(), folders[0].path.name, user_name()
+    bare, _, cluster = job_id.partition(";")
     for number, folder in enumerate(folders, 1):
-        own = f"{job_id}_{number}" if job.is_array else job_id
+        own = f"{bare}_{number}" if job.is_array else bare
         submission = Submission(
             job_id=own,
+            cluster=cluster,
+            owner=owner,
+            scheduler=job.shape.system.scheduler,
             command=tuple(command),
-            variables=exported_names(job.plans),
+            variables=tuple(variables),
             submitted=now,
             runs=job.run_ids if len(folders) > 1 and not job.is_array else (),
             log=f"{first}/slurm-{own}.out",
@@ -72,7 +87,7 @@ def read_submission(folder: RunFolder) -> Submission | None:
     except FileNotFoundError:
         return None
     except PermissionError as error:
-        raise IncompleteDataError(f"{folder.submission}: cannot be read: {error.strerror}") from None
+        raise may_not_read(folder.submission, error) from None
     except (OSError, ValueError, ValidationError) as error:
         why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
         raise IncompleteDataError(f"{folder.submission}: damaged: {why}; delete it or restore it from a copy") from None

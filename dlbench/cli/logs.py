@@ -1,0 +1,129 @@
+"""`dlbench logs`: what a run said."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from dlbench.cli.options import output_folder
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    from dlbench.records.folder import RunFolder
+
+_MAX_BYTES = 1 << 22
+"""Of each log, its end."""
+
+_LOOK_S = 1.0
+
+
+@click.command()
+@click.argument("run")
+@output_folder()
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="The log of this rank alone.")
+@click.option("--lines", metavar="N", type=click.IntRange(min=0), default=200, show_default=True, help="Of each log.")
+@click.option("--follow", is_flag=True, help="Go on as it grows, until the run has ended.")
+def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> None:
+    """Print the last lines of what RUN said: of its Slurm job, of its launcher, of its ranks.
+
+    RUN is the id of a run in --out, or its folder.
+
+    \b
+    Example:
+      dlbench logs nightly-resnet50-ci-p00-n0001-k00 --follow
+    """
+    from dlbench.jobs.campaign.logs import logs_of
+    from dlbench.opening import read_end
+
+    folder = run_folder(run, out)
+    paths = logs_of(folder, rank)
+    sizes: dict[Path, int] = {}
+    for path in paths:
+        sizes[path] = path.stat().st_size
+        content = read_end(path, min(_MAX_BYTES, sizes[path])) if sizes[path] else b""
+        _print(path, content, lines, is_one=len(paths) == 1)
+    if follow:
+        _follow(folder, rank, sizes)
+
+
+def run_folder(run: str, out: Path) -> RunFolder:
+    """The folder of a run: its own path, or its name below the folder of all runs.
+
+    Raises:
+        UserError: there is none; names the runs of a series of that name.
+    """
+    from dlbench.records.folder import RunFolder
+
+    for path in (Path(run), out / run):
+        if RunFolder(path).plan.exists():
+            return RunFolder(path.absolute())
+    there = sorted(path.parent.name for path in out.glob(f"{_escaped(run)}-*/plan.json"))
+    if there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        raise UserError(f"{run}: is a series; name one of its runs: {', '.join(there[:3])}{more}")
+    raise UserError(f"{run}: no such run in {out}")
+
+
+def _escaped(text: str) -> str:
+    import glob
+
+    return glob.escape(text) if text and "/" not in text and text not in (".", "..") else "*no run*"
+
+
+def _print(path: Path, content: bytes, lines: int, *, is_one: bool) -> None:
+    from dlbench.cli.streams import cleaned
+
+    text = content.decode("utf-8", "replace")
+    shown = text.splitlines()
+    if not is_one:
+        click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
+    for line in shown[-lines:] if lines else shown:
+        click.echo(cleaned(line))
+
+
+def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None:
+    """Prints what is added, until the run has a record, or its launcher gave it up, and nothing was added since."""
+    from dlbench.cli.streams import cleaned
+    from dlbench.jobs.campaign.completing import EVERY_S
+    from dlbench.jobs.campaign.logs import logs_of
+    from dlbench.opening import open_file
+
+    last = next(reversed(sizes), None)
+    is_over, asked = False, time.monotonic()
+    while True:
+        grew = False
+        for path in logs_of(folder, rank):
+            with open_file(path) as file:
+                file.seek(sizes.get(path, 0))
+                added = _whole_lines(file, is_over=is_over)
+            if not added:
+                continue
+            grew = True
+            sizes[path] = sizes.get(path, 0) + len(added)
+            if path != last:
+                click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
+                last = path
+            click.echo(cleaned(added.decode("utf-8", "replace").removesuffix("\n")))
+        if is_over and not grew:
+            return
+        is_over = is_over or any(path.exists() for path in (folder.record, folder.comm, folder.failure))
+        if not is_over and time.monotonic() >= asked + EVERY_S:
+            is_over, asked = _is_over(folder), time.monotonic()
+        time.sleep(_LOOK_S)
+
+
+def _whole_lines(file: IO[bytes], *, is_over: bool) -> bytes:
+    added = file.read(_MAX_BYTES)
+    return added if is_over or len(added) == _MAX_BYTES else added[: added.rfind(b"\n") + 1]
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether the job of a run ended without a record."""
+    from dlbench.jobs.campaign.outlook import outlooks
+    from dlbench.records.collectives_scan import read_launched
+
+    (one,), _ = outlooks([read_launched(folder.path)])
+    return one.is_failed

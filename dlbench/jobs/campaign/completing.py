@@ -1,0 +1,221 @@
+"""Submits what is left of a series: again and again, it does so once for each job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlbench.errors import UserError
+from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path
+from dlbench.jobs.campaign.standing import Standing, standing
+from dlbench.jobs.campaign.submitting import folders_of, submit
+from dlbench.jobs.scheduler import DoubtError, Queue, QueueFullError, Scheduler, UnansweredError
+from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.submission import keep_submission
+
+EVERY_S = 60.0
+"""How often the scheduler is asked while a series is fed or waited for, seconds."""
+
+MOST_S = 600.0
+"""The longest pause, after it did not answer or took no job several times."""
+
+_SLICE_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """One job that is with Slurm now."""
+
+    number: int
+    """From 1, of the jobs of the series."""
+    job: Job
+    job_id: str
+    is_adopted: bool
+    """It was there already, and dlbench did not know."""
+
+
+def complete(
+    root: Path,
+    series_id: str,
+    scheduler: Scheduler,
+    check: Callable[[], None],
+    on_submitted: Callable[[Submitted], None],
+    max_jobs: int | None = None,
+) -> Standing:
+    """Submits the jobs of a series that are not with the scheduler yet.
+
+    Args:
+        root: folder of all runs, absolute.
+        series_id: the series.
+        scheduler: takes its jobs.
+        check: called before each job; what it raises is passed on.
+        on_submitted: told each job.
+        max_jobs: jobs of the series that wait or run at most, elements of arrays counted; None: any number.
+
+    Raises:
+        UserError: there is no such series of this user, or another process submits it; or `max_jobs` is less than the
+            elements of one array.
+        RefusedError: the scheduler refused a job. What was submitted before stays, here and below.
+        DoubtError: it did not say whether it took a job.
+        UnansweredError: it does not say what is queued.
+    """
+    require_own(root, series_id)
+    with held(root, series_id) as lock:
+        now = standing(root, series_id)
+        if now.submitted == now.total:
+            return now
+        jobs = jobs_of_series(root, now.series)
+        queue = _queue_for(now, scheduler, is_counted=max_jobs is not None)
+        room = _Room(now, queue, max_jobs)
+        for number, after in _missing(now, queue, room):
+            job, entry = jobs[number], now.series.jobs[number]
+            found = ""
+            if now.states[number] == "unsure":
+                found = queue.find(folders_of(root, job)[0], entry.comment)
+            if not found and not room.takes(job):
+                break
+            check()
+            folders = folders_of(root, job)
+            if found:
+                command = scheduler.command(job, folders[0], after, entry.comment)
+                keep_submission(job, folders, found, command, scheduler.variables(job))
+            job_id = found or submit(scheduler, job, folders, now.series.python, after, entry.comment, (lock,))
+            append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
+            room.add(number, job, job_id, is_counted=bool(found))
+            on_submitted(Submitted(number=number + 1, job=job, job_id=job_id, is_adopted=bool(found)))
+        return standing(root, series_id)
+
+
+class _Room:
+    """How many more jobs of the series the queue may hold; and the job that the next one is to wait for."""
+
+    def __init__(self, now: Standing, queue: Queue, most: int | None) -> None:
+        self._most = most
+        self._active = sum(len(_active(queue, job_id)) for job_id in now.ids if job_id)
+        self.taken: dict[int, str] = {}
+        """Ids of this time, by the job's number."""
+
+    def takes(self, job: Job) -> bool:
+        """Whether there is room for one more."""
+        if self._most is None:
+            return True
+        size = len(job.plans) if job.is_array else 1
+        if size > self._most:
+            raise UserError(f"--max-jobs {self._most}: a job of this series is an array of {size}; give at least that")
+        return self._active + size <= self._most
+
+    def add(self, number: int, job: Job, job_id: str, *, is_counted: bool) -> None:
+        """Counts a job that is with the scheduler now."""
+        self.taken[number] = job_id
+        if not is_counted:
+            self._active += len(job.plans) if job.is_array else 1
+
+
+def _missing(now: Standing, queue: Queue, room: _Room) -> Iterator[tuple[int, str | None]]:
+    """Numbers of the jobs to submit, from 0, each with the id of the job that it is to wait for."""
+    for number, state in enumerate(now.states):
+        if state not in ("submitted", "begun"):
+            yield number, _before(now, number, queue, room) if now.series.chain else None
+
+
+def _before(now: Standing, number: int, queue: Queue, room: _Room) -> str | None:
+    for earlier in range(number - 1, -1, -1):
+        if earlier in room.taken:
+            return room.taken[earlier]
+        job_id = now.ids[earlier]
+        if job_id:
+            # A job that has ended may be forgotten, and then some versions refuse to wait for it.
+            is_over = not queue.unanswered and not _active(queue, job_id)
+            return None if is_over else job_id
+    return None
+
+
+def _active(queue: Queue, job_id: str) -> list[str]:
+    return [job.job_id for job in queue.of(job_id) if job.phase != "over"]
+
+
+def _queue_for(now: Standing, scheduler: Scheduler, *, is_counted: bool) -> Queue:
+    """What the scheduler has, where that must be known.
+
+    Raises:
+        UnansweredError: it does not answer.
+    """
+    unsure = now.states.count("unsure")
+    if not unsure and not (now.submitted and (is_counted or now.series.chain)):
+        return Queue(unanswered="not asked")
+    queue = scheduler.query()
+    if queue.unanswered and unsure:
+        raise UnansweredError(
+            f"series {now.series.id}: {queue.unanswered}, and without an answer nobody knows whether {unsure} "
+            f"job{'s are' if unsure > 1 else ' is'} queued already: nothing was submitted"
+        )
+    if queue.unanswered and is_counted:
+        raise UnansweredError(
+            f"series {now.series.id}: {queue.unanswered}, and without an answer nobody knows how many of its jobs are "
+            "queued: nothing was submitted"
+        )
+    return queue
+
+
+def feed(
+    root: Path,
+    series_id: str,
+    scheduler: Scheduler,
+    check: Callable[[], None],
+    on_submitted: Callable[[Submitted], None],
+    tell: Callable[[str], None],
+    max_jobs: int | None = None,
+    every_s: float = EVERY_S,
+) -> Standing:
+    """Submits a series as the queue has room, until all of it is submitted.
+
+    A queue that is full, and a scheduler that does not answer, are waited for; after a kill it can be called again.
+    The series is locked only while jobs are submitted.
+
+    Args:
+        root: as of `complete`, and so are the next four.
+        series_id: the series.
+        scheduler: takes its jobs.
+        check: called twice a second, too.
+        on_submitted: told each job.
+        tell: told in a line what is waited for.
+        max_jobs: as of `complete`.
+        every_s: seconds between two looks at the queue; more where it is full or does not answer.
+
+    Raises:
+        UserError, RefusedError: as of `complete`.
+    """
+    pause, told = every_s, ""
+    while True:
+        why = ""
+        try:
+            now = complete(root, series_id, scheduler, check, on_submitted, max_jobs)
+        except QueueFullError as error:
+            now, why = standing(root, series_id), str(error)
+            if not _holds_some(scheduler.query(), now):
+                raise  # nothing of it would ever leave
+        except (DoubtError, UnansweredError) as error:
+            now, why = standing(root, series_id), str(error)
+        if now.submitted == now.total:
+            return now
+        pause = min(2 * pause, max(MOST_S, every_s)) if why else every_s
+        words = f"series {series_id}: {now.text}; waiting for the queue" + (f": {why}" if why else "")
+        if words != told:
+            tell(words)
+            told = words
+        sleep(pause, check)
+
+
+def _holds_some(queue: Queue, now: Standing) -> bool:
+    return bool(queue.unanswered) or any(_active(queue, job_id) for job_id in now.ids if job_id)
+
+
+def sleep(seconds: float, check: Callable[[], None]) -> None:
+    """Waits, and calls `check` meanwhile."""
+    end = time.monotonic() + seconds
+    check()
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _SLICE_S))
+        check()

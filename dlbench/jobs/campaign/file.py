@@ -1,0 +1,243 @@
+"""The files of a series: what it shall hold is on disk before the first job, so that it can be gone on with.
+
+Below the folder of all runs, `.series/ID.json` lists its jobs and `.series/ID.plans` holds their plans, a line each; a
+line in `.series/ID.jobs` follows each job that the scheduler took.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Literal
+
+from pydantic import Field, ValidationError
+
+from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.jobs.scripts.job import Job
+from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
+from dlbench.records.files import is_stream, write_json
+from dlbench.records.folder import MAX_JSON
+from dlbench.records.sharing import may_not_read, other_owner, user_name
+from dlbench.specs.base import Flag, Name, RunName, Spec
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan
+
+FOLDER = ".series"
+"""Below the folder of all runs; what reads runs passes over names that begin with a dot."""
+
+_MAX_PLANS = 1 << 30
+"""Bytes of all plans of a series: one has some 10 kB."""
+
+
+class SeriesJob(Spec):
+    """One job of a series."""
+
+    runs: tuple[RunName, ...] = Field(min_length=1, description="Its runs, in their order.")
+    time_limit: str = Field(description="What it asks for, as Slurm writes it; of an array, for each run.")
+    array_limit: int | None = Field(
+        description="null: one allocation for all. Else a job array, of which so many run at a time; 0: any number."
+    )
+    comment: str = Field(description="By which Slurm finds the job again: sbatch --comment.")
+
+
+class SeriesFile(Spec):
+    """`.series/ID.json`: what a series that was submitted shall hold."""
+
+    format: Literal["dlbench.series"] = Field("dlbench.series", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    id: Name = Field(description="The series.")
+    owner: str = Field(description="Login name of who submitted it; nobody else adds to it.")
+    created: str = Field(description="When it was first submitted, UTC, ISO 8601.")
+    requests: tuple[str, ...] = Field(description="The commands that asked for it, a line each.")
+    scheduler: str = Field("slurm", description="What takes its jobs: system.scheduler.")
+    pack: str = Field("points", description="Which runs share a job: points, all, or runs (none), as of the newest.")
+    chain: Flag = Field(description="Whether each job waits for the one before.")
+    max_jobs: int | None = Field(None, description="Jobs of it in the queue at most; null: any number.")
+    max_node_hours: float | None = Field(None, description="What the newest request might cost at most; null: any.")
+    python: str = Field(description="Python of the nodes, unless the system names another.")
+    jobs: tuple[SeriesJob, ...] = Field(description="All its jobs, in the order in which they are submitted.")
+
+
+def series_path(root: Path, series_id: str, suffix: str) -> Path:
+    """A file of a series: `json`, `plans` or `jobs`."""
+    return root / FOLDER / f"{series_id}.{suffix}"
+
+
+def read_series(root: Path, series_id: str) -> SeriesFile:
+    """The file of one series.
+
+    Raises:
+        UserError: there is none of this name.
+        IncompleteDataError: it is damaged.
+    """
+    path = series_path(root, series_id, "json")
+    if "/" in series_id or not series_id:
+        raise UserError(f"{series_id!a}: is no name of a series")
+    try:
+        return SeriesFile.model_validate(read_json(path, MAX_JSON))
+    except FileNotFoundError:
+        raise UserError(f"{root}: holds no series {series_id} that was submitted to Slurm") from None
+    except PermissionError as error:
+        raise may_not_read(path, error) from None
+    except (OSError, ValueError, ValidationError) as error:
+        why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
+        raise IncompleteDataError(f"{path}: damaged: {why}") from None
+
+
+def write_series(root: Path, series: SeriesFile) -> None:
+    """Replaces it.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    write_json(series_path(root, series.id, "json"), series.model_dump(mode="json"))
+
+
+def known_jobs(root: Path, series_id: str) -> dict[str, str]:
+    """The scheduler's id of each job that was taken, by the job's first run."""
+    known = {}
+    with suppress(FileNotFoundError):
+        lines = read_bytes(series_path(root, series_id, "jobs"), MAX_JSON).decode("utf-8", "replace").split("\n")
+        for line in lines[:-1]:  # what follows the last line's end was cut off
+            run_id, _, job_id = line.partition(" ")
+            known[run_id] = job_id
+    return known
+
+
+def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
+    """The plans of a series' jobs.
+
+    Raises:
+        IncompleteDataError: the file of plans is damaged, or lacks one.
+    """
+    path = series_path(root, series.id, "plans")
+    plans: dict[str, LaunchPlan] = {}
+    try:
+        for line in read_bytes(path, _MAX_PLANS).split(b"\n")[:-1]:
+            content = parse_json(line)
+            kind = CommPlan if content.get("format") == CommPlan.model_fields["format"].default else RunPlan
+            plan = kind.model_validate(content)
+            plans[plan.run_id] = plan
+        return [
+            Job(
+                plans=tuple(plans[run_id] for run_id in job.runs),
+                time_limit=job.time_limit,
+                array_limit=job.array_limit,
+            )
+            for job in series.jobs
+        ]
+    except (OSError, ValueError, ValidationError, AttributeError) as error:
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
+    except KeyError as error:
+        raise IncompleteDataError(f"{path}: damaged: it lacks the plan of {error.args[0]}") from None
+
+
+def is_held(root: Path, series_id: str) -> bool:
+    """Whether a process is submitting the series, or feeds it; not where the file system has no locks."""
+    return any(_is_locked(series_path(root, series_id, suffix)) for suffix in ("plans", "jobs"))
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        number = descriptor(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(number)
+    return False
+
+
+def require_own(root: Path, series_id: str) -> SeriesFile:
+    """The file of a series of this user.
+
+    Raises:
+        UserError: there is none of this name, or it is another user's.
+        IncompleteDataError: it is damaged.
+    """
+    if owner := owner_of_other(root, series_id):
+        raise UserError(f"{root}: series {series_id} is of user {owner}, who alone can go on with it")
+    return read_series(root, series_id)
+
+
+def owner_of_other(root: Path, series_id: str) -> str:
+    """Who submitted the series of this name; empty if it was this user, or nobody."""
+    path = series_path(root, series_id, "json")
+    if not path.exists():
+        return ""
+    if owner := other_owner(path):
+        return owner
+    owner = read_series(root, series_id).owner
+    return "" if owner == user_name() else owner
+
+
+@contextmanager
+def held(root: Path, series_id: str) -> Iterator[int]:
+    """Keeps other processes from submitting the series; where the file system has no locks, nothing does.
+
+    Yields:
+        A descriptor: a program that inherits it keeps the lock as long as it runs.
+
+    Raises:
+        UserError: another one does.
+        RunError: the file cannot be made.
+    """
+    with _appending(series_path(root, series_id, "plans")) as file:
+        with suppress(OSError):
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"series {series_id} is being submitted by another process") from None
+        yield file.fileno()
+
+
+@contextmanager
+def feeding(root: Path, series_id: str) -> Iterator[None]:
+    """Says to others that this process goes on with the series, also while it waits.
+
+    Raises:
+        UserError: another one does.
+        RunError: the file cannot be made.
+    """
+    with _appending(series_path(root, series_id, "jobs")) as file:
+        with suppress(OSError):
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"series {series_id} is being submitted by another process") from None
+        yield
+
+
+def append(path: Path, text: str) -> None:
+    """Adds whole lines; the rest of a line that was cut off is taken away first.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    try:
+        with _appending(path) as file:
+            if read_end(path, 1) not in (b"", b"\n"):
+                file.truncate(read_bytes(path, _MAX_PLANS).rfind(b"\n") + 1)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _appending(path: Path) -> IO[str]:
+    """Raises RunError: the file cannot be written."""
+    try:
+        if is_stream(path):
+            raise RunError(f"{path}: cannot be written: is no file")
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,189 @@
+"""What is to be expected of runs: what lies in their folders, joined with what the scheduler says of their jobs."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from dlbench.errors import IncompleteDataError
+from dlbench.jobs.campaign.standing import Standing
+from dlbench.jobs.known_schedulers import scheduler_named
+from dlbench.jobs.scheduler import Queue, QueuedJob
+from dlbench.jobs.submission import Submission, read_submission
+from dlbench.records.scan import LaunchedRun
+from dlbench.records.sharing import WithheldError, user_name
+from dlbench.records.status import RankStatus
+
+# Of a run that says itself that it failed, worth saying beside that.
+_TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+
+Ahead = Literal["nothing", "comes", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """One run."""
+
+    run_id: str
+    state: str
+    """valid, invalid, failed, incomplete, or the scheduler's word."""
+    job: str = ""
+    story: str = ""
+    reason: str = ""
+    """Why its job waits, the scheduler's word."""
+    starts: str = ""
+    """When its job should start, the scheduler's local time."""
+    ahead: Ahead = "nothing"
+    """Whether something is still to come."""
+
+    @property
+    def is_failed(self) -> bool:
+        """It has no valid record and will have none."""
+        return self.state in ("failed", "invalid")
+
+
+def outlooks(runs: Sequence[LaunchedRun]) -> tuple[list[Outlook], list[str]]:
+    """One of each run, and which submissions cannot be read: without its own a waiting run seems not submitted."""
+    jobs: dict[str, Submission] = {}
+    unread: list[str] = []
+    for run in runs:
+        try:
+            submission = read_submission(run.folder)
+        except WithheldError:
+            submission = None
+        except IncompleteDataError as error:
+            submission = None
+            unread.append(str(error))
+        if submission is not None:
+            jobs[run.plan.run_id] = submission
+    queues = _queues([jobs[r.plan.run_id] for r in runs if r.recorded is None and r.plan.run_id in jobs])
+    found = []
+    for run in runs:
+        one = jobs.get(run.plan.run_id)
+        found.append(_outlook(run, one, Queue() if one is None else queues.get(one.scheduler, Queue())))
+    return found, unread
+
+
+def _queues(waiting: Sequence[Submission]) -> Mapping[str, Queue]:
+    """What each scheduler says; each is asked once for all jobs, and runs that share a job ask once."""
+    asked: dict[str, dict[str, str]] = {}
+    for one in waiting:
+        asked.setdefault(one.scheduler, {})[one.reference] = one.owner
+    me = user_name()
+    return {
+        name: scheduler_named(name).query([*jobs], sorted({owner for owner in jobs.values() if owner != me}))
+        for name, jobs in asked.items()
+    }
+
+
+def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> Outlook:
+    run_id, story, state = run.plan.run_id, run.story, run.state
+    if submission is None:
+        return _not_submitted(run)
+    job = submission.job_id
+    told = next(iter(queue.of(submission.reference)), None)
+    if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
+        return Outlook(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
+    if state != "incomplete":
+        return Outlook(run_id=run_id, state=state, job=job, story=story)
+    if told is None:
+        ahead: Ahead = "unknown" if queue.unanswered else "nothing"
+        return Outlook(
+            run_id=run_id, state=state, job=job, story=f"{_unlisted(submission, queue)}; {story}", ahead=ahead
+        )
+    if told.phase == "over":
+        why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
+        return Outlook(run_id=run_id, state="failed", job=job, story=why)
+    return Outlook(
+        run_id=run_id,
+        state=told.state,
+        job=job,
+        story=_expected(run, submission, told),
+        reason=told.reason,
+        starts=told.starts,
+        ahead="nothing" if told.is_stuck else "comes",
+    )
+
+
+def _not_submitted(run: LaunchedRun) -> Outlook:
+    run_id, state, story = run.plan.run_id, run.state, run.story
+    if state == "incomplete" and run.folder.script.exists() and not run.statuses:
+        return Outlook(
+            run_id=run_id,
+            state=state,
+            story="not started; nobody knows whether its job was submitted",
+            ahead="unknown",
+        )
+    if state == "incomplete" and (host := _left_by_all(run.statuses)):
+        return Outlook(
+            run_id=run_id, state="failed", story=f"none of its processes is left on {host}, and no record; {story}"
+        )
+    return Outlook(run_id=run_id, state=state, story=story, ahead="unknown" if state == "incomplete" else "nothing")
+
+
+def _unlisted(submission: Submission, queue: Queue) -> str:
+    """Why nothing is known of a job."""
+    job = submission.job_id
+    if queue.unanswered:
+        return f"Slurm did not say what became of job {job} ({queue.unanswered})"
+    if submission.owner != user_name():
+        return f"job {job} is of user {submission.owner}: Slurm no longer knows it, or shows it to its owner alone"
+    return f"Slurm no longer knows job {job}"
+
+
+def _expected(run: LaunchedRun, submission: Submission, told: QueuedJob) -> str:
+    """What a job that has not ended is about."""
+    if told.phase == "waiting":
+        parts = [f"({told.reason})"] * bool(told.reason) + [told.advice] * bool(told.advice)
+        parts += [f"expected start {told.starts}"] * bool(told.starts)
+        return " ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+    if submission.runs and not run.statuses:
+        return (
+            f"no rank has said anything yet; the {len(submission.runs)} runs of job {submission.job_id} go one after "
+            "the other"
+        )
+    return told.advice
+
+
+def _left_by_all(statuses: Sequence[RankStatus]) -> str:
+    """This host's name, if all ranks that said anything ran here and none does any more; else empty."""
+    here = platform.node()
+    gone = bool(statuses) and all(status.host == here and not _lives(status) for status in statuses)
+    return here if gone else ""
+
+
+def _lives(status: RankStatus) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(status.pid)
+        # A process that began after the rank's last word only has its number.
+        told = datetime.fromisoformat(status.updated).timestamp()
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= told + 60)
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, ValueError):
+        return True
+
+
+def _where(submission: Submission) -> str:
+    """Where to read what a job said."""
+    return f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
+
+
+def counted(series: Standing, found: Mapping[str, Outlook]) -> str:
+    """How far a series is, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING, 1 not submitted``.
+
+    Args:
+        series: it.
+        found: outlooks by run id, of more runs, too.
+    """
+    runs = [run_id for job in series.series.jobs for run_id in job.runs]
+    states = Counter(found[run_id].state if run_id in found else "not submitted" for run_id in runs)
+    valid = states.pop("valid", 0)
+    parts = [f"{valid} of {len(runs)} run{'s' * (len(runs) != 1)} valid"]
+    return ", ".join([*parts, *(f"{count} {state}" for state, count in states.items())])

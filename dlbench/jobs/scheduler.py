@@ -1,0 +1,160 @@
+"""What a campaign asks of a batch scheduler: to render, submit, list and cancel jobs.
+
+Slurm answers in `dlbench.jobs.slurm.scheduler`. Another scheduler is one more module with these methods, and its name
+in `dlbench.jobs.known_schedulers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol
+
+from dlbench.errors import RunError
+from dlbench.jobs.scripts.job import Job
+from dlbench.records.folder import RunFolder
+
+Phase = Literal["waiting", "running", "over"]
+
+
+class RefusedError(RunError):
+    """The scheduler did not take a job, for certain."""
+
+
+class QueueFullError(RefusedError):
+    """It did not take a job because of a limit on jobs, which others may leave when they end."""
+
+
+class DoubtError(RunError):
+    """The scheduler said neither yes nor no: the job may be queued."""
+
+
+class UnansweredError(RunError):
+    """The scheduler does not say what is queued."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a scheduler said to a submission: one of the first three."""
+
+    job_id: str = ""
+    doubt: str = ""
+    """Why the job may be queued all the same."""
+    refusal: str = ""
+    """Why the job was not taken, for certain."""
+    is_full: bool = False
+    """It was refused for a limit on the number of jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob:
+    """One job, or one element of an array, as a scheduler lists it."""
+
+    job_id: str
+    """As the scheduler printed it when it took the job; of an element of an array ARRAY_NUMBER."""
+    state: str
+    """The scheduler's word, e.g. PENDING."""
+    phase: Phase
+    reason: str = ""
+    """Why it waits, the scheduler's word."""
+    advice: str = ""
+    """What the reason means, and what to do; empty where it will start by itself."""
+    is_stuck: bool = False
+    """It never starts as it was asked for."""
+    starts: str = ""
+    """When the scheduler expects it to start, its local time; empty where it does not tell."""
+    comment: str = ""
+    folder: str = ""
+    """Its working directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """What a scheduler says of jobs, those that ended lately, too."""
+
+    jobs: Mapping[str, QueuedJob] = field(default_factory=dict)
+    """By id."""
+    unanswered: str = ""
+    """Why jobs that are left out may still be known; empty if the scheduler answered."""
+
+    def of(self, job_id: str) -> list[QueuedJob]:
+        """The job of an id; of an array's, its elements."""
+        if job_id in self.jobs:
+            return [self.jobs[job_id]]
+        return self._elements.get(job_id, [])
+
+    def find(self, folder: RunFolder, comment: str) -> str:
+        """The id of the job with this comment, else of the one that was submitted from this folder; empty if none."""
+        by_comment = (job for job in self.jobs.values() if comment and job.comment == comment)
+        by_folder = (job for job in self.jobs.values() if job.folder == str(folder.path))
+        found = next(by_comment, None) or next(by_folder, None)
+        return "" if found is None else array_of(found.job_id) or found.job_id
+
+    @cached_property
+    def _elements(self) -> dict[str, list[QueuedJob]]:
+        found: dict[str, list[QueuedJob]] = {}
+        for job in self.jobs.values():
+            if array := array_of(job.job_id):
+                found.setdefault(array, []).append(job)
+        return found
+
+
+def array_of(job_id: str) -> str:
+    """The id of the array of an element, e.g. ``12`` of ``12_3`` and ``12;c`` of ``12_3;c``; empty of another job."""
+    array, mark, rest = job_id.partition("_")
+    _, semicolon, cluster = rest.partition(";")
+    return f"{array}{semicolon}{cluster}" if mark else ""
+
+
+class Scheduler(Protocol):
+    """A batch scheduler."""
+
+    name: str
+    """As people call it."""
+
+    def require(self) -> None:
+        """Raises EnvironmentLacksError: no job can be submitted from this machine."""
+
+    def render(self, job: Job, folders: Sequence[RunFolder], python: str) -> str:
+        """The script of a job.
+
+        Args:
+            job: its runs.
+            folders: theirs, absolute, in the same order.
+            python: Python of the nodes, unless the system names another.
+        """
+
+    def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
+        """The command that submits a script.
+
+        Args:
+            job: its runs.
+            folder: that of the first, absolute; its `script` is there.
+            after: id of the job that must have ended before; None: none.
+            comment: by which the job is found again.
+        """
+
+    def variables(self, job: Job) -> Sequence[str]:
+        """Names of the environment variables that a job is given."""
+
+    def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int]) -> Answer:
+        """Runs that command.
+
+        Args:
+            job: its runs.
+            command: as of `command`.
+            keep_open: descriptors that the command inherits: they hold the series' lock until it ends, even if this
+                process is killed meanwhile.
+        """
+
+    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = ()) -> Queue:
+        """This user's jobs in few calls, however many they are.
+
+        Args:
+            job_ids: jobs that are asked for where the queue has forgotten them, too.
+            users: whose jobs beside this user's.
+        """
+
+    def cancel(self, job_ids: Sequence[str]) -> str:
+        """Cancels jobs; returns what the scheduler said against it, empty if nothing."""

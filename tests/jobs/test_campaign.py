@@ -1,0 +1,481 @@
+"""A series through a scheduler that is not Slurm: exactly once whatever happens, fed, cancelled, waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlbench.errors import RunError, UserError
+from dlbench.jobs import known_schedulers
+from dlbench.jobs.campaign.beginning import begin
+from dlbench.jobs.campaign.cancelling import cancel_run, cancel_series
+from dlbench.jobs.campaign.completing import Submitted, complete, feed
+from dlbench.jobs.campaign.file import FOLDER, append, feeding, held, is_held, known_jobs, series_path
+from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.standing import standing
+from dlbench.jobs.campaign.waiting import wait
+from dlbench.jobs.scheduler import Answer, DoubtError, QueueFullError, Scheduler, UnansweredError
+from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.submission import read_submission
+from dlbench.records.folder import RunFolder
+from dlbench.records.status import write_failure
+from dlbench.specs.expand import expand
+from dlbench.specs.requests import Request
+from tests.support.desk_scheduler import Desk
+from tests.support.run_factory import constant, write_run
+
+TIMES = constant([1, 0, 3, 5, 0, 1])
+QUIET: Callable[..., None] = lambda *_: None  # noqa: E731
+
+
+def jobs(count: int, series: str = "s") -> list[Job]:
+    request = Request(
+        workload="cosmoflow",
+        preset="ci",
+        system="box",
+        engine="ddp",
+        points=(1,),
+        points_are="nodes",
+        repeats=count,
+        series=series,
+    )
+    return [job_of([plan], {}) for plan in expand(request, machine_cores=4)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    made = Desk(queue=tmp_path / "queue")
+    monkeypatch.setitem(known_schedulers.SCHEDULERS, "slurm", lambda: made)
+    return made
+
+
+def begun(root: Path, count: int = 4, *, chain: bool = False) -> str:
+    return begin(root, jobs(count), chain=chain, python="/python", request="dlbench submit ...")
+
+
+def submitted(root: Path, desk: Scheduler, most: int | None = None) -> list[str]:
+    told: list[Submitted] = []
+    complete(root, "s", desk, QUIET, told.append, most)
+    return [one.job_id for one in told]
+
+
+def exactly_once(root: Path, desk: Desk, count: int) -> None:
+    """Each job of the series is in the queue once, and has its folder."""
+    now = standing(root, "s")
+    assert now.text == f"{count} of {count} jobs submitted"
+    runs = [job.runs[0] for job in now.series.jobs]
+    assert sorted(row[3] for row in desk.lines()) == sorted(str(root / run) for run in runs)
+    assert sorted(path.name for path in root.iterdir() if path.name != FOLDER) == sorted(runs)
+    for run in runs:
+        submission = read_submission(RunFolder(root / run))
+        assert submission is not None
+        assert [submission.job_id] == [row[0] for row in desk.lines() if row[3] == str(root / run)]
+
+
+# Exactly once
+
+
+def killed_at(action: Callable[[], object], number: int) -> bool:
+    """Runs it in a fork that is killed with SIGKILL at its so many-th change of the file system; whether it was."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    count = 0
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal count
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.mkdir", "os.rename", "os.remove", "os.truncate"):
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        sys.addaudithook(watch)
+        action()
+    finally:
+        os._exit(0)
+
+
+def sweep(tmp_path: Path, count: int, step: int) -> int:
+    """Kills a submission of so many jobs at every so many-th point; returns the number of points."""
+    points = 0
+    made = jobs(count)
+    while True:
+        place = tmp_path / f"at-{points}"
+        root = place / "runs"
+        root.mkdir(parents=True)
+        desk = Desk(queue=place / "queue")
+
+        def both(root: Path = root, desk: Desk = desk) -> None:
+            begin(root, made, chain=True, python="/python", request="dlbench submit ...")
+            submitted(root, desk)
+
+        was_killed = killed_at(both, 1 + points * step)
+        if not series_path(root, "s", "json").exists():
+            begin(root, made, chain=True, python="/python", request="dlbench submit ...")
+        submitted(root, desk)
+        exactly_once(root, desk, count)
+        points += 1
+        if not was_killed:
+            return points
+
+
+def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, desk: Desk) -> None:
+    assert sweep(tmp_path, 3, 1) > 20
+
+
+@pytest.mark.nightly
+def test_a_kill_at_any_moment_of_twenty_jobs_loses_and_doubles_nothing(tmp_path: Path, desk: Desk) -> None:
+    assert sweep(tmp_path, 20, 1) > 150
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_submissions_that_end_badly_again_and_again(root: Path, desk: Desk, is_taken: bool) -> None:
+    """Whether the controller took the job that it says nothing about, or not."""
+    begun(root, 20, chain=True)
+    doubt = Answer(doubt="sbatch failed: Socket timed out on send/recv operation")
+    silent: Callable[[int], Answer | None] = lambda number: doubt if number % 2 else None  # noqa: E731
+    if is_taken:
+        desk.after = silent
+    else:
+        desk.before = silent
+    for _ in range(41):
+        try:
+            submitted(root, desk)
+        except DoubtError:
+            continue
+        break
+    exactly_once(root, desk, 20)
+    if not is_taken:
+        assert desk.times > 20
+
+
+def test_a_lock_is_kept_by_the_command_that_runs(root: Path, desk: Desk) -> None:
+    """A sbatch whose dlbench was killed still runs: until it has ended, nobody asks whether its job is there."""
+    begun(root)
+    with held(root, "s") as lock:
+        kept = os.dup(lock)
+    assert is_held(root, "s")
+    with pytest.raises(UserError, match="being submitted by another process"):
+        submitted(root, desk)
+    os.close(kept)
+    assert len(submitted(root, desk)) == 4
+
+
+def test_lines_that_were_cut_off_are_taken_away(root: Path, desk: Desk) -> None:
+    begun(root)
+    desk.before = lambda number: Answer(refusal="no") if number == 3 else None
+    with pytest.raises(RunError):
+        submitted(root, desk)
+    path = series_path(root, "s", "jobs")
+    first, second = known_jobs(root, "s")
+    path.write_text(path.read_text()[:-2])  # of the second job's line
+    assert known_jobs(root, "s") == {first: "1"}
+    assert standing(root, "s").text == "2 of 4 jobs submitted"  # its own folder knows
+    append(path, "x 7\n")
+    assert known_jobs(root, "s") == {first: "1", "x": "7"}
+    assert second not in known_jobs(root, "s")
+
+
+def test_a_job_that_left_only_its_log_is_not_submitted_again(root: Path, desk: Desk) -> None:
+    """Killed after sbatch, gone on with when Slurm had forgotten the job."""
+    begun(root)
+    desk.after = lambda number: Answer(doubt="it ended") if number == 1 else None
+    desk.is_silent = True
+    with pytest.raises(DoubtError):
+        submitted(root, desk)
+    run = standing(root, "s").series.jobs[0].runs[0]
+    (root / run / "slurm-812.out").write_text("no such Python\n")
+    desk.queue.write_text("")
+    desk.is_silent = False
+    assert standing(root, "s").ids[0] == "812"
+    assert len(submitted(root, desk)) == 3
+
+
+# The queue's room
+
+
+def test_no_more_jobs_than_asked_for_are_in_the_queue(root: Path, desk: Desk) -> None:
+    begun(root, 5, chain=True)
+    assert submitted(root, desk, 2) == ["1", "2"]
+    assert submitted(root, desk, 2) == []
+    desk.set_state("F", "1")
+    assert submitted(root, desk, 2) == ["3"]
+    desk.is_silent = True
+    with pytest.raises(UnansweredError, match="nobody knows how many"):
+        submitted(root, desk, 2)
+    desk.is_silent = False
+    desk.set_state("F")
+    assert submitted(root, desk, 2) == ["4", "5"]
+    # A job that has ended may be forgotten, and is not waited for.
+    commands = [read_submission(RunFolder(root / job.runs[0])) for job in standing(root, "s").series.jobs]
+    after = [one.command[2].removeprefix("-Wafter=") for one in commands if one is not None]
+    assert after == ["", "1", "2", "", "4"]
+
+
+def test_an_array_counts_its_elements(root: Path, desk: Desk) -> None:
+    plans = [plan for job in jobs(4) for plan in job.plans]
+    array = Job(plans=tuple(plans), time_limit="00:10:00", array_limit=0)
+    begin(root, [array], chain=False, python="/python", request="dlbench submit ...")
+    with pytest.raises(UserError, match="array of 4"):
+        submitted(root, desk, 3)
+    assert submitted(root, desk, 4) == ["1"]
+    submission = read_submission(RunFolder(root / plans[2].run_id))
+    assert submission is not None
+    assert submission.job_id == "1_3"
+
+
+def test_a_series_is_fed_as_the_queue_empties(root: Path, desk: Desk) -> None:
+    begun(root, 6)
+    told: list[str] = []
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 20:
+            desk.is_silent = True
+        if looks == 24:
+            desk.is_silent = False
+        if looks % 8 == 0:  # the oldest ends
+            desk.set_state("F", next((row[0] for row in desk.lines() if row[1] == "Q"), "0"))
+        assert sum(row[1] == "Q" for row in desk.lines()) <= 2
+
+    with feeding(root, "s"):
+        assert is_held(root, "s")
+        now = feed(root, "s", desk, check, QUIET, told.append, 2, 0.01)
+    assert now.text == "6 of 6 jobs submitted"
+    assert told[0] == "series s: 2 of 6 jobs submitted; waiting for the queue"
+    exactly_once(root, desk, 6)
+
+
+def test_a_full_queue_is_waited_for_while_a_job_of_the_series_may_leave_it(root: Path, desk: Desk) -> None:
+    begun(root, 3)
+    full = Answer(refusal="Job violates accounting/QOS policy (job submit limit)", is_full=True)
+    desk.before = lambda number: full if number in (2, 3) else None
+    told: list[str] = []
+    feed(root, "s", desk, QUIET, QUIET, told.append, None, 0.01)
+    exactly_once(root, desk, 3)
+    assert "waiting for the queue: qsub refused" in told[0]
+    other = Desk(queue=desk.queue.with_name("other"), before=lambda number: full)
+    begin(root, jobs(2, "t"), chain=False, python="/python", request="dlbench submit ...")
+    with pytest.raises(QueueFullError):
+        feed(root, "t", other, QUIET, QUIET, QUIET, None, 0.01)
+
+
+# Cancelling
+
+
+def test_a_series_is_cancelled_and_what_was_left_is_taken_out(root: Path, desk: Desk) -> None:
+    begun(root, 6)
+    assert submitted(root, desk, 3) == ["1", "2", "3"]
+    desk.set_state("F", "1")
+    stranger = desk.lines()
+    stranger[2][2:] = ["", "/home/another"]  # the number went round
+    desk.queue.write_text("".join("|".join(row) + "\n" for row in stranger))
+    done = cancel_series(root, "s", desk)
+    assert desk.cancelled == ["2"]
+    assert done.text == (
+        "1 job cancelled, 1 ended before, 3 never submitted and taken out of the series, "
+        "left alone, because it is no job of this series: 3"
+    )
+    assert standing(root, "s").text == "3 of 3 jobs submitted"
+    assert submitted(root, desk) == []
+
+
+def test_nothing_is_cancelled_while_nobody_knows_whose_the_jobs_are(root: Path, desk: Desk) -> None:
+    begun(root)
+    submitted(root, desk)
+    desk.is_silent = True
+    with pytest.raises(UnansweredError, match="nothing was cancelled"):
+        cancel_series(root, "s", desk)
+    assert desk.cancelled == []
+
+
+def test_a_job_that_nobody_knew_of_is_found_and_cancelled(root: Path, desk: Desk) -> None:
+    begun(root, 1)
+    desk.after = lambda number: Answer(doubt="it ended")
+    desk.is_silent = True
+    with pytest.raises(DoubtError):
+        submitted(root, desk)
+    desk.is_silent = False
+    assert cancel_series(root, "s", desk).jobs == ("1",)
+
+
+def test_a_series_of_which_nothing_was_submitted_is_gone(root: Path, desk: Desk) -> None:
+    begun(root)
+    assert cancel_series(root, "s", desk).text == "0 jobs cancelled, 4 never submitted and taken out of the series"
+    assert list(root.iterdir()) == []
+
+
+def test_one_run_is_cancelled_if_its_job_is_its_own(root: Path, desk: Desk) -> None:
+    begun(root, 2)
+    submitted(root, desk)
+    folder = RunFolder(root / standing(root, "s").series.jobs[1].runs[0])
+    submission = read_submission(folder)
+    assert submission is not None
+    with_place = submission.model_copy(update={"command": (f"--chdir={folder.path}",)})
+    assert cancel_run(folder, with_place, desk).jobs == ("2",)
+    shared = with_place.model_copy(update={"runs": ("a", "b", "c")})
+    with pytest.raises(UserError, match="shares job 2 with 2 other runs"):
+        cancel_run(folder, shared, desk)
+    with pytest.raises(UserError, match="is of user ann"):
+        cancel_run(folder, with_place.model_copy(update={"owner": "ann"}), desk)
+
+
+# Waiting
+
+
+def test_a_series_is_waited_for_until_nothing_more_comes(root: Path, desk: Desk) -> None:
+    begun(root, 3)
+    submitted(root, desk)
+    told: list[str] = []
+    assert not wait(root, "s", QUIET, told.append, 0.05, 0.01).is_over
+    assert told == ["series s: 0 of 3 runs valid, 3 Q"]
+    made = [job.plans[0] for job in jobs(3)]
+    runs = [job.runs[0] for job in standing(root, "s").series.jobs]
+    for run, plan in zip(runs[:2], made, strict=False):
+        own = plan.model_copy(update={"run_id": run})
+        _record(root, own)
+    desk.set_state("F", "1", "2")
+    desk.set_state("R", "3")
+    assert wait(root, "s", QUIET, told.append, 0.05, 0.01).text == "series s: 2 of 3 runs valid, 1 R"
+    write_failure(RunFolder(root / runs[2]), "rank 0 failed")
+    now = wait(root, "s", QUIET, told.append, 5, 0.01)
+    assert (now.is_over, now.is_valid, now.text) == (True, False, "series s: 2 of 3 runs valid, 1 failed")
+
+
+def _record(root: Path, plan: object) -> None:
+    """A valid record where the folder has a plan already."""
+    import shutil
+
+    from dlbench.specs.plan import RunPlan
+
+    assert isinstance(plan, RunPlan)
+    folder = root / plan.run_id
+    kept = (folder / "submission.json").read_bytes()
+    shutil.rmtree(folder)
+    write_run(root, plan, TIMES)
+    (folder / "submission.json").write_bytes(kept)
+
+
+def test_jobs_that_ended_without_a_record_are_waited_for_twice(root: Path, desk: Desk) -> None:
+    begun(root, 2)
+    submitted(root, desk, 1)
+    desk.set_state("F")
+    now = wait(root, "s", QUIET, QUIET, 5, 0.01)
+    assert (now.is_over, now.is_valid) == (True, False)
+    assert now.text == "series s: 0 of 2 runs valid, 1 failed, 1 not submitted"
+
+
+def test_a_scheduler_that_does_not_answer_is_waited_for(root: Path, desk: Desk) -> None:
+    begun(root, 1)
+    submitted(root, desk)
+    desk.is_silent = True
+    assert not wait(root, "s", QUIET, QUIET, 0.05, 0.01).is_over
+
+
+# Two people
+
+
+def as_user(uid: int, action: Callable[[], object]) -> str:
+    """What an action of another user raises; empty if nothing."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(1234)
+            os.setuid(uid)
+            try:
+                action()
+                said = ""
+            except Exception as error:  # any: it is told
+                said = f"{type(error).__name__}: {error}"
+            os.write(writing, said.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(pid, 0)
+    with os.fdopen(reading) as file:
+        return file.read()
+
+
+def opened(path: Path) -> None:
+    """Lets everybody through pytest's folders."""
+    for folder in (path, *path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_two_users_in_a_folder_of_their_group(root: Path, desk: Desk) -> None:
+    from dlbench.jobs.campaign.outlook import outlooks
+    from dlbench.records.folder import prepare_output
+    from dlbench.records.scan import scan
+
+    opened(root)
+    os.chown(root, 0, 1234)
+    root.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        prepare_output(root)
+        begun(root, 2)
+    finally:
+        os.umask(before)
+    submitted(root, desk)
+    runs = [job.runs[0] for job in standing(root, "s").series.jobs]
+    assert (root / FOLDER).stat().st_mode & 0o7777 == 0o2775
+    assert series_path(root, "s", "json").stat().st_mode & 0o777 == 0o640
+    assert standing(root, "s").series.owner == "root"
+    # The same name is refused, another one is not.
+    said = as_user(65534, lambda: begin(root, jobs(2), chain=False, python="/p", request="x"))
+    assert said == f"UserError: {root}: series s is of user root; choose another --series"
+    assert as_user(65534, lambda: begin(root, jobs(1, "t"), chain=False, python="/p", request="x")) == ""
+    assert standing(root, "t").series.owner == "nobody"
+    assert "is of user root, who alone can go on with it" in as_user(65534, lambda: submitted(root, desk))
+    # Runs that the group may read are read, and whose jobs they are is told.
+    seen = Desk(queue=desk.queue.with_name("empty"))
+    known_schedulers.SCHEDULERS["slurm"] = lambda: seen
+
+    def read() -> None:
+        found, problems = outlooks(scan(root).runs)
+        raise RunError(f"{len(found)} {problems} {found[0].story}")
+
+    assert as_user(65534, read).startswith(
+        "RunError: 2 [] job 1 is of user root: Slurm no longer knows it, or shows it to its owner alone; "
+    )
+    # Others are told, and are not damage.
+    (root / runs[0]).chmod(0o700)
+
+    def look() -> None:
+        there = scan(root)
+        raise RunError(f"{len(there.runs)} {there.problems} {there.withheld}")
+
+    assert as_user(65534, look) == f"RunError: 1 [] ['{root / runs[0]}: of user root, not readable']"
+
+
+def test_the_umask_stays_where_a_folder_is_not_the_groups(root: Path, desk: Desk) -> None:
+    from dlbench.records.folder import prepare_output
+
+    before = os.umask(0o077)
+    try:
+        prepare_output(root)
+        begun(root, 1)
+    finally:
+        assert os.umask(before) == 0o077
+    submitted(root, desk)
+    assert series_path(root, "s", "json").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,111 @@
+"""Jobs on a real Slurm: the shell that submits decides nothing, the system file all; and other versions of dlbench."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dlbench
+from dlbench.jobs.box.box import Box
+from dlbench.records.scan import Run
+from tests.conftest import Cli
+from tests.real.test_slurm_runs import SHORT, wait_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--engine", "ddp", "--launcher", "srun-gloo")
+SUBMIT += ("--data", "synthetic", *SHORT)
+SECRET = "hunter2-of-the-shell"
+SHELL = {
+    "SBATCH_PARTITION": "nowhere",
+    "SBATCH_TIMELIMIT": "77",
+    "SBATCH_ARRAY_INX": "0-3",
+    "SBATCH_EXPORT": "NONE",
+    "SLURM_CPU_BIND": "map_cpu:99",
+    "SLURM_MEM_PER_CPU": "1",
+    "SLURM_JOB_ID": "4711",
+    "SQUEUE_FORMAT": "%N",
+    "OF_THE_SHELL": "1",
+    "NCCL_ALGO": "Tree",
+    "SITE_TOKEN": SECRET,
+}
+"""Of a shell in a job of somebody's, with settings of its own."""
+
+
+@pytest.fixture
+def two_kinds(slurm_box: Box) -> Iterator[Box]:
+    """The box with a feature on each node."""
+
+    def update(**features: str) -> None:
+        for node, feature in features.items():
+            words = [
+                "scontrol",
+                "update",
+                f"NodeName={node}",
+                f"AvailableFeatures={feature}",
+                f"ActiveFeatures={feature}",
+            ]
+            environment = {"PATH": "/usr/sbin:/usr/bin:/bin", **slurm_box.environment}
+            subprocess.run(words, env=environment, check=True, timeout=30, capture_output=True)
+
+    update(n1="a100", n2="h100")
+    yield slurm_box
+    update(n1="", n2="")
+
+
+def submitted(cli: Cli, box: Box, tmp_path: Path, *words: str) -> Run:
+    done = cli(*SUBMIT, *words, **SHELL, **box.environment)
+    assert done.returncode == 0, done.stderr
+    (run,) = wait_for(tmp_path / "runs", 1)
+    return run
+
+
+def test_the_system_file_decides_and_the_shell_does_not(cli: Cli, two_kinds: Box, tmp_path: Path) -> None:
+    settings = {
+        "constraint": "a100|h100",
+        "srun_args": "--cpu-freq=high --exact",
+        "extra": "--comment='of the site' --nice=1",
+        "hint": "nomultithread",
+    }
+    sets = [word for key, value in settings.items() for word in ("--set", f"system.slurm.{key}={value}")]
+    asked = ("--set", "system.launch.environment.API_TOKEN.variable=SITE_TOKEN")
+    asked += ("--set", f"system.setup=env > {tmp_path}/seen; scontrol -o show job $SLURM_JOB_ID > {tmp_path}/job")
+    asked += ("--set", "system.modules=site/1", "--set", "system.modules_init=module() { LOADEDMODULES=$2; }")
+    run = submitted(cli, two_kinds, tmp_path, "--nodes", "2", *sets, *asked)
+    assert run.state == "valid", run.story
+    assert run.record is not None
+    assert [rank.host for rank in run.record.ranks] == ["n1", "n2"]
+    assert run.record.environment_differences == ()
+    # What Slurm took in.
+    job = (tmp_path / "job").read_text()
+    for words in ("Partition=box", "TimeLimit=00:10:00", "Features=a100|h100", "Comment=of the site", "Nice=1"):
+        assert f" {words} " in job
+    # What the job got of the shell.
+    seen = dict(line.partition("=")[::2] for line in (tmp_path / "seen").read_text().splitlines())
+    assert not {"OF_THE_SHELL", "NCCL_ALGO", "SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "SLURM_EXPORT_ENV"} & set(seen)
+    assert (seen["SITE_TOKEN"], seen["SLURM_JOB_ID"] != "4711") == (SECRET, True)
+    kept = json.loads(run.folder.submission.read_text())
+    assert "SITE_TOKEN" in kept["variables"]
+    written = [path for path in run.folder.path.rglob("*") if path.is_file()]
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+    # What srun got, and what the ranks met of it.
+    assert "variable.NCCL_ALGO" not in run.record.environment
+    assert run.record.environment["variable.SLURM_DISTRIBUTION"] == "block:block"
+    assert "variable.PATH" in run.record.environment
+    log = (run.folder.path / f"slurm-{kept['job_id']}.out").read_text()
+    assert {"0: ", "1: "} <= {line[:3] for line in log.splitlines()}
+    assert " --cpu-freq=high --exact " in run.folder.script.read_text()
+
+
+def test_ranks_of_another_version_refuse_the_plan(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text("import dlbench\ndlbench.__version__ = '99.0'\n")
+    setup = f"export PYTHONPATH={tmp_path}/other:$PYTHONPATH"
+    run = submitted(cli, slurm_box, tmp_path, "--nodes", "1", "--set", f"system.setup={setup}")
+    assert run.state == "failed"
+    assert f"has dlbench 99.0, and {dlbench.__version__} made the plan: set system.python" in run.story
+    assert {status.exit_code for status in run.statuses} == {5}

@@ -1,0 +1,63 @@
+"""What a rank's supervisor writes when the rank ends without a word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlbench.final_status import FinalStatus, offered
+
+# A program that notes how far it is, as a rank does, and then does what stands at the end.
+RANK = """
+import os, signal, sys
+from dlbench.final_status import STEP, TIME, FinalStatus
+final = FinalStatus.found(os.environ)
+assert final is not None
+path = os.fsencode(sys.argv[2])
+final.say(path, b'{"step": ' + STEP + b', "updated": "' + TIME + b'"}')
+for step in range(8):
+    final.step(step)
+"""
+
+
+def end(folder: Path, how: str) -> int:
+    """Exit code of a supervisor whose rank ends like this."""
+    words = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, "-c", RANK + how, "dlbench.node"]
+    return subprocess.run([*words, str(folder / "status.json")], check=False, timeout=60).returncode
+
+
+@pytest.mark.parametrize(
+    "how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "os.abort()", "os.environ.clear(); sys.exit(3)"]
+)
+def test_the_supervisor_says_what_its_rank_could_not(tmp_path: Path, how: str) -> None:
+    end(tmp_path, how)
+    told = json.loads((tmp_path / "status.json").read_text())
+    assert told["step"] == 7
+    assert told["updated"].endswith("Z")
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_rank_that_said_all_itself_is_left_alone(tmp_path: Path) -> None:
+    assert end(tmp_path, "final.clear()") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    assert end(tmp_path / "gone", "os._exit(5)") == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_that_was_cut_off_is_not_written(tmp_path: Path) -> None:
+    final = FinalStatus.make()
+    final.say(b"/nowhere/status.json", b"x" * (1 << 16))
+    assert final.left() is None
+    assert FinalStatus.found({}) is None
+    assert FinalStatus.found({"DLBENCH_STATUS_FD": "0"}) is None
+    found = FinalStatus.found({**offered(final)})
+    assert found is not None
+    found.say(b"/x", b"text")
+    assert final.left() == (b"/x", b"text")
