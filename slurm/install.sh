@@ -5,6 +5,7 @@ set -e -o pipefail
 
 target=${1:?usage: ./install.sh NEW-FOLDER [PYTHON]}
 python=${2:-python@PYTHON@}
+horovod=@HOROVOD@
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 
 if [ -e "$target" ]; then
@@ -29,7 +30,7 @@ pip=("$target/bin/python" -I -m pip --isolated --disable-pip-version-check --qui
 own=("$here"/wheels/dlbench-*.whl)
 extras='@WHAT@'
 "${pip[@]}" "${own[0]}${extras#dlbench}"
-if [ @HOROVOD@ = 1 ]; then
+if [ "$horovod" = 1 ]; then
   "${pip[@]}" cffi cloudpickle packaging psutil pyyaml
   "${pip[@]}" --no-deps "$here"/horovod/*.whl
 fi

@@ -95,10 +95,11 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
 def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
     """Srun inside an allocation. Arguments as `launcher_command`."""
     place = [f"--nodelist={hosts}"] if hosts else []
-    # By its name, which is the run's, accounting finds the step again.
     return [
         *containers.before_launcher(plan),
-        *("srun", f"--job-name={folder.path.name}", *srun_options(plan), *place, *containers.srun_words(plan, folder)),
+        # By its name, which is the run's, accounting finds the step again.
+        *("srun", f"--job-name={folder.path.name}", *srun_options(plan), *place),
+        *containers.srun_words(plan, folder),
         *containers.in_container(plan, folder),
         *node_command(folder.plan, python),
     ]
