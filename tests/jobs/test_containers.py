@@ -195,6 +195,7 @@ def run_contained(tmp_path: Path, launcher: str, ranks: int, path: str, **contai
     words = ["run", "cosmoflow", "--preset", "ci", "--engine", "ddp" if ranks > 1 else "single"]
     words += ["--ranks", str(ranks), "--system", str(system), "--out", str(tmp_path / "runs")]
     own = {"PATH": path, "PYTHONPATH": str(ROOT), "VIRTUAL_ENV": "/of/the/host", "DLBENCH_CACHE": str(tmp_path)}
+    own |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "dlbench", *words, "--set", "measure.measured_steps=2"],
         env={**os.environ, **own}, capture_output=True, text=True, check=False, timeout=300,

@@ -13,6 +13,7 @@ from dlbench.opening import open_file, read_text, why_unreadable
 from dlbench.specs.system.container import ContainerSpec
 
 _MAX_BYTES = 1 << 12
+_PIECE = 1 << 20
 
 
 def with_image(container: ContainerSpec) -> ContainerSpec:
@@ -43,6 +44,19 @@ def with_image(container: ContainerSpec) -> ContainerSpec:
     return container.model_copy(update={"sha256": sha256, "as_planned": planned})
 
 
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a regular file, read piece by piece.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 @functools.cache
 def _digest(path: str, size: int, changed_ns: int) -> str:
     state = f"{path}\n{size} {changed_ns}\n"
@@ -51,8 +65,7 @@ def _digest(path: str, size: int, changed_ns: int) -> str:
         text = read_text(kept, _MAX_BYTES)
         if text.startswith(state) and len(text) == len(state) + 64:
             return text[-64:]
-    with open_file(Path(path)) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_sha256(Path(path))
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         part = kept.with_name(f"{kept.name}.{os.getpid()}")
