@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.cli import cli as command_line
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.node_sets import on_node_sets
 from dlbench.jobs.campaign.packing import jobs_of
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system.hostlist import expanded
-from tests.conftest import Cli
 from tests.support.run_factory import plans
 
 
@@ -67,10 +68,11 @@ def test_nodes_that_the_system_names_are_not_overruled() -> None:
         on_node_sets(named, "same", "n[1-2]", share_one_job=False)
 
 
-def test_submit_asks_for_them(cli: Cli, tmp_path: Path) -> None:
+def test_submit_asks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--repeats", "2", "--dry-run")
-    told = cli(*words, "--rotate-nodes", "n[1-2]", "--all-scripts")
-    assert told.returncode == 0, told.stderr
+    told = CliRunner().invoke(command_line, [*words, "--rotate-nodes", "n[1-2]", "--all-scripts"])
+    assert told.exit_code == 0, told.output
     assert [f"--nodelist=n{number}" in told.stdout for number in (1, 2, 3)] == [True, True, False]
-    refused = cli(*words, "--rotate-nodes", "n[1-2]", "--same-nodes", "n1")
-    assert "exclude each other" in refused.stderr
+    refused = CliRunner().invoke(command_line, [*words, "--rotate-nodes", "n[1-2]", "--same-nodes", "n1"])
+    assert "exclude each other" in str(refused.exception)
