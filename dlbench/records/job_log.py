@@ -40,6 +40,9 @@ _WHOLE_JOB = (
     (re.compile(r"CANCELLED AT \S+ DUE TO PREEMPTION"), "Slurm ended the job for another one (preemption)"),
 )
 _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
+ATTEMPT_MARK = "dlbench: attempt "
+"""What the job's script says where an attempt begins that is not the first (slurm/earlier.j2)."""
+
 _NODE = re.compile(r"srun: error: Node failure on (\S+)")
 _SIGNALS = {
     "Killed": signal.SIGKILL,
@@ -75,7 +78,8 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
         folder: of the run; `launch.log`, else the newest `slurm-*.out`, is read.
         statuses: what the ranks said last.
     """
-    text = _log_of(folder)
+    # What ended an earlier attempt stands before the line that begins this one.
+    text = _log_of(folder).rpartition(ATTEMPT_MARK)[2]
     whole = _of_the_whole_job(text)
     if whole:
         return Failure(reason=whole)
