@@ -193,9 +193,16 @@ def test_a_machine_without_a_scheduler_has_one_node() -> None:
 # The job
 
 
-@pytest.mark.parametrize("launcher", ["srun-gloo", "srun-mpi", "mpirun"])
-def test_ranks_look_by_the_command_that_would_start_them(launcher: str) -> None:
-    one = plan(launch={"launcher": launcher})
+PYXIS = {"kind": "pyxis", "image": "registry#group/image:1", "python": "/opt/python"}
+PODMAN = {**PYXIS, "kind": "podman"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "container"),
+    [("srun-gloo", {}), ("srun-mpi", {}), ("mpirun", {}), ("srun-gloo", PYXIS), ("srun-gloo", PODMAN)],
+)
+def test_ranks_look_by_the_command_that_would_start_them(launcher: str, container: dict[str, Any]) -> None:
+    one = plan(launch={"launcher": launcher}, container=container)
     folder = PreflightFolder(Path("/scratch/pre flight"))
     run = launch.launcher_command(one, folder.run, "/opt/python")
     look = look_command(one, folder, "/opt/python")
@@ -203,6 +210,7 @@ def test_ranks_look_by_the_command_that_would_start_them(launcher: str) -> None:
     assert look[:begin] == run[:begin]
     assert look[begin : begin + 2] == ["bash", "-c"]
     assert look[begin + 4 :][1:2] == ["/opt/python"]
+    assert ("--container-image=registry#group/image:1" in look) == (container.get("kind") == "pyxis")
 
 
 @pytest.mark.parametrize(
