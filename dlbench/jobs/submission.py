@@ -24,7 +24,7 @@ class Submission(Spec):
     version: Literal[1] = Field(1, description="Version of the format.")
     job_id: str = Field(description="Slurm's job id, without the cluster; of an element of an array, ARRAY_NUMBER.")
     cluster: str = Field("", description="The cluster that took the job, where sbatch named one.")
-    owner: str = Field(description="Login name of who submitted it.")
+    owner: str = Field("", description="Login name of who submitted it; empty: not known.")
     scheduler: str = Field("slurm", description="What took the job: system.scheduler.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     variables: tuple[str, ...] = Field(
@@ -36,6 +36,11 @@ class Submission(Spec):
         description="All runs of the job in their order, where it holds several; empty: this run alone.",
     )
     log: str = Field(description="Slurm's output, from the folder of all runs.")
+
+    @property
+    def other_owner(self) -> str:
+        """Who submitted it; empty if it was this user, or is not known."""
+        return "" if self.owner == user_name() else self.owner
 
     @property
     def reference(self) -> str:

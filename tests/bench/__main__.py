@@ -21,6 +21,7 @@ from tests.bench import (
     reader_rate,
     reading,
     shuffling,
+    slurm,
     spine,
     staging,
     truth,
@@ -46,6 +47,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "staging": staging.figures,
     "memory": memory.figures,
     "memory-plan": memory_plan.figures,
+    "slurm": slurm.figures,
     "truth": truth.figures,
     "truth-sessions": truth_sessions.figures,
 }
@@ -66,6 +68,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "spine.hook": hook_cost.figures,
     **{f"gpu.{workload}": partial(gpu.axes, workload) for workload in gpu.AXES},
     **faults.PARTS,
+    **{f"slurm.{name}": figures for name, figures in slurm.SUBJECTS.items()},
     **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
 }
 """Of areas; measured only when named."""

@@ -97,8 +97,9 @@ def test_resnet_on_one_and_two_nodes(
     assert [r.host for r in one.record.ranks] == ["n1"]
     assert [run.record.environment["image.sha256"] for run in (one, two) if run.record] == [sha256, sha256]
     assert all((rank.unpacking_s or 0) > 0 for run in (one, two) if run.record for rank in run.record.ranks)
-    job = srun_on_both(slurm_box, "ls /dev/shm")
-    assert "dlb-image" not in job
+    # The image is gone when the job is.
+    held = "for i in {1..200}; do ls -d /dev/shm/dlb-image-* >/dev/null 2>&1 || exit 0; sleep 0.1; done; echo held"
+    assert srun_on_both(slurm_box, held) == ""
     assert [r.host for r in two.record.ranks] == ["n1", "n2"]
     assert one.record.staging is not None
     assert two.record.staging is not None
@@ -332,18 +333,18 @@ def test_a_killed_rank_is_named_and_not_those_that_srun_ended(cli: Cli, slurm_bo
     assert "vanished" not in told
 
 
-def test_a_series_that_was_cut_off_is_counted_and_completed(slurm_box: Box, tmp_path: Path) -> None:
-    """The terminal closes during the 5th of 8 jobs; later the controller takes a job without saying so."""
+def test_a_series_is_submitted_resumed_waited_for_read_and_cancelled(slurm_box: Box, tmp_path: Path) -> None:
+    """The terminal closes during the second of four jobs; later the controller takes a job without saying so."""
     ran, bin_folder = tmp_path / "ran", tmp_path / "bin"
     bin_folder.mkdir()
     stubs = {
         # Stands for the Python of the nodes: says which plan it got.
-        "python": f'for plan; do :; done; echo "$plan" >> {ran}',
+        "python": f'for plan; do :; done; echo "$plan" >> {ran}; echo "here is $plan"',
         "sbatch": f"""\
 echo call >> {tmp_path}/calls
 case $(wc -l < {tmp_path}/calls) in
-  5) kill -HUP $PPID; sleep 0.5 ;;
-  7) {shutil.which("sbatch")} "$@" > /dev/null
+  2) kill -HUP $PPID; sleep 0.5 ;;
+  4) {shutil.which("sbatch")} "$@" > /dev/null
      echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
      exit 1 ;;
 esac
@@ -360,32 +361,39 @@ exec {shutil.which("sbatch")} "$@\"""",
             command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=BOUND_S, check=False
         )
 
-    cut = dlbench(
-        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--repeats", "8"),
-        *("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--no-chain", "--series", "long"),
-        *("--set", "system.slurm.max_time=00:10:00"),  # a job for each run
-        *("--set", f"system.python={bin_folder / 'python'}"),
-    )
-    assert cut.returncode == 130
-    assert len(cut.stdout.split()) == 5
-    rest = "series long: 5 of 8 jobs submitted; the rest: dlbench complete long --out runs"
-    assert rest in cut.stderr
-    counted = dlbench("status", "runs")
-    assert counted.returncode == 3
-    assert rest in counted.stdout
-    completed = dlbench("complete", "long")
-    assert completed.returncode == 0, completed.stderr
-    assert "series long: 8 of 8 jobs submitted" in completed.stderr
-    jobs = [*cut.stdout.split(), *completed.stdout.split()]
-    assert len(set(jobs)) == 8
-    assert dlbench("complete", "long").stdout == ""
-    deadline = time.monotonic() + BOUND_S
-    while (not ran.exists() or len(ran.read_text().split()) < 8) and time.monotonic() < deadline:
-        time.sleep(0.3)
-    assert "the rest" not in dlbench("status", "runs").stdout
-    assert sorted(ran.read_text().split()) == [
-        str(tmp_path / f"runs/long-cosmoflow-ci-p00-n0001-k{n:02d}/plan.json") for n in range(8)
-    ]
+    asked = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp")
+    asked += ("--launcher", "srun-gloo", "--data", "synthetic", "--set", f"system.python={bin_folder / 'python'}")
+    # Other requests each, so that none shares a job.
+    four = "system.slurm.extra=nice=1,nice=2,nice=3,nice=4"
+    cut = dlbench(*asked, "--no-chain", "--series", "long", "--sweep", four)
+    assert cut.returncode == 130, cut.stderr
+    assert len(cut.stdout.split()) == 2
+    assert "series long: 2 of 4 jobs submitted; the rest: dlbench submit --resume long --out runs" in cut.stderr
+    resumed = dlbench("submit", "--resume", "long")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "series long: 4 of 4 jobs submitted" in resumed.stderr
+    jobs = [*cut.stdout.split(), *resumed.stdout.split()]
+    assert len(set(jobs)) == 4
+    assert dlbench("submit", "--resume", "long").stdout == ""
+    waited = dlbench("wait", "long", "--timeout", f"{BOUND_S}s", "--every", "1s")
+    # This Python writes no record.
+    assert waited.returncode == 3, waited.stderr
+    assert waited.stdout == "series long: 0 of 4 runs valid, 4 failed\n"
+    plans = sorted(ran.read_text().split())
+    assert [Path(plan).parent.parent for plan in plans] == [tmp_path / "runs"] * 4
+    assert len(set(plans)) == 4
+    logs = dlbench("logs", Path(plans[0]).parent.name)
+    assert f"here is {plans[0]}" in logs.stdout, logs.stderr
+
+    held = dlbench(*asked, "--series", "held", "--set", "system.slurm.extra=hold")
+    assert held.returncode == 0, held.stderr
+    (job,) = held.stdout.split()
+    told = dlbench("status", "runs", "--where", "series=held")
+    assert f"(JobHeldUser), it is held: `scontrol release {job}` lets it start" in told.stdout
+    cancelled = dlbench("cancel", "held")
+    assert (cancelled.stdout.split(), cancelled.stderr) == ([job], "series held: 1 job cancelled\n")
+    assert dlbench("wait", "held", "--timeout", "60s", "--every", "1s").returncode == 3
+    assert "ended as CANCELLED" in dlbench("status", "runs", "--where", "series=held").stdout
 
 
 @pytest.mark.nightly

@@ -13,7 +13,6 @@ from dlbench.jobs.campaign.standing import standing
 from dlbench.jobs.scheduler import Queue, Scheduler, UnansweredError
 from dlbench.jobs.submission import Submission, keep_submission
 from dlbench.records.folder import RunFolder
-from dlbench.records.sharing import user_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +98,8 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
         RunError: it did not cancel it.
     """
     run_id = folder.path.name
-    if submission.owner != user_name():
-        raise UserError(f"{run_id}: its job is of user {submission.owner}, who alone can cancel it")
+    if submission.other_owner:
+        raise UserError(f"{run_id}: its job is of user {submission.other_owner}, who alone can cancel it")
     if submission.runs:
         raise UserError(
             f"{run_id}: shares job {submission.job_id} with {len(submission.runs) - 1} other runs; cancel the series, "

@@ -10,13 +10,15 @@ from datetime import datetime
 from typing import Literal
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.campaign.standing import Standing
+from dlbench.jobs.campaign.standing import Standing, never_began
 from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.scan import LaunchedRun
-from dlbench.records.sharing import WithheldError, user_name
+from dlbench.records.sharing import WithheldError
 from dlbench.records.status import RankStatus
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import RunPlan
 
 # Of a run that says itself that it failed, worth saying beside that.
 _TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
@@ -72,10 +74,9 @@ def _queues(waiting: Sequence[Submission]) -> Mapping[str, Queue]:
     """What each scheduler says; each is asked once for all jobs, and runs that share a job ask once."""
     asked: dict[str, dict[str, str]] = {}
     for one in waiting:
-        asked.setdefault(one.scheduler, {})[one.reference] = one.owner
-    me = user_name()
+        asked.setdefault(one.scheduler, {})[one.reference] = one.other_owner
     return {
-        name: scheduler_named(name).query([*jobs], sorted({owner for owner in jobs.values() if owner != me}))
+        name: scheduler_named(name).query([*jobs], sorted({owner for owner in jobs.values() if owner}))
         for name, jobs in asked.items()
     }
 
@@ -95,6 +96,12 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
         return Outlook(
             run_id=run_id, state=state, job=job, story=f"{_unlisted(submission, queue)}; {story}", ahead=ahead
         )
+    # Of a script that failed by itself, its log says more.
+    if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
+        assert isinstance(run.plan, RunPlan | CommPlan)
+        resume = f"dlbench submit --resume {run.plan.series.id}"
+        why = f"job {job} ended as {told.state} before this run began; {resume} submits it again"
+        return Outlook(run_id=run_id, state="failed", job=job, story=why)
     if told.phase == "over":
         why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
         return Outlook(run_id=run_id, state="failed", job=job, story=why)
@@ -130,8 +137,8 @@ def _unlisted(submission: Submission, queue: Queue) -> str:
     job = submission.job_id
     if queue.unanswered:
         return f"Slurm did not say what became of job {job} ({queue.unanswered})"
-    if submission.owner != user_name():
-        return f"job {job} is of user {submission.owner}: Slurm no longer knows it, or shows it to its owner alone"
+    if owner := submission.other_owner:
+        return f"job {job} is of user {owner}: Slurm no longer knows it, or shows it to its owner alone"
     return f"Slurm no longer knows job {job}"
 
 

@@ -97,7 +97,9 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = 
     place = [f"--nodelist={hosts}"] if hosts else []
     return [
         *containers.before_launcher(plan),
-        *("srun", *srun_options(plan), *place, *containers.srun_words(plan, folder)),
+        # By its name, which is the run's, accounting finds the step again.
+        *("srun", f"--job-name={folder.path.name}", *srun_options(plan), *place),
+        *containers.srun_words(plan, folder),
         *containers.in_container(plan, folder),
         *node_command(folder.plan, python),
     ]

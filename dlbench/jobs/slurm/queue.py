@@ -65,7 +65,7 @@ def _squeue(arguments: Sequence[str]) -> Queue:
         comment, _, folder = rest.rpartition("|")  # a comment may hold anything
         if not job or not state:
             continue
-        job_id = f"{job}{cluster}"
+        job_id, state = f"{job}{cluster}", state.split()[0]
         phase = _phase(state)
         advice, is_stuck = advice_on(reason, job) if phase == "waiting" else ("", False)
         jobs[job_id] = QueuedJob(
