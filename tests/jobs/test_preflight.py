@@ -217,9 +217,10 @@ def test_ranks_look_by_the_command_that_would_start_them(launcher: str, containe
     "system", ["box", "example-gpu", "example-dgx-h100", "example-perlmutter", "example-alps", "example-lab"]
 )
 def test_bash_and_shellcheck_accept_the_script(system: str) -> None:
-    one = plan(system, python="/opt/my python; $(id)")
+    one = plan(system, python="/opt/my python; $(id)", slurm={"requeue": True})
     script = render_preflight(job_of(one), PreflightFolder(Path("/scratch/it's $HOME")), "/usr/bin/python3")
     assert "--job-name=preflight-" in script
+    assert "--no-requeue" in script
     for command in (["bash", "-n"], ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]):
         if shutil.which(command[0]) is not None:
             done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
