@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from dlbench.jobs.slurm.energy import job_energies
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
+from dlbench.jobs.slurm.accounting import job_energies
 from dlbench.jobs.slurm.queue import ask
 from dlbench.jobs.slurm.sbatch import require_slurm
 from dlbench.jobs.slurm.scheduler import Slurm

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dlbench.jobs.slurm.energy import consumed_energy, job_energies
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
+from dlbench.jobs.slurm.accounting import consumed_energy, job_energies
 from dlbench.jobs.submission import Submission
 from dlbench.reading import scaling
 from dlbench.reading.samples.energy import RunEnergy, run_energy
