@@ -205,6 +205,11 @@ def require_here(system: SystemSpec) -> None:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
         )
+    if system.image.file is not None:
+        raise UserError(
+            "image.file: jobs unpack an image, and this command does not: use `dlbench submit`, or give "
+            "--set system.image.file=null"
+        )
     launcher = system.launch.launcher
     if system.modules or system.setup:
         return  # which may bring it

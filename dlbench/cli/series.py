@@ -37,6 +37,7 @@ def resume_series(series: str, out: Path, *, max_jobs: int | None, follow: bool,
         RunError: as of `submit_rest`.
     """
     from dlbench.jobs.campaign.file import require_own
+    from dlbench.jobs.campaign.reopening import reopen
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.records.folder import prepare_output
@@ -45,6 +46,9 @@ def resume_series(series: str, out: Path, *, max_jobs: int | None, follow: bool,
     file = require_own(root, series)
     scheduler_named(file.scheduler).require()
     prepare_output(out)
+    again = reopen(root, series, scheduler_named(file.scheduler))
+    if again:
+        _say(f"series {series}: {again} run{'s' * (again > 1)} never began before their job ended: in new jobs now")
     with Interruption() as interruption:
         submit_rest(root, series, out, interruption, max_jobs=max_jobs or file.max_jobs, follow=follow, every_s=every_s)
 

@@ -48,12 +48,11 @@ NOT_SHAPING = frozenset(
 
 NOT_SHAPING_OPTIONS = frozenset(
     {
-        *("account", "A", "begin", "b", "comment", "deadline", "dependency", "d", "exclude", "x", "hold", "H"),
-        *("job-name", "J", "mail-type", "mail-user", "nice", "nodelist", "w", "priority", "qos", "q", "reservation"),
-        *("signal", "time", "t", "time-min", "wait-all-nodes", "wckey"),
+        *("begin", "comment", "deadline", "hold", "mail-type", "mail-user", "nice", "priority", "time-min"),
+        *("wait-all-nodes", "wckey"),
     }
 )
-"""The same for options of `system.slurm.extra`, by sbatch's long and short names."""
+"""The same for options of `system.slurm.extra`, by sbatch's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +142,18 @@ def told_of(run: Run) -> dict[str, str]:
 def planned_id(run: Run) -> str:
     """`averaged_id` without what only a record tells: finds runs that were to join a group and died."""
     content = _averaged_content(run)
+    content.pop("goes_on", None)
     for name in ("device", "precision"):
         del content["registered"][name]
     return digest_of(content)
 
 
 def _averaged_content(run: Run) -> dict[str, Any]:
-    return {**comparable_content(run), "system": system_content(run.plan)}
+    content = {**comparable_content(run), "system": system_content(run.plan)}
+    # Its times add up over several starts, with cold caches in their middle: never averaged with one that ran through.
+    if run.record is not None and run.record.goes_on:
+        content["goes_on"] = True
+    return content
 
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:
@@ -160,7 +164,7 @@ def system_content(plan: LaunchPlan) -> dict[str, str]:
     """
     asked = dict(_settings(plan.system.model_dump(mode="json"), "system"))
     asked["system.slurm.extra"] = ", ".join(
-        option for option in plan.system.slurm.extra if option.partition("=")[0].lstrip("-") not in NOT_SHAPING_OPTIONS
+        option for option in plan.system.slurm.extra if option.partition("=")[0] not in NOT_SHAPING_OPTIONS
     )
     data = getattr(getattr(plan, "workload", None), "data", None)
     tiers = {"local", "memory"} - ({data.staging_tier} if data is not None and data.staging != "none" else set())

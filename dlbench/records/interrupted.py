@@ -11,8 +11,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from dlbench.opening import read_json
 from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder
+from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.specs.base import Count, CountOrZero, Spec
 from dlbench.units import utc_now
 
@@ -42,6 +43,15 @@ def attempt_of(folder: RunFolder) -> int:
     """Which attempt at a run the files in its folder are of, from 1."""
     earlier = (_ATTEMPT.fullmatch(path.name) for path in folder.path.glob("attempt-*"))
     return 1 + max((int(found[1]) for found in earlier if found is not None), default=0)
+
+
+def last_attempt(folder: RunFolder) -> Interrupted | None:
+    """How the attempt before this one ended; None where there was none, or it was killed."""
+    before = RunFolder(folder.path / f"attempt-{attempt_of(folder) - 1:04d}")
+    try:
+        return Interrupted.model_validate(read_json(before.interrupted, MAX_JSON))
+    except (OSError, ValueError):
+        return None
 
 
 def write_interrupted(folder: RunFolder, step: int, checkpoint: str | None) -> None:

@@ -244,6 +244,11 @@ class Record(Spec):
     environment_differences: tuple[str, ...] = Field((), description="Where other ranks' environment differs.")
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it went on from an earlier attempt at the same run."""
+        return self.attempt > 1 and self.first_step > 0
+
+    @property
     def throughput(self) -> float | None:
         """Samples per second of all ranks, over the longest measured time of any; None where nothing was measured."""
         measured_s = max((rank.measured_s for rank in self.ranks), default=0.0)

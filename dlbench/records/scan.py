@@ -19,7 +19,7 @@ from dlbench.opening import read_json, why_unreadable
 from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
-from dlbench.records.job_log import seen_in_log
+from dlbench.records.job_log import seen_in_log, told_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.story import told_failure
@@ -56,6 +56,8 @@ class LaunchedRun:
     """That it stopped because it was told to; None where it was not."""
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
+    told: str = ""
+    """How far it is by what rank 0 told last in the log of its job: between stages no status is written."""
     accounting: RunAccounting | None = None
     """What Slurm says that it took, where that is kept."""
 
@@ -103,7 +105,7 @@ class LaunchedRun:
         return (
             f"{len(self.statuses)} of {self.plan.layout.ranks} ranks started; last seen {last.updated}: "
             f"rank {last.rank} on {last.host}, {last.stage}, {self.counted} {last.step}"
-        )
+        ) + (f"; its log says {self.told}" if self.told else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +291,7 @@ def _read(folder: RunFolder) -> Run:
         failure=failure,
         interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
+        told=told_in_log(folder, plan.run_id) if record is None and statuses else "",
         watch_cost=watch_cost,
         accounting=read_accounting(folder, plan),
     )

@@ -29,13 +29,11 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
-from dlbench.jobs.slurm.accounting import job_energies
 from dlbench.jobs.slurm.queue import ask
 from dlbench.jobs.slurm.sbatch import require_slurm
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.scan import scan
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.collectives.request import CommRequest, expand_comm
 from dlbench.specs.expand import expand
@@ -128,11 +126,24 @@ def test_the_command_of_every_launcher() -> None:
     assert launch.node_command(folder.plan, PYTHON) == node
     common = ["--kill-on-bad-exit=1", "--label", "--export=ALL", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
     common += ["--chdir=/", "--distribution=block:block"]
-    assert launch.srun_command(plan, folder, PYTHON) == ["srun", "--mpi=pmix", *common, "--cpus-per-task=1", *node]
+    srun = ["srun", f"--job-name={plan.run_id}"]
+    assert launch.srun_command(plan, folder, PYTHON) == [
+        *srun,
+        "--mpi=pmix",
+        *common,
+        "--cpus-per-task=1",
+        *node,
+    ]
     gloo = with_system(plan, launch={"launcher": "srun-gloo"})
-    assert launch.srun_command(gloo, folder, PYTHON) == ["srun", "--mpi=none", *common, "--cpus-per-task=1", *node]
+    assert launch.srun_command(gloo, folder, PYTHON) == [
+        *srun,
+        "--mpi=none",
+        *common,
+        "--cpus-per-task=1",
+        *node,
+    ]
     other = with_system(plan, launch={"mpi_plugin": "pmi2"}, slurm={"cpus_per_task": False})
-    assert launch.srun_command(other, folder, PYTHON) == ["srun", "--mpi=pmi2", *common, *node]
+    assert launch.srun_command(other, folder, PYTHON) == [*srun, "--mpi=pmi2", *common, *node]
     mpirun = with_system(plan, launch={"launcher": "mpirun", "environment": {"B": "x y", "A": "1"}})
     words = launch.mpirun_command(mpirun, folder, PYTHON)
     assert words[:7] == ["mpirun", "-np", "4", "--map-by", "ppr:2:node:OVERSUBSCRIBE", "--bind-to", "none"]
@@ -925,21 +936,6 @@ def test_a_refused_job_leaves_none_of_its_runs(tmp_path: Path, program: Program)
     with pytest.raises(RefusedError, match=r"sbatch refused golden-\S+-a and 3 more runs: .* Invalid qos"):
         submit(job, folders, PYTHON, None)
     assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_no_run_is_charged_with_the_energy_of_a_whole_job(tmp_path: Path, program: Program) -> None:
-    program("sbatch", "echo 88")
-    program("sacct", "echo '88|1000|1K'")
-    job, folders = a_comparison(tmp_path)
-    submit(job, folders, PYTHON, None)
-    joules, why = job_energies(scan(tmp_path / "runs").runs)
-    assert joules == {}
-    assert why == {plan.run_id: "job 88 holds 4 runs, counted together" for plan in job.plans}
-    single, folder = a_run(tmp_path)
-    submit(alone(single), [folder], PYTHON, None)
-    joules, why = job_energies(scan(tmp_path / "runs").runs)
-    assert joules == {single.run_id: 1000.0}
-    assert len(why) == 4
 
 
 REFUSAL = (

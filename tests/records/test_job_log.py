@@ -10,7 +10,7 @@ from dlbench.records.folder import RunFolder, create
 from dlbench.records.job_log import killed_by_signal
 from dlbench.records.scan import read_run
 from dlbench.records.status import RankStatus, write_status
-from tests.support.run_factory import plans, status
+from tests.support.run_factory import plans, status, write_unfinished
 
 STEP = "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T18:59:48 ***"
 KILLED = f"""\
@@ -23,6 +23,8 @@ srun: Force Terminated StepId=1.0
 """
 OWN_WORDS = "dlbench: rank 6 was ended by signal SIGKILL at 2026-03-01T12:00:00.100000Z\n"
 LATER = "dlbench: rank 2 was ended by signal SIGKILL at 2026-03-01T12:00:00.300000Z\n"
+LABELLED = f" 6: {OWN_WORDS}{STEP}\n10: {LATER}"
+"""As srun --label has it."""
 OOM = "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed.\n"
 
 
@@ -45,7 +47,7 @@ def lost(rank: int) -> RankStatus:
 
 
 @pytest.mark.parametrize("name", ["slurm-1.out", "launch.log"])
-@pytest.mark.parametrize("log", [KILLED, OWN_WORDS + KILLED, LATER + OWN_WORDS, OWN_WORDS + STEP + LATER])
+@pytest.mark.parametrize("log", [KILLED, OWN_WORDS + KILLED, LATER + OWN_WORDS, OWN_WORDS + STEP + LATER, LABELLED])
 @pytest.mark.parametrize("said", [(), (lost(0), lost(5))])
 def test_the_rank_that_was_killed_is_named_and_not_its_victims(
     tmp_path: Path, log: str, said: tuple[RankStatus, ...], name: str
@@ -124,3 +126,12 @@ def test_without_a_log_the_rank_that_fell_silent_first_is_named_first(tmp_path: 
 def test_the_signal_is_srun_s(tmp_path: Path, log: str, expected: tuple[int, int] | None) -> None:
     (tmp_path / "launch.log").write_text(log)
     assert killed_by_signal(RunFolder(tmp_path)) == expected
+
+
+def test_how_far_a_run_is_stands_in_its_log(tmp_path: Path) -> None:
+    folder = write_unfinished(tmp_path, plans(points=(1,))[0], "measuring")
+    assert "its log" not in read_run(folder.path).story
+    name = folder.path.name
+    lines = [f"0: dlbench {name}: measuring, step {step} of 900" for step in (11, 408)]
+    (folder.path / "slurm-7.out").write_text("\n".join([*lines, "1: a warning", "0: dlbench other: done", ""]))
+    assert read_run(folder.path).story.endswith("; its log says measuring, step 408 of 900")

@@ -20,6 +20,7 @@ from dlbench.jobs.campaign.file import (
     series_path,
     write_series,
 )
+from dlbench.jobs.campaign.packing import Packing
 from dlbench.jobs.scripts.job import Job
 from dlbench.sharing import make_shared, user_name
 from dlbench.specs.collectives.plan import CommPlan
@@ -33,7 +34,7 @@ OTHER_NAME = "choose another --series, runs are never overwritten"
 class Limits:
     """What a person allows a series."""
 
-    pack: str = "points"
+    pack: Packing = "points"
     max_jobs: int | None = None
     max_node_hours: float | None = None
 
@@ -87,13 +88,14 @@ def begin(
             max_jobs=limits.max_jobs,
             max_node_hours=limits.max_node_hours,
             python=python,
-            jobs=(*(before.jobs if before else ()), *map(_entry, jobs)),
+            jobs=(*(before.jobs if before else ()), *map(entry_of, jobs)),
         )
         write_series(root, series)
     return series_id
 
 
-def _entry(job: Job) -> SeriesJob:
+def entry_of(job: Job) -> SeriesJob:
+    """A job as a series lists it, with a mark of its own."""
     return SeriesJob(
         runs=job.run_ids,
         time_limit=job.time_limit,

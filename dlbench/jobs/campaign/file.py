@@ -16,6 +16,7 @@ from typing import IO, Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.jobs.campaign.packing import Packing
 from dlbench.jobs.scripts.job import Job
 from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
 from dlbench.records.files import is_stream, write_json
@@ -53,7 +54,7 @@ class SeriesFile(Spec):
     created: str = Field(description="When it was first submitted, UTC, ISO 8601.")
     requests: tuple[str, ...] = Field(description="The commands that asked for it, a line each.")
     scheduler: str = Field("slurm", description="What takes its jobs: system.scheduler.")
-    pack: str = Field("points", description="Which runs share a job: points, all, or runs (none), as of the newest.")
+    pack: Packing = Field("points", description="Which runs share a job: points, all, runs (none); of the newest.")
     chain: Flag = Field(description="Whether each job waits for the one before.")
     max_jobs: int | None = Field(None, description="Jobs of it in the queue at most; null: any number.")
     max_node_hours: float | None = Field(None, description="What the newest request might cost at most; null: any.")

@@ -10,13 +10,15 @@ from datetime import datetime
 from typing import Literal
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.campaign.standing import Standing
+from dlbench.jobs.campaign.standing import Standing, never_began
 from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus
 from dlbench.sharing import WithheldError
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import RunPlan
 
 # Of a run that says itself that it failed, worth saying beside that.
 _TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
@@ -94,6 +96,12 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
         return Outlook(
             run_id=run_id, state=state, job=job, story=f"{_unlisted(submission, queue)}; {story}", ahead=ahead
         )
+    # Of a script that failed by itself, its log says more.
+    if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
+        assert isinstance(run.plan, RunPlan | CommPlan)
+        resume = f"dlbench submit --resume {run.plan.series.id}"
+        why = f"job {job} ended as {told.state} before this run began; {resume} submits it again"
+        return Outlook(run_id=run_id, state="failed", job=job, story=why)
     if told.phase == "over":
         why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
         return Outlook(run_id=run_id, state="failed", job=job, story=why)

@@ -19,6 +19,7 @@ JobState = Literal["submitted", "begun", "unsure", "missing"]
 """unsure: its script was written, and nothing says whether Slurm took it. begun: its ranks wrote, no id is known."""
 
 _LOG = re.compile(r"slurm-(\d+)(_\d+)?\.out")
+_ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")
 _WROTE = re.compile(r"(rank|node)-\d+\..*|record\.json|comm\.json|rendezvous\.json|launch\.log")
 
 
@@ -87,7 +88,7 @@ def standing(root: Path, series_id: str) -> Standing:
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
     """Of a job, and Slurm's id."""
-    if job.runs[0] in known:
+    if known.get(job.runs[0]):
         return "submitted", known[job.runs[0]]
     folders = [RunFolder(root / run_id) for run_id in job.runs]
     for folder in folders:
@@ -114,3 +115,13 @@ def _wrote(folders: Sequence[RunFolder]) -> tuple[bool, str]:
                 return True, found[1]
             wrote = wrote or _WROTE.fullmatch(name) is not None
     return wrote, ""
+
+
+def never_began(folder: RunFolder) -> bool:
+    """Whether nothing lies in a run's folder but what its submission wrote, and the scheduler's log."""
+    submitted = {folder.plan.name, folder.script.name, folder.submission.name}
+    try:
+        names = {path.name for path in folder.path.iterdir()}
+    except OSError:
+        return False
+    return folder.plan.name in names and all(name in submitted or _ANY_LOG.fullmatch(name) for name in names)

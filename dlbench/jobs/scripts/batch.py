@@ -79,7 +79,13 @@ def _sides(job: Job) -> list[dict[str, str]]:
 def _ways(job: Job, python: str) -> list[dict[str, object]]:
     """How each run is started; runs that are started alike share one, with one function of the script."""
     folder, hosts, unpacked = _place_holder(), _place_holder(), _place_holder()
-    variables = {f"/{folder}": "dlbench_run", hosts: "dlbench_hosts", f"/{unpacked}": images.FOLDER}
+    # The folder's name is the run's.
+    variables = {
+        f"/{folder}": "dlbench_run",
+        folder: "{dlbench_run##*/}",
+        hosts: "dlbench_hosts",
+        f"/{unpacked}": images.FOLDER,
+    }
     named: dict[str, dict[str, object]] = {}
     ways = []
     for plan in job.plans:

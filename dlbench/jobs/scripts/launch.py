@@ -91,7 +91,8 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
 def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
     """Srun inside an allocation. Arguments as `launcher_command`."""
     place = [f"--nodelist={hosts}"] if hosts else []
-    return ["srun", *srun_options(plan), *place, *node_command(folder.plan, python)]
+    # By its name, which is the run's, accounting finds the step again.
+    return ["srun", f"--job-name={folder.path.name}", *srun_options(plan), *place, *node_command(folder.plan, python)]
 
 
 def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:

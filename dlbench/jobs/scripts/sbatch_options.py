@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.system.slurm import SlurmSpec
 
 
 def sbatch_options(plan: LaunchPlan, *, job_name: str | None = None, time_limit: str | None = None) -> list[str]:
@@ -35,12 +34,17 @@ def sbatch_options(plan: LaunchPlan, *, job_name: str | None = None, time_limit:
     options += [f"--{option}" for option in slurm.extra]
     # All that sbatch is given, which is little: see `dlbench.jobs.slurm.environment`. Unlike NIL and a list of names,
     # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
-    return [*options, "--export=ALL", *_ends(slurm), "--open-mode=append"]
+    return [*options, "--export=ALL", *_ends(plan), "--open-mode=append"]
 
 
-def _ends(slurm: SlurmSpec) -> list[str]:
-    """What happens before and after the end of a job's time; the signal goes to the ranks, not to the script."""
-    warning = [] if slurm.warn_before_s is None else [f"--signal=USR1@{slurm.warn_before_s}"]
+def _ends(plan: LaunchPlan) -> list[str]:
+    """What happens before and after the end of a job's time; the signal goes to the ranks, not to the script.
+
+    None for mpirun: the tasks of its steps are daemons, which would die of it, and only mpirun itself passes it on.
+    """
+    slurm = plan.system.slurm
+    is_told = slurm.warn_before_s is not None and plan.system.launch.launcher != "mpirun"
+    warning = [f"--signal=USR1@{slurm.warn_before_s}"] if is_told else []
     return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
 
 

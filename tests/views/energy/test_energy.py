@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.slurm.accounting import consumed_energy, job_energies
+from dlbench.jobs.slurm.accounting import job_energies
 from dlbench.jobs.submission import Submission
 from dlbench.reading import scaling
 from dlbench.reading.samples.energy import RunEnergy, run_energy
@@ -710,72 +710,71 @@ def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     return place
 
 
-def test_one_call_tells_all_jobs(sacct: Callable[[str], Path]) -> None:
-    calls = sacct("cat <<'E'\n101|2100000|2.10M\n101.batch|2099000|2.10M\n101.extern|2100100|2.10M\n102|5000|5K\nE")
-    found = consumed_energy(["101", "102", "103", "101"])
-    assert {job: energy.joules for job, energy in found.items()} == {"101": 2.1e6, "102": 5000.0, "103": None}
-    assert found["103"].why == "Slurm's accounting no longer knows job 103"
-    lines = calls.read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 1
-    assert "--jobs=101,102,103" in lines[0]
-    assert "ConsumedEnergyRaw" in lines[0]
+def row(job: str, raw: str, short: str = "", name: str = "batch") -> str:
+    """A line as sacct prints it of a job of one node, with its energy."""
+    times = "1772366400|1772366400|1772366500"
+    return f"{job}|COMPLETED|0:0|{times}|1|n1|30|batch|lab|normal||{raw}|{short}|{name}"
+
+
+def submitted(out: Path, jobs: Mapping[str, str], shared: Sequence[str] = ()) -> list[Run]:
+    """Runs with their jobs, by run id."""
+    for run_id, job in jobs.items():
+        submission = Submission(
+            job_id=job,
+            command=("sbatch",),
+            submitted="2026-03-01T12:00:00Z",
+            log="run/slurm.out",
+            runs=tuple(shared),
+        )
+        write_json(RunFolder(out / run_id).submission, submission.model_dump(mode="json"))
+    return scan(out).runs
 
 
 @pytest.mark.parametrize(
     ("output", "joules"),
     [
-        ("7|1234567|1.23M", 1234567.0),
-        ("7||1.23M", 1.23e6),
-        ("7||850.50K", 850_500.0),
-        ("7||512", 512.0),
+        ([row("7", "1234567", "1.23M")], 1234567.0),
+        ([row("7", "", "1.23M")], 1.23e6),
+        ([row("7", "", "850.50K")], 850_500.0),
+        ([row("7", "", "512")], 512.0),
         # The job's own line is empty: the largest step, because steps count the same nodes.
-        ("7||\n7.batch|90|90\n7.extern|100|100\n7.0|80|80", 100.0),
-        ("70|5|5\n7|6|6", 6.0),
+        ([row("7", ""), row("7.batch", "90"), row("7.extern", "100"), row("7.0", "80")], 100.0),
+        ([row("70", "5"), row("7", "6")], 6.0),
+        *(
+            ([row("7", raw, short)], None)
+            for raw, short in (("0", "0"), ("", ""), ("18446744073709551614", "18446744.07T"))
+        ),
+        ([row("7", "N/A", "N/A")], None),
     ],
 )
-def test_energy_of_a_job(sacct: Callable[[str], Path], output: str, joules: float) -> None:
-    sacct(f"cat <<'E'\n{output}\nE")
-    assert consumed_energy(["7"])["7"].joules == pytest.approx(joules)
-
-
-@pytest.mark.parametrize("row", ["7|0|0", "7||", "7|18446744073709551614|18446744.07T", "7|N/A|N/A"])
-def test_nought_and_nothing_are_unknown(sacct: Callable[[str], Path], row: str) -> None:
-    sacct(f"echo '{row}'")
-    found = consumed_energy(["7"])["7"]
-    assert found.joules is None
-    assert "AcctGatherEnergyType" in found.why
-
-
-def test_without_accounting_the_reason_is_slurms_own(sacct: Callable[[str], Path]) -> None:
-    sacct("echo 'sacct: error: Slurm accounting storage is disabled' >&2; exit 1")
-    found = consumed_energy(["7"])["7"]
-    assert (found.joules, found.why) == (
-        None,
-        "sacct refused: sacct: error: Slurm accounting storage is disabled",
-    )
-
-
-def test_an_sacct_that_hangs_or_is_not_there(
-    sacct: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_energy_of_a_job(
+    sacct: Callable[[str], Path], tmp_path: Path, output: Sequence[str], joules: float | None
 ) -> None:
-    sacct("exec sleep 60")
-    monkeypatch.setattr("dlbench.jobs.slurm.sbatch.CALL_TIMEOUT_S", 0.2)
-    assert "gave no answer" in consumed_energy(["7"])["7"].why
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert consumed_energy(["7"])["7"].why == "sacct is not on PATH"
-    assert consumed_energy([]) == {}
+    lines = "\n".join(output)
+    calls = sacct(f"cat <<'E'\n{lines}\nE")
+    (plan,) = write_series(tmp_path / "runs", [300])
+    told, why = job_energies(submitted(tmp_path / "runs", {plan.run_id: "7"}))
+    assert told == ({} if joules is None else {plan.run_id: pytest.approx(joules)})
+    assert (joules is None) == ("AcctGatherEnergyType" in why.get(plan.run_id, ""))
+    assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_a_run_of_a_shared_job_has_the_energy_of_its_own_step(sacct: Callable[[str], Path], tmp_path: Path) -> None:
+    one, other = write_series(tmp_path / "runs", [300, 320])
+    ids = [one.run_id, other.run_id]
+    lines = "\n".join([row("7", "900"), row("7.0", "400", name=ids[0]), row("7.1", "0", name=ids[1])])
+    sacct(f"cat <<'E'\n{lines}\nE")
+    told, why = job_energies(submitted(tmp_path / "runs", dict.fromkeys(ids, "7"), ids))
+    assert told == {ids[0]: 400.0}
+    assert set(why) == {ids[1]}
 
 
 def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path], tmp_path: Path) -> None:
-    calls = sacct("cat <<'E'\n101|12000|12K\n102|0|0\nE")
+    calls = sacct(f"cat <<'E'\n{row('101', '12000', '12K')}\n{row('102', '0', '0')}\nE")
     out = tmp_path / "runs"
     made = write_series(out, [300, 320, 340, 360])
-    for plan, job in zip(made[:2], ("101", "102"), strict=True):
-        submission = Submission(job_id=job, command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="run/slurm.out")
-        write_json(RunFolder(out / plan.run_id).submission, submission.model_dump(mode="json"))
     RunFolder(out / made[2].run_id).submission.write_text("{", encoding="utf-8")
-    found = scan(out)
-    told, why = job_energies(found.runs)
+    told, why = job_energies(submitted(out, {made[0].run_id: "101", made[1].run_id: "102"}))
     assert told == {made[0].run_id: 12_000.0}
     assert set(why) == {made[1].run_id, made[2].run_id}
     assert "submission.json: damaged" in why[made[2].run_id]
