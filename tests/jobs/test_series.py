@@ -130,7 +130,7 @@ def test_an_sbatch_outlives_the_kill_of_its_dlbench_and_is_waited_for(tmp_path: 
         completed(root)
     while is_held(root, "s"):
         time.sleep(0.05)
-    assert [(one.job_id, one.is_adopted) for one in completed(root)] == [("2", True), ("3", False), ("4", False)]
+    assert [(one.number, one.is_adopted) for one in completed(root)] == [(2, True), (3, False), (4, False)]
     assert len(queue.read_text().splitlines()) == 4
 
 
