@@ -38,6 +38,8 @@ NOT_SHAPING = frozenset(
         *("system.node.peak_tflops", "system.node.peak_source"),
         # How the ranks' environment comes to the nodes; what is in it is told by its digest.
         *("system.image.file", "system.image.folder", "system.image.transfer"),
+        # What a node knows a container's image again by; which it is, its digest and its name tell.
+        "system.container.as_planned",
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
         *("system.slurm.nodelist", "system.slurm.exclude"),
