@@ -22,8 +22,8 @@ from dlbench.records.scan import (
     read_run,
     run_folders,
 )
-from dlbench.records.sharing import WithheldError
 from dlbench.records.status import read_statuses
+from dlbench.sharing import WithheldError
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.units import format_bytes
 
