@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from dlbench.jobs.slurm.energy import job_energies
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
