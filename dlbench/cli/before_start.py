@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.plan import RunPlan
     from dlbench.specs.requests import Request
+    from dlbench.specs.system.system import SystemSpec
 
 
 def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
@@ -82,7 +84,20 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
     ]
-    return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *found) if note))
+    missing = (_variable_missing(plan.system) for plan in plans)
+    return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
+
+
+def _variable_missing(system: SystemSpec) -> str | None:
+    """Which variable that a job refers to it will not get from here."""
+    for name, given in system.launch.environment.items():
+        source = None if isinstance(given, str) else given.variable
+        if system.scheduler == "slurm" and source is not None and source not in os.environ:
+            return (
+                f"launch.environment.{name}: {source} is not set here: a job fails where its modules and setup do not "
+                "set it"
+            )
+    return None
 
 
 def _asks_for_no_gpus(plan: RunPlan) -> str | None:

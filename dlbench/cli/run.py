@@ -291,8 +291,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
             if outcome.exit_code is not ExitCode.OK:
                 worst = outcome.exit_code if worst is ExitCode.OK else worst
                 # What the machine lacks for one run it lacks for the next.
-                # Nor does it go on after it was told to stop.
-                if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE, ExitCode.REQUEUE):
+                if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
                     break
     then = f"; next: {following}" if valid and following else ""
     short = f", {missed} of them did NOT reach the target" if missed else ""

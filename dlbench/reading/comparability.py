@@ -41,19 +41,17 @@ NOT_SHAPING = frozenset(
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
         *("system.slurm.nodelist", "system.slurm.exclude"),
-        *("system.slurm.requeue", "system.slurm.max_requeues", "system.slurm.max_time"),
     }
 )
 """Keys of a system that do not shape how fast its runs are; every other one does."""
 
 NOT_SHAPING_OPTIONS = frozenset(
     {
-        *("account", "A", "begin", "b", "comment", "deadline", "dependency", "d", "exclude", "x", "hold", "H"),
-        *("job-name", "J", "mail-type", "mail-user", "nice", "nodelist", "w", "priority", "qos", "q", "reservation"),
-        *("signal", "time", "t", "time-min", "wait-all-nodes", "wckey"),
+        *("begin", "comment", "deadline", "hold", "mail-type", "mail-user", "nice", "priority", "time-min"),
+        *("wait-all-nodes", "wckey"),
     }
 )
-"""The same for options of `system.slurm.extra`, by sbatch's long and short names."""
+"""The same for options of `system.slurm.extra`, by sbatch's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +158,7 @@ def system_content(plan: LaunchPlan) -> dict[str, str]:
     """
     asked = dict(_settings(plan.system.model_dump(mode="json"), "system"))
     asked["system.slurm.extra"] = ", ".join(
-        option for option in plan.system.slurm.extra if option.partition("=")[0].lstrip("-") not in NOT_SHAPING_OPTIONS
+        option for option in plan.system.slurm.extra if option.partition("=")[0] not in NOT_SHAPING_OPTIONS
     )
     data = getattr(getattr(plan, "workload", None), "data", None)
     tiers = {"local", "memory"} - ({data.staging_tier} if data is not None and data.staging != "none" else set())

@@ -18,7 +18,6 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.records.interrupted import Interrupted
 from dlbench.records.job_log import seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.sharing import WithheldError, may_not_read
@@ -29,7 +28,7 @@ from dlbench.records.watch_cost import WatchCost
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
-RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
+RunState = Literal["valid", "invalid", "failed", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -52,8 +51,6 @@ class LaunchedRun:
     statuses: list[RankStatus]
     failure: Failure | None = None
     """Why a launcher gave up; None where none did."""
-    interrupted: Interrupted | None = None
-    """That it stopped because it was told to; None where it was not."""
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
     accounting: RunAccounting | None = None
@@ -74,13 +71,9 @@ class LaunchedRun:
 
     @property
     def state(self) -> RunState:
-        """Valid and invalid have a record; failed says why; incomplete was killed or still runs; interrupted was told
-        to stop, and did so in good order.
-        """
+        """Valid and invalid have a record; failed says why; incomplete was killed or still runs."""
         if self.recorded is not None:
             return self.recorded
-        if self.interrupted is not None:
-            return "interrupted"
         return "failed" if self._is_failed else "incomplete"
 
     @property
@@ -93,8 +86,6 @@ class LaunchedRun:
         """One line: what is known of a run that has no valid record."""
         if self.recorded is not None:
             return self.objection
-        if self.interrupted is not None:
-            return self.interrupted.story
         if self._is_failed:
             return told_failure(self.statuses, self.failure or self.seen, self.counted)
         if not self.statuses:
@@ -287,7 +278,6 @@ def _read(folder: RunFolder) -> Run:
         record=record,
         statuses=statuses,
         failure=failure,
-        interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         watch_cost=watch_cost,
         accounting=read_accounting(folder, plan),

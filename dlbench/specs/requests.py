@@ -203,4 +203,5 @@ def _scalar(text: str, origin: str) -> AxisValue:
         raise UserError(f"{origin}: must be a finite number, got {text.strip()[:80]!a}")
     if isinstance(value, str | int | float | bool) or value is None:
         return value
-    raise UserError(f"{origin}: must be one value, got {text[:80]!r}")
+    quoted = "; text in brackets takes quotes of its own: '\"[...]\"'" if text.lstrip().startswith("[") else ""
+    raise UserError(f"{origin}: must be one value, got {text[:80]!r}{quoted}")

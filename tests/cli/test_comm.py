@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.errors import IncompleteDataError, UserError
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.jobs.verdict import verdict
 from dlbench.records.collectives import CommRecord
 from dlbench.records.collectives_scan import read_comm_run, read_launched, scan_comm
@@ -542,6 +542,10 @@ def test_a_plan_that_is_none_is_refused_by_the_node(tmp_path: Path) -> None:
     assert load_plan(folder.plan) == plan
     edit_json(folder.plan, comm={"sizes": [3]})
     with pytest.raises(UserError, match="not a readable plan"):
+        load_plan(folder.plan)
+    # Another version may have other keys.
+    edit_json(folder.plan, dlbench_version="99.0")
+    with pytest.raises(EnvironmentLacksError, match=r"has dlbench \S+, and 99\.0 made the plan: set system\.python"):
         load_plan(folder.plan)
 
 

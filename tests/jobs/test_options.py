@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.cli.before_start import preset_notes
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
@@ -43,7 +44,7 @@ def test_memory_and_cores_are_asked_for_once() -> None:
 @pytest.mark.parametrize(
     ("key", "given", "words"),
     [
-        ("extra", ["array=0-3"], "--array is not taken: a run folder takes one run"),
+        ("extra", ["array=0-3"], "--array is not taken: it would start several jobs into one run's folder"),
         ("extra", "--arr=0-3", "--arr, which is short for --array, is not taken"),
         ("extra", ["--switches=1", "nodes=7"], "--nodes is not taken: the plan decides it"),
         ("extra", "ntasks-per-n=2", "short for --ntasks-per-node"),
@@ -151,6 +152,15 @@ def test_a_job_gets_nothing_of_the_shell_but_what_its_system_names() -> None:
     kept = {name for name in SHELL if SHELL[name] != "other"}
     assert set(job_environment([everything], SHELL)) == set(client_environment(SHELL)) == kept
     assert exported_names([everything]) == ("ALL",)
+
+
+def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = with_system(plan_of(), launch={"environment": {"API_TOKEN": {"variable": "SITE_TOKEN"}}})
+    monkeypatch.delenv("SITE_TOKEN", raising=False)
+    (note,) = [note for note in preset_notes([plan, plan]) if "SITE_TOKEN" in note]
+    assert note.startswith("note: launch.environment.API_TOKEN: SITE_TOKEN is not set here: ")
+    monkeypatch.setenv("SITE_TOKEN", "hunter2")
+    assert not any("SITE_TOKEN" in note for note in preset_notes([plan]))
 
 
 # Modules

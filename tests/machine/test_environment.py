@@ -101,6 +101,7 @@ SHAPING = {
     "UCC_TLS": "ucp,cuda",
     "SLURM_CPU_BIND": "quiet,mask_cpu:0xF,0xF0",
     "SLURM_JOB_QOS": "normal",
+    **dict.fromkeys(("SLURM_TOPOLOGY_ADDR", "SLURM_MEM_PER_NODE", "SLURM_TRES_PER_TASK", "APPTAINER_BIND"), "s1.n1"),
     "SLURM_JOB_PARTITION": "gpu",
     "SLURM_JOB_ACCOUNT": "project1",
     "SLURM_DISTRIBUTION": "block:block",

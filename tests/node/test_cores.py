@@ -121,6 +121,26 @@ def test_a_node_s_whole_mask_is_divided(monkeypatch: pytest.MonkeyPatch) -> None
     assert (told.pinned, told.warnings) == ({0, 1, 2, 3}, ())
 
 
+@pytest.mark.parametrize(
+    ("asked", "mask", "is_told"),
+    [("cores", 8, True), ("quiet,map_cpu:0,2", 8, True), ("cores", 2, False), ("sockets", 8, False), (None, 8, False)],
+)
+def test_that_srun_did_not_bind_a_rank_is_told(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, mask: int, is_told: bool
+) -> None:
+    """It only warns, where the cluster has no plugin for that."""
+    content = plan_of("srun-gloo", 4, 2).model_dump(mode="json")
+    content["system"]["slurm"]["cpu_bind"] = asked
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(mask)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+    place = RankPlace(rank=0, size=4, local_rank=0, local_size=4, node_rank=0, num_nodes=1, host="n0", token="t")
+    warnings = bind(RunPlan.model_validate(content), place).warnings
+    assert [f"slurm.cpu_bind {asked} did not act" in line for line in warnings] == [True] * is_told
+
+
 def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     place = RankPlace(
         rank=0,

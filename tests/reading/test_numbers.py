@@ -425,6 +425,7 @@ def test_healthy_runs_raise_one_note_only(tmp_path: Path) -> None:
         (Story(environment_differences=["rank 1: kernel: 1, rank 0 has 2"]), "rank-environment"),
         (Story(settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": "read back"}]), "inert"),
         (Story(environment={"dlbench.version": "0.0.1"}), "other-dlbench"),
+        (Story(environment={"dlbench.commit": "0123456789ab"}), "other-dlbench"),
         (Story(environment={"variable.CUDA_LAUNCH_BLOCKING": "1"}, device="cuda:0 (A100)"), "launch-blocking"),
     ],
 )

@@ -168,13 +168,18 @@ LEAVES = dict(_leaves(SystemSpec, "system"))
 # Keys whose values cannot be made from their type alone.
 OTHER_VALUES: Mapping[str, Any] = {
     "system.scheduler": "none",
-    "system.slurm.time_limit": "01:00:00",
+    **dict.fromkeys(("system.slurm.time_limit", "system.slurm.max_time"), "01:00:00"),
     "system.slurm.extra": ["switches=2"],
+    "system.slurm.srun_args": ["cpu-freq=high"],
+    "system.slurm.export": ["NCCL_ALGO"],
+    "system.slurm.mem": "8G",
+    "system.slurm.mem_per_gpu": "8G",
     "system.node.peak_tflops": {"fp32": 60.0},
     "system.launch.environment": {"NCCL_ALGO": "Ring"},
     "system.storage.local.path": "/scratch",
     "system.storage.memory.path": "/mnt/ram",
     "system.modules": ["gcc/13"],
+    "system.modules_init": [". /etc/profile"],
     "system.setup": ["ulimit -l unlimited"],
 }
 
@@ -220,7 +225,13 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
         points=(1,),
         repeats=1,
         data="/data/pictures",
-        overrides={**SLURM, "data.staging": "replicate", "data.staging_tier": tier, "system.slurm.partition": "p"},
+        overrides={
+            **SLURM,
+            "data.staging": "replicate",
+            "data.staging_tier": tier,
+            "system.slurm.partition": "p",
+            "system.slurm.gpu_request": "gres",
+        },
     )
     # With a source for peak rates, so that only one key changes below.
     before = _run(plan, {"system.node.peak_source": "data sheet"})

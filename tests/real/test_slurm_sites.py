@@ -17,7 +17,7 @@ from tests.real.test_slurm_runs import SHORT, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--engine", "ddp", "--launcher", "srun-gloo")
+SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--engine", "ddp")
 SUBMIT += ("--data", "synthetic", *SHORT)
 SECRET = "hunter2-of-the-shell"
 SHELL = {
@@ -57,8 +57,8 @@ def two_kinds(slurm_box: Box) -> Iterator[Box]:
     update(n1="", n2="")
 
 
-def submitted(cli: Cli, box: Box, tmp_path: Path, *words: str) -> Run:
-    done = cli(*SUBMIT, *words, **SHELL, **box.environment)
+def submitted(cli: Cli, box: Box, tmp_path: Path, *words: str, launcher: str = "srun-gloo") -> Run:
+    done = cli(*SUBMIT, "--launcher", launcher, *words, **SHELL, **box.environment)
     assert done.returncode == 0, done.stderr
     (run,) = wait_for(tmp_path / "runs", 1)
     return run
@@ -109,3 +109,17 @@ def test_ranks_of_another_version_refuse_the_plan(cli: Cli, slurm_box: Box, tmp_
     assert run.state == "failed"
     assert f"has dlbench 99.0, and {dlbench.__version__} made the plan: set system.python" in run.story
     assert {status.exit_code for status in run.statuses} == {5}
+
+
+@pytest.mark.nightly
+def test_what_setup_sets_reaches_the_ranks_of_mpirun_on_other_nodes(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    """Its daemons are a step of srun, which hands on what the script has; -x has the plan's names alone."""
+    as_root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    setup = f"export {as_root} NCCL_ALGO=Ring PATH={tmp_path}/bin:$PATH"
+    asked = ("--nodes", "2", "--set", f"system.setup={setup}")
+    run = submitted(cli, slurm_box, tmp_path, *asked, launcher="mpirun")
+    assert run.state == "valid", run.story
+    assert run.record is not None
+    assert [rank.host for rank in run.record.ranks] == ["n1", "n2"]
+    assert run.record.environment["variable.NCCL_ALGO"] == "Ring"
+    assert run.record.environment_differences == ()

@@ -23,6 +23,8 @@ srun: Force Terminated StepId=1.0
 """
 OWN_WORDS = "dlbench: rank 6 was ended by signal SIGKILL at 2026-03-01T12:00:00.100000Z\n"
 LATER = "dlbench: rank 2 was ended by signal SIGKILL at 2026-03-01T12:00:00.300000Z\n"
+LABELLED = f" 6: {OWN_WORDS}{STEP}\n10: {LATER}"
+"""As srun --label has it."""
 OOM = "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed.\n"
 
 
@@ -45,7 +47,7 @@ def lost(rank: int) -> RankStatus:
 
 
 @pytest.mark.parametrize("name", ["slurm-1.out", "launch.log"])
-@pytest.mark.parametrize("log", [KILLED, OWN_WORDS + KILLED, LATER + OWN_WORDS, OWN_WORDS + STEP + LATER])
+@pytest.mark.parametrize("log", [KILLED, OWN_WORDS + KILLED, LATER + OWN_WORDS, OWN_WORDS + STEP + LATER, LABELLED])
 @pytest.mark.parametrize("said", [(), (lost(0), lost(5))])
 def test_the_rank_that_was_killed_is_named_and_not_its_victims(
     tmp_path: Path, log: str, said: tuple[RankStatus, ...], name: str

@@ -36,6 +36,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
     return render(
         "job.sbatch.j2",
         plan=plan,
+        slurm=plan.system.slurm,
         options=_options(job),
         what=_what(job),
         place={"series": plan.series.id, "swept": _swept(job)},

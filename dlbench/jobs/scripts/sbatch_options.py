@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.system.slurm import SlurmSpec
 
 
 def sbatch_options(plan: LaunchPlan, *, job_name: str | None = None, time_limit: str | None = None) -> list[str]:
@@ -35,13 +34,7 @@ def sbatch_options(plan: LaunchPlan, *, job_name: str | None = None, time_limit:
     options += [f"--{option}" for option in slurm.extra]
     # All that sbatch is given, which is little: see `dlbench.jobs.slurm.environment`. Unlike NIL and a list of names,
     # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
-    return [*options, "--export=ALL", *_ends(slurm), "--open-mode=append"]
-
-
-def _ends(slurm: SlurmSpec) -> list[str]:
-    """What happens before and after the end of a job's time; the signal goes to the ranks, not to the script."""
-    warning = [] if slurm.warn_before_s is None else [f"--signal=USR1@{slurm.warn_before_s}"]
-    return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
+    return [*options, "--export=ALL", "--no-requeue", "--open-mode=append"]
 
 
 def threading_options(plan: LaunchPlan) -> list[str]:

@@ -50,7 +50,6 @@ def make_record(
     clock: str,
     device: torch.device,
     events: Events,
-    attempt: int,
 ) -> Record:
     """The record of a run that came to its end.
 
@@ -67,7 +66,6 @@ def make_record(
         clock: what measured the phases.
         device: where rank 0 computed.
         events: moments of the run.
-        attempt: at the run, from 1.
     """
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
     settled = settle([_seat(plan, rank) for rank in ranks])
@@ -112,7 +110,6 @@ def make_record(
             "steps": seen.steps,
             "first_step": ready.course.first,
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,
-            "attempt": attempt,
             "checkpoints": pauses.checkpoints(),
             "precision": precision.text,
             "emulates_precision": any(item["emulates_precision"] for item in everyone),
@@ -124,7 +121,7 @@ def make_record(
             "noise_scale": _noise_scale(plan, [item["norms"] for item in everyone]),
             "events": events.all,
             "environment": reference,
-            "environment_differences": _environment_differences(everyone, reference),
+            "environment_differences": _environment_differences(plan, everyone, reference),
         }
     )
 
@@ -176,11 +173,14 @@ def _doubts_of_compute(plan: RunPlan, ranks: Sequence[RankResult], device: torch
     return found
 
 
-def _environment_differences(everyone: Told, reference: dict[str, str]) -> tuple[str, ...]:
+def _environment_differences(plan: RunPlan, everyone: Told, reference: dict[str, str]) -> tuple[str, ...]:
     places = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     # mpirun hands lists of folders on to its own node only; what is loaded from them has keys of its own.
     lists = environment.DIGESTED
     own = [f"variable.{name}" for name in (*places, *lists, "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")]
+    if plan.system.launch.launcher == "mpirun":
+        # On other nodes than the first its daemon is a step of Slurm's, which says nothing of the ranks.
+        own += [key for item in everyone for key in item["environment"] if key.startswith("variable.SLURM_")]
     return tuple(
         f"rank {rank}: {text}"
         for rank, item in enumerate(everyone)

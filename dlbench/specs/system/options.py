@@ -18,7 +18,6 @@ from dlbench.specs.system.hostlist import compressed, split_hosts
 _OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
 
 _BY_PLAN = "the plan decides it"
-_ONE_RUN = "a run folder takes one run"
 _TOLD_BY_KEY = {
     "hint": "slurm.hint",
     "threads-per-core": "slurm.threads_per_core",
@@ -44,14 +43,15 @@ OF_SBATCH: Mapping[str, str] = {
             **{name: name for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist")},
             **{name: name for name in ("exclude", "exclusive", "mem", "gres", "export")},
             "time": "time_limit",
+            "signal": "warn_before_s",
         }.items()
     },
     **dict.fromkeys((*_SIZE, *_PLACE, "job-name"), _BY_PLAN),
-    "array": f"{_ONE_RUN}, and it would start several jobs into one",
+    "array": "it would start several jobs into one run's folder",
     "dependency": "runs of a series wait for each other by dlbench submit",
     "export-file": "system.slurm.export is for it",
     **dict.fromkeys(("open-mode", "parsable", "wait", "wrap"), "dlbench submit needs its own"),
-    **dict.fromkeys(("requeue", "no-requeue"), _ONE_RUN),
+    **dict.fromkeys(("requeue", "no-requeue"), "system.slurm.requeue is for it"),
     **_NO_JOB,
 }
 """Options that `slurm.extra` may not hold, with the reason."""

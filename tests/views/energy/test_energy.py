@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dlbench.jobs.slurm.energy import consumed_energy, job_energies
 from hypothesis import given
 from hypothesis import strategies as st
 
