@@ -134,7 +134,10 @@ class Supervisor:
             os.setsid()
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would the program
                 signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            # A rank finds this one pending (dlbench.node.training.stop_request); it must end none of its helpers.
+            is_rank = not self._is_launcher and "dlbench.node" in self._command  # mpirun and srun pass it on
+            held = {signal.SIGUSR1} if is_rank else set()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask | held)
             os.execvpe(self._command[0], self._command, environment)  # noqa: S606  (no shell is wanted)
         except OSError as error:
             print(f"dlbench: error: {self._command[0]}: cannot be started: {error.strerror}", file=sys.stderr)

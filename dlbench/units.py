@@ -141,6 +141,12 @@ def utc_text(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def seconds_between(earlier: str, later: str) -> float:
+    """Seconds from one moment to another, both UTC in ISO 8601; never negative."""
+    first, last = (datetime.fromisoformat(one) for one in (earlier, later))
+    return max(0.0, (last - first).total_seconds())
+
+
 def whole_seconds(moment: str) -> str:
     """A time of ISO 8601 in UTC without its fraction of a second."""
     return re.sub(r"\.\d+(?=Z$)", "", moment)

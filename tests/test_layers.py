@@ -87,6 +87,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.failures": NODE_FLOOR,
     "node.preflight": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
+    "node.site_check": NODE_FLOOR
+    | {"node.ranks", "node.cores", "node.preflight", "node.rendezvous", "node.watching", "node.devices"},
     "node.__main__": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.preflight"}
     | {"node.sync", "node.watching", "node.training", "node.collectives", "node.devices"},

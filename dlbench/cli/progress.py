@@ -14,6 +14,7 @@ import click
 
 from dlbench.cli.options import describe_plan
 from dlbench.cli.streams import cleaned, terminal
+from dlbench.errors import ExitCode
 from dlbench.specs.collectives.plan import CommPlan, CommSeries
 from dlbench.specs.plan import LaunchPlan, RunPlan, SeriesSpec
 from dlbench.units import format_number, format_seconds
@@ -186,7 +187,8 @@ class Lines:
     def _ended(self, plan: LaunchPlan, outcome: Outcome, took: float) -> str:
         head = f"[{self.course.num_done}/{len(self._plans)}] {self._place(plan)}"
         if outcome.story:
-            return f"{head}: FAILED after {format_seconds(took)}: {outcome.story}"
+            how = "INTERRUPTED" if outcome.exit_code is ExitCode.REQUEUE else "FAILED"
+            return f"{head}: {how} after {format_seconds(took)}: {outcome.story}"
         rate = outcome.throughput
         told = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
         told += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]

@@ -205,6 +205,11 @@ def require_here(system: SystemSpec) -> None:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
         )
+    if system.image.file is not None:
+        raise UserError(
+            "image.file: jobs unpack an image, and this command does not: use `dlbench submit`, or give "
+            "--set system.image.file=null"
+        )
     launcher = system.launch.launcher
     if system.modules or system.setup:
         return  # which may bring it
@@ -291,7 +296,8 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
             if outcome.exit_code is not ExitCode.OK:
                 worst = outcome.exit_code if worst is ExitCode.OK else worst
                 # What the machine lacks for one run it lacks for the next.
-                if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
+                # Nor does it go on after it was told to stop.
+                if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE, ExitCode.REQUEUE):
                     break
     then = f"; next: {following}" if valid and following else ""
     short = f", {missed} of them did NOT reach the target" if missed else ""

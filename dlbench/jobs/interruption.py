@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP while ranks run: asked for where it suits, and never in the middle of cleaning up."""
+"""Ctrl-C, SIGTERM and SIGHUP while ranks run: asked for where it suits, and never in the middle of cleaning up.
+
+SIGUSR1 is no interruption: ranks are told to stop in good order.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self._times = 0
+        self._is_to_stop = False
         self._before: dict[signal.Signals, object] = {}
 
     def check(self) -> None:
@@ -35,9 +39,17 @@ class Interruption:
         if self._times:
             raise KeyboardInterrupt
 
+    def takes_stop(self) -> bool:
+        """Whether there was a SIGUSR1, which asks to stop in good order, since this was asked last."""
+        is_to_stop, self._is_to_stop = self._is_to_stop, False
+        return is_to_stop
+
     def is_repeated(self) -> bool:
         """Whether somebody is impatient: there was more than one signal."""
         return self._times > 1
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._is_to_stop = True
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         self._times += 1
@@ -47,6 +59,7 @@ class Interruption:
             for number in _NUMBERS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._count)
+            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._stop)
         return self
 
     def __exit__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -77,9 +78,15 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
     environment.pop("SLURM_EXPORT_ENV", None)
     with room_for_failure(folder), Interruption() as interruption:
+
+        def check() -> None:
+            interruption.check()
+            if interruption.takes_stop():
+                ranks.tell(signal.SIGUSR1)
+
         try:
             _start(ranks, plan, folder, environment, token)
-            ranks.wait(interruption.check, lambda: not folder_is_gone(folder) and not silence.reason())
+            ranks.wait(check, lambda: not folder_is_gone(folder) and not silence.reason())
         except KeyboardInterrupt:
             ranks.end(interruption.is_repeated)
             with suppress(DlbenchError):  # a full disk: the interruption is what counts

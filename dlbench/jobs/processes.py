@@ -146,6 +146,12 @@ class RankProcesses:
                 next_look = time.monotonic() + FOLDER_POLL_S
             time.sleep(POLL_S)
 
+    def tell(self, number: int) -> None:
+        """Sends a signal to the supervisors, which pass it on."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
     def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Ends what still runs: SIGTERM to the supervisors, then SIGKILL to all processes of the launch.
 

@@ -73,6 +73,8 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
         if record is None or record.quality is None:
             return outcome
         return replace(outcome, quality=_came_to(record.quality), reached=record.quality.reached)
+    if done.state == "interrupted":
+        return Outcome(exit_code=ExitCode.REQUEUE, story=done.story)
     if done.state == "invalid":
         return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
     if given_up:

@@ -26,6 +26,7 @@ from dlbench.node.watching.agent import NodeSampler  # noqa: E402
 from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
+from dlbench.records.interrupted import write_interrupted  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
@@ -71,26 +72,26 @@ def main(arguments: list[str]) -> int:
         progress.enter("starting")
         require_machine(plan, place)
         if isinstance(plan, RunPlan):
-            valid = _train(plan, RunFolder(path.parent), place, binding, progress, sampler)
+            code = _train(plan, RunFolder(path.parent), place, binding, progress, sampler)
         else:
-            valid = _exchange(plan, RunFolder(path.parent), place, binding, progress)
+            code = _exchange(plan, RunFolder(path.parent), place, binding, progress)
     except Exception as error:
         failure = failure_of(error, where)
-        code = _fail(progress, failure)
+        _fail(progress, failure)
         # A defect, or a library's failure: the log gets all of it.
         if failure.whole or not isinstance(error, DlbenchError):
             traceback.print_exc()
         if isinstance(plan, CommPlan):
-            _leave(code)
-        return code
+            _leave(int(failure.exit_code))
+        return int(failure.exit_code)
     finally:
         if sampler is not None:
             told = sampler.problem
             sampler.stop()
             if sampler.problem and sampler.problem != told:  # too late for the record
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
-    progress.enter("done", exit_code=0)
-    return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
+    progress.enter("done", exit_code=int(code) if code is ExitCode.REQUEUE else 0)
+    return int(code)
 
 
 def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> NodeSampler | None:
@@ -102,7 +103,7 @@ def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace
     return sampler
 
 
-def _fail(progress: Progress | None, failure: RankFailure) -> int:
+def _fail(progress: Progress | None, failure: RankFailure) -> None:
     print(f"dlbench: error: {failure.reason}", file=sys.stderr, flush=True)
     if failure.kind == "peer":
         print(PEER_MARK, file=sys.stderr, flush=True)
@@ -111,7 +112,6 @@ def _fail(progress: Progress | None, failure: RankFailure) -> int:
             progress.fail(failure.reason, int(failure.exit_code), failure.kind)
         except DlbenchError as error:
             print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
-    return int(failure.exit_code)
 
 
 def _leave(code: int) -> NoReturn:
@@ -128,13 +128,14 @@ def _train(
     binding: CoreBinding,
     progress: Progress,
     sampler: NodeSampler | None,
-) -> bool:
+) -> ExitCode:
     from dlbench.node.devices.choice import device_for
     from dlbench.node.devices.identity import rank_gpu
     from dlbench.node.devices.nccl_log import NcclLog
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training.instruments import RankWatch
     from dlbench.node.training.run import RankRun
+    from dlbench.node.training.stop_request import StoppedEarlyError
     from dlbench.node.training.watchdog import Watchdog
 
     device = device_for(plan, place)
@@ -151,6 +152,7 @@ def _train(
         watchdog.beat(f"the start of step {step}")
         progress.on_step(step)
 
+    early: StoppedEarlyError | None = None
     try:
         engine.start()
         run = RankRun(
@@ -169,6 +171,8 @@ def _train(
             nccl=nccl,
         )
         record = run.run()
+    except StoppedEarlyError as stopped:
+        record, early = None, stopped
     except BaseException:
         if nccl is not None:
             nccl.close(failed=True)
@@ -178,13 +182,19 @@ def _train(
         if nccl is not None:
             nccl.close()
     progress.enter("finishing")
+    if early is not None and place.rank == 0:
+        write_interrupted(folder, early.step, early.checkpoint)
     engine.barrier()
     engine.stop()
     watchdog.stop()
-    return record is None or record.state == "valid"
+    if early is not None:
+        return ExitCode.REQUEUE
+    return ExitCode.OK if record is None or record.state == "valid" else ExitCode.RUN_FAILED
 
 
-def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress) -> bool:
+def _exchange(
+    plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
+) -> ExitCode:
     from dlbench.node.collectives.run import CommRun
     from dlbench.node.devices.choice import device_for
     from dlbench.node.training.watchdog import Watchdog
@@ -209,7 +219,7 @@ def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: Core
     if record is not None:
         write_json(folder.comm, record.model_dump(mode="json"))
     watchdog.stop()
-    return record is None or record.state == "valid"
+    return ExitCode.OK if record is None or record.state == "valid" else ExitCode.RUN_FAILED
 
 
 if __name__ == "__main__":

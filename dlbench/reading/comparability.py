@@ -38,9 +38,12 @@ NOT_SHAPING = frozenset(
         *("system.node.peak_tflops", "system.node.peak_source"),
         # How the ranks' environment comes to the nodes; what is in it is told by its digest.
         *("system.image.file", "system.image.folder", "system.image.transfer"),
+        # What a node knows a container's image again by; which it is, its digest and its name tell.
+        "system.container.as_planned",
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
         *("system.slurm.nodelist", "system.slurm.exclude"),
+        *("system.slurm.requeue", "system.slurm.max_requeues", "system.slurm.max_time"),
     }
 )
 """Keys of a system that do not shape how fast its runs are; every other one does."""
@@ -141,13 +144,18 @@ def told_of(run: Run) -> dict[str, str]:
 def planned_id(run: Run) -> str:
     """`averaged_id` without what only a record tells: finds runs that were to join a group and died."""
     content = _averaged_content(run)
+    content.pop("goes_on", None)
     for name in ("device", "precision"):
         del content["registered"][name]
     return digest_of(content)
 
 
 def _averaged_content(run: Run) -> dict[str, Any]:
-    return {**comparable_content(run), "system": system_content(run.plan)}
+    content = {**comparable_content(run), "system": system_content(run.plan)}
+    # Its times add up over several starts, with cold caches in their middle: never averaged with one that ran through.
+    if run.record is not None and run.record.goes_on:
+        content["goes_on"] = True
+    return content
 
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:

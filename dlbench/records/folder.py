@@ -72,6 +72,11 @@ class RunFolder:
         return self.path / "failure.json"
 
     @property
+    def interrupted(self) -> Path:
+        """`interrupted.json`: that the run stopped in good order, because it was told to."""
+        return self.path / "interrupted.json"
+
+    @property
     def checkpoints(self) -> Path:
         """`checkpoints/`: the newest states of training, `step-00000123.safetensors`."""
         return self.path / "checkpoints"

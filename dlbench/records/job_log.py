@@ -22,6 +22,9 @@ END_OF_LOG = 1 << 20
 LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)
 """What srun --label writes before each line of a rank: its number."""
 
+_TOLD = 200
+"""Characters of a line that are told again."""
+
 _SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): (.+)$")
@@ -37,6 +40,9 @@ _WHOLE_JOB = (
     (re.compile(r"CANCELLED AT \S+ DUE TO PREEMPTION"), "Slurm ended the job for another one (preemption)"),
 )
 _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
+ATTEMPT_MARK = "dlbench: attempt "
+"""What the job's script says where an attempt begins that is not the first (slurm/earlier.j2)."""
+
 _NODE = re.compile(r"srun: error: Node failure on (\S+)")
 _SIGNALS = {
     "Killed": signal.SIGKILL,
@@ -72,7 +78,8 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
         folder: of the run; `launch.log`, else the newest `slurm-*.out`, is read.
         statuses: what the ranks said last.
     """
-    text = _log_of(folder)
+    # What ended an earlier attempt stands before the line that begins this one.
+    text = _log_of(folder).rpartition(ATTEMPT_MARK)[2]
     whole = _of_the_whole_job(text)
     if whole:
         return Failure(reason=whole)
@@ -90,6 +97,12 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     else:
         reason = f"rank {ending.rank} was the first to end, {ending.words}"
     return Failure(reason=reason, rank=ending.rank, at=ending.at)
+
+
+def told_in_log(folder: RunFolder, run_id: str) -> str:
+    """What rank 0 told last of how far it is, e.g. ``measuring, step 40 of 100``; empty where the log has nothing."""
+    lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", _log_of(folder), re.MULTILINE)
+    return lines[-1][:_TOLD] if lines else ""
 
 
 def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:

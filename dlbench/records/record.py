@@ -214,6 +214,7 @@ class Record(Spec):
     steps: Count = Field(description="Steps of this run, warm-up included.")
     first_step: CountOrZero = Field(0, description="Optimizer steps done before this run, by what it resumes.")
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")
+    attempt: Count = Field(1, description="Which attempt at the run this is, from 1: others were interrupted.")
     checkpoints: tuple[str, ...] = Field((), description="Checkpoints in the run's folder when it ended.")
     precision: str | None = Field(None, description="The precision in force, in words; null where not known.")
     emulates_precision: Flag = Field(
@@ -241,6 +242,11 @@ class Record(Spec):
     )
     environment: dict[str, str] = Field(description="Environment of rank 0, by name.")
     environment_differences: tuple[str, ...] = Field((), description="Where other ranks' environment differs.")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it went on from an earlier attempt at the same run."""
+        return self.attempt > 1 and self.first_step > 0
 
     @property
     def throughput(self) -> float | None:

@@ -18,7 +18,8 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.records.job_log import seen_in_log
+from dlbench.records.interrupted import Interrupted
+from dlbench.records.job_log import seen_in_log, told_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.sharing import WithheldError, may_not_read
 from dlbench.records.status import Failure, RankStatus, read_statuses
@@ -28,7 +29,7 @@ from dlbench.records.watch_cost import WatchCost
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
-RunState = Literal["valid", "invalid", "failed", "incomplete"]
+RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -51,8 +52,12 @@ class LaunchedRun:
     statuses: list[RankStatus]
     failure: Failure | None = None
     """Why a launcher gave up; None where none did."""
+    interrupted: Interrupted | None = None
+    """That it stopped because it was told to; None where it was not."""
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
+    told: str = ""
+    """How far it is by what rank 0 told last in the log of its job: between stages no status is written."""
     accounting: RunAccounting | None = None
     """What Slurm says that it took, where that is kept."""
 
@@ -71,9 +76,13 @@ class LaunchedRun:
 
     @property
     def state(self) -> RunState:
-        """Valid and invalid have a record; failed says why; incomplete was killed or still runs."""
+        """Valid and invalid have a record; failed says why; incomplete was killed or still runs; interrupted was told
+        to stop, and did so in good order.
+        """
         if self.recorded is not None:
             return self.recorded
+        if self.interrupted is not None:
+            return "interrupted"
         return "failed" if self._is_failed else "incomplete"
 
     @property
@@ -86,6 +95,8 @@ class LaunchedRun:
         """One line: what is known of a run that has no valid record."""
         if self.recorded is not None:
             return self.objection
+        if self.interrupted is not None:
+            return self.interrupted.story
         if self._is_failed:
             return told_failure(self.statuses, self.failure or self.seen, self.counted)
         if not self.statuses:
@@ -94,7 +105,7 @@ class LaunchedRun:
         return (
             f"{len(self.statuses)} of {self.plan.layout.ranks} ranks started; last seen {last.updated}: "
             f"rank {last.rank} on {last.host}, {last.stage}, {self.counted} {last.step}"
-        )
+        ) + (f"; its log says {self.told}" if self.told else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +289,9 @@ def _read(folder: RunFolder) -> Run:
         record=record,
         statuses=statuses,
         failure=failure,
+        interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
+        told=told_in_log(folder, plan.run_id) if record is None and statuses else "",
         watch_cost=watch_cost,
         accounting=read_accounting(folder, plan),
     )

@@ -8,26 +8,38 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import yaml
 
 from dlbench import bundled
+from dlbench.jobs.box.box import Box, check_requirements
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.setup.image.pack import pack
+from dlbench.setup.image.survey import survey
+from tests.bench.figures import Figure
 from tests.support.paths import ROOT
 
 BUDGET = 200
 """File calls on shared folders that a rank may make from its start to its first step."""
 
 STRACE = ("strace", "-f", "-qq", "-y", "-ttt", "-e", "trace=%file", "-e", "signal=none", "--seccomp-bpf")
+
+NAME = "file calls of a rank on shared folders"
+NODES, RANKS_PER_NODE = 4, 4
+ROOM_BYTES = 8 << 30
+"""Memory for what is no image: the ranks."""
 
 _CALL = re.compile(r"^\d+ +(\d+\.\d+) (\w+)\((.*)$")
 _FOLDER = re.compile(r"(?:AT_FDCWD|\d+)<([^>]*)>")
@@ -147,6 +159,46 @@ def measure(
     run = _ended(out)
     shared = shared_folders(folder, image)
     return [calls_of(run, rank, traces / str(rank), shared) for rank in range(nodes * ranks_per_node)]
+
+
+def figures() -> Iterator[Figure]:
+    """File calls of each of 16 ranks on 4 nodes with an image, and of 2 ranks without one."""
+    missing = [*check_requirements(), *([] if shutil.which("strace") else ["strace is not installed"])]
+    if missing:
+        yield Figure(name=NAME, value=None, unit="calls", goal=f"at most {BUDGET}", reason="; ".join(missing))
+        return
+    with tempfile.TemporaryDirectory(prefix="dlbench-calls-", dir="/tmp") as name:
+        folder = Path(name)
+        image = folder / "image" / "environment.tar"
+        image.parent.mkdir()
+        made = pack(survey(sys.executable), image, lambda line: None)
+        room = psutil.virtual_memory().available - ROOM_BYTES
+        nodes = min(NODES, room // made.unpacked_bytes)
+        if nodes < NODES:
+            reason = f"the image takes {made.unpacked_bytes:,} bytes of memory on each of {NODES} nodes"
+            yield Figure(name=NAME, value=None, unit="calls", goal=f"at most {BUDGET}", reason=reason)
+            return
+        (folder / "box").mkdir()
+        with Box.start(folder / "box", nodes=NODES, cpus_per_node=RANKS_PER_NODE) as box:
+            for where in ("with", "without"):
+                (folder / where).mkdir()
+            with_image = measure(
+                *(folder / "with", box.environment), nodes=NODES, ranks_per_node=RANKS_PER_NODE, image=image
+            )
+            without = measure(folder / "without", box.environment, nodes=2, ranks_per_node=1)
+    most = max(rank.before for rank in with_image)
+    before = max(rank.before for rank in without)
+    yield Figure(
+        name=NAME,
+        value=most,
+        unit="calls",
+        n=len(with_image),
+        goal=f"at most {BUDGET}",
+        met=most <= BUDGET,
+        reason=f"the most of {len(with_image)} ranks on {NODES} nodes; {before:,} without an image",
+    )
+    measured = sum(rank.measured for rank in (*with_image, *without))
+    yield Figure(name=f"{NAME}, in measured steps", value=measured, unit="calls", goal="0", met=measured == 0)
 
 
 def shared_folders(folder: Path, image: Path | None) -> list[Path]:

@@ -97,8 +97,9 @@ def test_resnet_on_one_and_two_nodes(
     assert [r.host for r in one.record.ranks] == ["n1"]
     assert [run.record.environment["image.sha256"] for run in (one, two) if run.record] == [sha256, sha256]
     assert all((rank.unpacking_s or 0) > 0 for run in (one, two) if run.record for rank in run.record.ranks)
-    job = srun_on_both(slurm_box, "ls /dev/shm")
-    assert "dlb-image" not in job
+    # The image is gone when the job is.
+    held = "for i in {1..200}; do ls -d /dev/shm/dlb-image-* >/dev/null 2>&1 || exit 0; sleep 0.1; done; echo held"
+    assert srun_on_both(slurm_box, held) == ""
     assert [r.host for r in two.record.ranks] == ["n1", "n2"]
     assert one.record.staging is not None
     assert two.record.staging is not None

@@ -10,7 +10,7 @@ from dlbench.records.folder import RunFolder, create
 from dlbench.records.job_log import killed_by_signal
 from dlbench.records.scan import read_run
 from dlbench.records.status import RankStatus, write_status
-from tests.support.run_factory import plans, status
+from tests.support.run_factory import plans, status, write_unfinished
 
 STEP = "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T18:59:48 ***"
 KILLED = f"""\
@@ -126,3 +126,12 @@ def test_without_a_log_the_rank_that_fell_silent_first_is_named_first(tmp_path: 
 def test_the_signal_is_srun_s(tmp_path: Path, log: str, expected: tuple[int, int] | None) -> None:
     (tmp_path / "launch.log").write_text(log)
     assert killed_by_signal(RunFolder(tmp_path)) == expected
+
+
+def test_how_far_a_run_is_stands_in_its_log(tmp_path: Path) -> None:
+    folder = write_unfinished(tmp_path, plans(points=(1,))[0], "measuring")
+    assert "its log" not in read_run(folder.path).story
+    name = folder.path.name
+    lines = [f"0: dlbench {name}: measuring, step {step} of 900" for step in (11, 408)]
+    (folder.path / "slurm-7.out").write_text("\n".join([*lines, "1: a warning", "0: dlbench other: done", ""]))
+    assert read_run(folder.path).story.endswith("; its log says measuring, step 408 of 900")

@@ -18,8 +18,8 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.run_script import has_script
 from dlbench.jobs.scripts.templates import render
 from dlbench.jobs.verdict import Outcome
+from dlbench.records.answers.preflight import PreflightFolder
 from dlbench.records.files import write_atomic
-from dlbench.records.preflight import PreflightFolder
 from dlbench.specs.collectives.plan import CommPlan
 
 

@@ -63,7 +63,15 @@ def _backends(system: SystemSpec) -> Any:
     return ("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod")
 
 
+class PreflightJob(Job):
+    """A job under another name than that of a run."""
+
+    @property
+    def name(self) -> str:
+        return f"preflight-{self.shape.system.name}"
+
+
 def job_of(plan: CommPlan) -> Job:
     """The job of a pre-flight: of a few minutes, or of the system's limit where that is shorter."""
     limit = limit_seconds(plan.system.slurm.time_limit) or JOB_S
-    return Job(plans=(plan,), time_limit=time_text(min(limit, JOB_S)))
+    return PreflightJob(plans=(plan,), time_limit=time_text(min(limit, JOB_S)))

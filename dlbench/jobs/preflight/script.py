@@ -8,7 +8,7 @@ from dlbench.jobs.scripts import images, launch
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
 from dlbench.jobs.scripts.templates import render
-from dlbench.records.preflight import PreflightFolder
+from dlbench.records.answers.preflight import PreflightFolder
 from dlbench.specs.plan import LaunchPlan
 
 MODULE = "dlbench.node.site_check"

@@ -34,7 +34,18 @@ def sbatch_options(plan: LaunchPlan, *, job_name: str | None = None, time_limit:
     options += [f"--{option}" for option in slurm.extra]
     # All that sbatch is given, which is little: see `dlbench.jobs.slurm.environment`. Unlike NIL and a list of names,
     # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
-    return [*options, "--export=ALL", "--no-requeue", "--open-mode=append"]
+    return [*options, "--export=ALL", *_ends(plan), "--open-mode=append"]
+
+
+def _ends(plan: LaunchPlan) -> list[str]:
+    """What happens before and after the end of a job's time; the signal goes to the ranks, not to the script.
+
+    None for mpirun: the tasks of its steps are daemons, which would die of it, and only mpirun itself passes it on.
+    """
+    slurm = plan.system.slurm
+    is_told = slurm.warn_before_s is not None and plan.system.launch.launcher != "mpirun"
+    warning = [f"--signal=USR1@{slurm.warn_before_s}"] if is_told else []
+    return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
 
 
 def threading_options(plan: LaunchPlan) -> list[str]:

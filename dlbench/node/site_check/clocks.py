@@ -12,7 +12,7 @@ from dlbench.node.rendezvous import own_address
 from dlbench.node.watching.clock_exchange import ClockServer, compare
 from dlbench.node.watching.clock_follower import FORMAT, MAX_BYTES, publish
 from dlbench.opening import read_json
-from dlbench.records.preflight import SeenClock
+from dlbench.records.answers.preflight import SeenClock
 
 ROUNDS = 50
 WAIT_S = 20.0

@@ -18,6 +18,7 @@ from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
 from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.prepare import SHARED_BY, Prepared, data_identity, trained_identity
+from dlbench.node.training.stop_request import StoppedEarlyError, any_was_told
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.specs.plan import RunPlan
@@ -121,6 +122,22 @@ class Pauses:
         if ends_epoch and not ends:  # an epoch begins behind the evaluation of the one before, and if it is trained
             self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=samples)
         return ends
+
+    def give_way(self, done: int, spent_s: float) -> None:
+        """After `done` steps, where training stands still: stops all ranks if any was told to.
+
+        Raises:
+            StoppedEarlyError: it was; where the run keeps checkpoints one is written.
+        """
+        if not any_was_told(self._engine.gather):
+            return
+        name = None
+        if self._ready.course.checkpoint_every is not None or self._source is not None:
+            if not self._ready.course.saves(done):
+                with self._watch.pause("checkpoint"):
+                    self._save(done, self._trained_before_s + spent_s)
+            name = self._folder.checkpoint(done).name
+        raise StoppedEarlyError(done, name)
 
     def _look(self, done: int, train_s: float) -> bool:
         assert self._source is not None

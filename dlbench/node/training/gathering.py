@@ -50,6 +50,7 @@ def make_record(
     clock: str,
     device: torch.device,
     events: Events,
+    attempt: int,
 ) -> Record:
     """The record of a run that came to its end.
 
@@ -66,6 +67,7 @@ def make_record(
         clock: what measured the phases.
         device: where rank 0 computed.
         events: moments of the run.
+        attempt: at the run, from 1.
     """
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
     settled = settle([_seat(plan, rank) for rank in ranks])
@@ -110,6 +112,7 @@ def make_record(
             "steps": seen.steps,
             "first_step": ready.course.first,
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,
+            "attempt": attempt,
             "checkpoints": pauses.checkpoints(),
             "precision": precision.text,
             "emulates_precision": any(item["emulates_precision"] for item in everyone),

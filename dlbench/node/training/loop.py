@@ -32,6 +32,7 @@ from dlbench.node.training.pacing import Pacing
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
+from dlbench.node.training.stop_request import looks_every
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.training import TrainSpec
@@ -47,6 +48,10 @@ Batch = dict[str, torch.Tensor]
 
 Pause = Callable[[int, float], bool]
 """Called between two steps with the steps done so far and the seconds spent in this run's steps; True ends training."""
+
+
+GiveWay = Callable[[int, float], None]
+"""The same; raises `StoppedEarlyError` on all ranks if any was told to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +121,14 @@ class TrainingLoop:
         pause: Pause | None = None,
         watch: RankWatch | None = None,
         pacing: Pacing | None = None,
+        give_way: GiveWay | None = None,
+        warn_before_s: float | None = None,
     ) -> None:
         """`on_step` is told each step's number in this run before it begins (progress, watchdog).
 
         `pacing` settles how many steps there are; None where the course says it.
+        `give_way` is called where training stands still and goes on.
+        `warn_before_s`: how long before the end of the job it may be told to stop, seconds; None: not by the job.
         `watch` is told of every place where its window begins or ends; measured steps carry nothing of it.
         """
         self._trainee = trainee
@@ -130,6 +139,10 @@ class TrainingLoop:
         self._pause = pause
         self._watch = watch
         self._pacing = pacing
+        self._give_way = give_way
+        self._warn_before_s = warn_before_s
+        self._stands_every = COLLECT_EVERY
+        """Measured steps after which training stands still, to collect garbage and to look whether it is to stop."""
         self._is_measuring = False
         self._result = LoopResult()
         self._garbage = self._result.garbage
@@ -215,6 +228,7 @@ class TrainingLoop:
                 beginning.begin_measuring()
         self._garbage.begin_measuring()
         self._collected = self._course.warmup
+        self._stands_every = looks_every(self._warn_before_s, self._result.step_s, self._trainee.engine.gather)
         if self._watch is not None:
             self._watch.begin_measuring()
         self._trainee.engine.barrier()
@@ -232,7 +246,9 @@ class TrainingLoop:
         rest, course = self._trainee.rest, self._course
         rests = rest is not None and done < course.end and rest.is_due
         pauses = self._pause is not None and (course.stops(done) or course.ends_epoch(done))
-        collects = self._is_measuring and done < course.end and done - course.first - self._collected >= COLLECT_EVERY
+        collects = (
+            self._is_measuring and done < course.end and done - course.first - self._collected >= self._stands_every
+        )
         stops = rests or collects or (pauses and course.stops(done))
         if stops:  # the end of an epoch is only noted; the device need not be waited for
             self._drain()
@@ -244,6 +260,8 @@ class TrainingLoop:
             if rest is not None and rests and not ends:
                 with self._watch.pause("cold cache") if self._watch is not None else nullcontext():
                     rest.take()
+            if stops and not ends and self._give_way is not None:
+                self._give_way(done, self._result.spent_ns / 1e9)
         if stops:
             self._trainee.engine.barrier()
         return ends

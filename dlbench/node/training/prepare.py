@@ -76,6 +76,7 @@ def prepare(
     bring: Callable[[Progress | None], Staging | None] = lambda _: None,
     beat: Callable[[str], None] = lambda _what: None,
     stage: Callable[[str], None] = lambda _name: None,
+    resume_from: str | None = None,
 ) -> Prepared:
     """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal.
 
@@ -89,6 +90,7 @@ def prepare(
         bring: called then with the progress of the checkpoint that is gone on from; stages the data.
         beat: told what moved while memory is measured, and while readers and page cache are settled.
         stage: told of the stages that it goes through.
+        resume_from: a checkpoint, or a folder with some, in place of the plan's.
 
     Raises:
         UserError: the data set is not what the plan needs, or what it resumes from does not fit.
@@ -96,7 +98,8 @@ def prepare(
     """
     network = _network(plan, place, engine, device, timer, beat, stage)
     try:
-        resumed = _resumed(plan, network.model, network.optimizer, network.precision)
+        where = resume_from or plan.checkpoint.resume_from
+        resumed = _resumed(plan, where, network.model, network.optimizer, network.precision)
         before_data(network.model)
         staging = bring(resumed.progress if resumed else None)
         data = _data(plan, place, engine, device, resumed, staging, beat)
@@ -440,11 +443,11 @@ def data_identity(source: BatchSource) -> dict[str, Any]:
 
 
 def _resumed(
-    plan: RunPlan, model: torch.nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
+    plan: RunPlan, where: str | None, model: torch.nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
 ) -> Checkpoint | None:
-    if plan.checkpoint.resume_from is None:
+    if where is None:
         return None
-    checkpoint = Checkpoint(find_checkpoint(Path(plan.checkpoint.resume_from)))
+    checkpoint = Checkpoint(find_checkpoint(Path(where)))
     checkpoint.require(trained_identity(plan))
     require_same_holders(plan, checkpoint)
     checkpoint.restore(model, optimizer)

@@ -42,6 +42,7 @@ from dlbench.node.training.shuffling import shuffled, told_of_samples
 from dlbench.node.training.staging import Staging, stage
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
+from dlbench.records.interrupted import attempt_of
 from dlbench.records.record import RankResult, Record
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
@@ -117,6 +118,7 @@ class RankRun:
             bring=self._stage,
             beat=self._beat,
             stage=self._watch.stage,
+            resume_from=self._own_checkpoints(),
         )
         validation: EvaluationSource | None = None
         try:
@@ -172,6 +174,11 @@ class RankRun:
         self._engine.barrier()
         self._events.start_run()
 
+    def _own_checkpoints(self) -> str | None:
+        """The run's folder, where an earlier attempt at it left a checkpoint."""
+        folder = self._folder
+        return str(folder.path) if attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")) else None
+
     def _stage(self, progress: Progress | None) -> Staging | None:
         if self._plan.workload.data.is_synthetic or self._plan.workload.data.staging == "none":
             return None
@@ -217,7 +224,9 @@ class RankRun:
         launches = timer.clock == "cuda-events"
         with StepWriter(self._folder.steps(place.rank), header, launches=launches) as writer:
             loop = TrainingLoop(
-                ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch, self._pacing
+                *(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch, self._pacing),
+                give_way=pauses.give_way,
+                warn_before_s=self._plan.system.slurm.warn_before_s,
             )
             try:
                 seen = loop.run()
@@ -354,6 +363,7 @@ class RankRun:
             clock=clock,
             device=self._device,
             events=self._events,
+            attempt=attempt_of(self._folder),
         )
         write_json(self._folder.record, record.model_dump(mode="json"))
         return record

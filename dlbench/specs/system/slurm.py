@@ -62,6 +62,15 @@ class SlurmSpec(Spec):
         None, description="--hint of sbatch and srun."
     )
     threads_per_core: Count | None = Field(None, description="--threads-per-core of sbatch and srun.")
+    warn_before_s: Count | None = Field(
+        None,
+        description="Seconds before the end of its time, or of its grace where the site preempts with a user's signal, "
+        "at which a job's ranks are told to stop in good order; none: they are ended.",
+    )
+    requeue: Flag = Field(
+        False, description="Whether Slurm may start an interrupted, preempted or failed-node job again, which goes on."
+    )
+    max_requeues: Count = Field(3, description="How often a job asks to be started again after an interruption.")
     extra: SbatchWords = Field(
         (), description="Further options of sbatch, e.g. --switches=1; a list, or text with blanks between them."
     )

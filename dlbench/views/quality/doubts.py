@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from dlbench.reading.doubts import Severity
 from dlbench.reading.scaling import Group
+from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import ranks_text
-from dlbench.units import format_seconds
+from dlbench.units import format_seconds, seconds_between
 from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.outcome import fit, is_resumed, meets_target, until_target
 from dlbench.views.utilisation.numbers import utilisation
@@ -36,7 +37,9 @@ def run_doubts(run: Run, record: Record, throughput: float) -> Iterator[Found]:
             "serious" if record.overflow_steps > MANY_OVERFLOWS * record.steps else "note",
             f"{record.overflow_steps} of {record.steps} steps were skipped because a gradient overflowed",
         )
-    if record.first_step:
+    if record.attempt > 1:
+        yield _of_attempt(run, record)
+    elif record.first_step:
         of_what = record.resumed_from or "a checkpoint"
         yield (
             "resumed",
@@ -45,6 +48,24 @@ def run_doubts(run: Run, record: Record, throughput: float) -> Iterator[Found]:
         )
     if record.quality is not None:
         yield from _of_quality(run, record.quality, throughput)
+
+
+def _of_attempt(run: Run, record: Record) -> Found:
+    """That earlier attempts at the run ended before their end, and what of them is in its figures."""
+    told = f"after interruption (attempt {record.attempt})"
+    if not record.goes_on:
+        return "attempt", "note", f"begun anew {told}: nothing of earlier attempts is in its figures"
+    before = last_attempt(run.folder)
+    lost, gap = "", ""
+    if before is not None:
+        lost = f" of {before.step:,} done"
+        gap = f", which took {format_seconds(seconds_between(before.at, record.started))} and is in no figure"
+    return (
+        "resumed",
+        "serious" if record.quality else "note",
+        f"resumed {told} at step {record.first_step:,}{lost}: times add up over the attempts, from checkpoint to "
+        f"checkpoint, without the time between them{gap}",
+    )
 
 
 def _of_quality(run: Run, result: QualityResult, throughput: float) -> Iterator[Found]:
