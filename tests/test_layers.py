@@ -227,6 +227,7 @@ OPENED_OTHERWISE = {
     "node/cores": "/sys",
     "node/watching/core_load": "/proc",
     "jobs/box/host": "/proc",
+    "jobs/box/storage": "/sys",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.
     "bundled": "the installer's list of files",

@@ -832,7 +832,10 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
             assert rows[1]["story"] == ""
             assert "the 3 runs of job 21 go one after the other" in told
         else:
-            assert told.startswith("job 21 ended as TIMEOUT without a record; not started")
+            resume = f"dlbench submit --resume {waiting.series.id} submits it again"
+            assert told == f"job 21 ended as TIMEOUT before this run began; {resume}"
+            told = rows[1]["story"]
+            assert told.startswith("job 21 ended as TIMEOUT without a record; ")
             assert f"see launch.log, and {names[0]}/slurm-21.out" in told
 
 

@@ -22,9 +22,9 @@ from dlbench.jobs.box.box import Box
 from dlbench.jobs.slurm.accounting import with_accounting
 from dlbench.jobs.submission import Submission
 from dlbench.node.ranks import switch_of
-from dlbench.records.accounting import Attempt, RunAccounting, Step
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
+from dlbench.records.job.accounting import Attempt, RunAccounting, Step
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
 from dlbench.units import utc_now

@@ -6,20 +6,29 @@ import os
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.scripts.batch import render_job
+from dlbench.records.folder import RunFolder
+from dlbench.specs.expand import expand
+from dlbench.specs.requests import Request
 from dlbench.specs.resolve import available
-from tests.jobs.test_jobs import folder_of, plan_of, render_script
 from tests.support.paths import GOLDEN, ROOT
 
 EXAMPLES = sorted(name for name in available("systems") if name.startswith("example-") and name != "example-gpu")
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 PYTHON = "/opt/dlbench/bin/python"
 
 
 def script_of(name: str) -> str:
-    plan = plan_of(system=name)
-    return render_script(plan, folder_of(plan), PYTHON)
+    asked = Request(workload="resnet50", preset="ci", series="golden", points_are="nodes", points=(2,), system=name)
+    (plan,) = expand(asked, machine_cores=4, now=NOW)
+    plan = plan.model_copy(update={"dlbench_version": "0.0.0"})
+    return render_job(job_of([plan]), [RunFolder(Path("/scratch/runs") / plan.run_id)], PYTHON)
 
 
 def test_there_are_eight_of_different_kinds() -> None:

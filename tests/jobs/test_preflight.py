@@ -193,9 +193,16 @@ def test_a_machine_without_a_scheduler_has_one_node() -> None:
 # The job
 
 
-@pytest.mark.parametrize("launcher", ["srun-gloo", "srun-mpi", "mpirun"])
-def test_ranks_look_by_the_command_that_would_start_them(launcher: str) -> None:
-    one = plan(launch={"launcher": launcher})
+PYXIS = {"kind": "pyxis", "image": "registry#group/image:1", "python": "/opt/python"}
+PODMAN = {**PYXIS, "kind": "podman"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "container"),
+    [("srun-gloo", {}), ("srun-mpi", {}), ("mpirun", {}), ("srun-gloo", PYXIS), ("srun-gloo", PODMAN)],
+)
+def test_ranks_look_by_the_command_that_would_start_them(launcher: str, container: dict[str, Any]) -> None:
+    one = plan(launch={"launcher": launcher}, container=container)
     folder = PreflightFolder(Path("/scratch/pre flight"))
     run = launch.launcher_command(one, folder.run, "/opt/python")
     look = look_command(one, folder, "/opt/python")
@@ -203,15 +210,17 @@ def test_ranks_look_by_the_command_that_would_start_them(launcher: str) -> None:
     assert look[:begin] == run[:begin]
     assert look[begin : begin + 2] == ["bash", "-c"]
     assert look[begin + 4 :][1:2] == ["/opt/python"]
+    assert ("--container-image=registry#group/image:1" in look) == (container.get("kind") == "pyxis")
 
 
 @pytest.mark.parametrize(
     "system", ["box", "example-gpu", "example-dgx-h100", "example-perlmutter", "example-alps", "example-lab"]
 )
 def test_bash_and_shellcheck_accept_the_script(system: str) -> None:
-    one = plan(system, python="/opt/my python; $(id)")
+    one = plan(system, python="/opt/my python; $(id)", slurm={"requeue": True})
     script = render_preflight(job_of(one), PreflightFolder(Path("/scratch/it's $HOME")), "/usr/bin/python3")
     assert "--job-name=preflight-" in script
+    assert "--no-requeue" in script
     for command in (["bash", "-n"], ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]):
         if shutil.which(command[0]) is not None:
             done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)

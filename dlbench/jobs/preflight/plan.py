@@ -35,6 +35,8 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
     Raises:
         UserError: no run can be planned on such a system.
     """
+    # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
+    system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
     is_here = system.scheduler == "none"
     if is_here and nodes != 1:
         raise UserError(f"--nodes {nodes}: system {system.name} is one machine")

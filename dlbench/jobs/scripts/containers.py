@@ -184,5 +184,5 @@ def facts(plan: LaunchPlan) -> dict[str, str]:
     container = plan.system.container
     if not container.is_used:
         return {}
-    known = {"SHA256": container.digest} if container.digest else {}
+    known = {"DLBENCH_CONTAINER_SHA256": container.digest} if container.digest else {}
     return {"DLBENCH_CONTAINER_KIND": container.kind, "DLBENCH_CONTAINER_IMAGE": str(container.image), **known}

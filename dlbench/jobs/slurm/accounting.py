@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.slurm.call import call
 from dlbench.jobs.submission import Submission, read_submission
-from dlbench.records.accounting import Attempt, RunAccounting, Step, write_accounting
+from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
 from dlbench.units import utc_now
 

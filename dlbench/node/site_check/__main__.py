@@ -90,7 +90,7 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
     if is_first:
         places = tuple(scratch(plan.system.storage, key, os.environ, place.host) for key in ("local", "memory"))
         if place.node_rank > 0:
-            clock, clock_problem = ask(folder.clock, place.token)
+            clock, clock_problem = ask(folder.clock, place.token, lambda: folder.failed(0).exists())
     return SeenRank(
         rank=place.rank,
         local_rank=place.local_rank,

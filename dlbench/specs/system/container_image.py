@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.opening import read_text, why_unreadable
+from dlbench.opening import open_file, read_text, why_unreadable
 from dlbench.specs.system.container import ContainerSpec
 
 _MAX_BYTES = 1 << 12
@@ -51,7 +51,7 @@ def _digest(path: str, size: int, changed_ns: int) -> str:
         text = read_text(kept, _MAX_BYTES)
         if text.startswith(state) and len(text) == len(state) + 64:
             return text[-64:]
-    with Path(path).open("rb") as file:
+    with open_file(Path(path)) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
