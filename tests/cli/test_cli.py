@@ -456,7 +456,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     limit = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)"
     stub.write_text(
         f"#!/bin/bash\n[ -e {tmp_path}/open ] || [ ! -e {tmp_path}/full ] || {{ echo '{limit}' >&2; exit 1; }}\n"
-        f"touch {tmp_path}/full; echo $RANDOM\n"
+        f"touch {tmp_path}/full; [ -e {tmp_path}/open ] && echo 8 || echo 7\n"
     )
     stub.chmod(0o755)
     path = f"{stub.parent}:{os.environ['PATH']}"
@@ -478,7 +478,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     assert resumed.returncode == 2
     assert "the series has its --repeats already" in resumed.stderr
     queue = stub.with_name("squeue")
-    queue.write_text("#!/bin/bash\ntrue\n")
+    queue.write_text('#!/bin/bash\nfor j in 7_1 7_2 8_1 8_2; do echo "$j|PENDING|N/A|None||/r"; done\n')
     queue.chmod(0o755)
     resumed = cli("submit", "--resume", "s", PATH=path)
     assert resumed.returncode == 0, resumed.stderr
