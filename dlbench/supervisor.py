@@ -179,7 +179,7 @@ class Supervisor:
         """Says, before anything is cleaned up, that the rank did not end well; the first is the cause.
 
         The launcher of dlbench reads a mark; into the log of a job goes what the rank could not say: that a signal
-        ended it (read again by dlbench.records.job_log).
+        ended it (read again by dlbench.records.job.log).
         """
         if not self._status:
             return

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, settings
 from tests.support.browser import browser
 from tests.support.forks import call_dlbench
 from tests.support.gpus import hide_gpus, is_for_gpus, why_without_gpu
-from tests.support.slurm import slurm_box, slurm_can_run, slurm_folder
+from tests.support.slurm import slurm_box, slurm_can_run, slurm_folder, whole_box
 
-__all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder"]
+__all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder", "whole_box"]
 
 
 _SPINNING = ("tests/real/test_collectives.py", "tests/real/test_comm_runs.py")

@@ -30,6 +30,7 @@ from dlbench.jobs.campaign.file import SeriesFile
 from dlbench.jobs.submission import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
+from dlbench.records.answers.preflight import PreflightReport, SeenRank
 from dlbench.records.collectives import CommRecord
 from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
@@ -221,6 +222,8 @@ def format_versions() -> str:
         ("`node-NNNN.status.json`", *stamped(NodeStatuses)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`FILE.json` of an image", *stamped(ImageDescription)),
+        ("`preflight.json`", *stamped(PreflightReport)),
+        ("`seen/rank-NNNN.json` of a pre-flight", *stamped(SeenRank)),
         ("`submission.json`", *stamped(Submission)),
         ("`.series/ID.json`", *stamped(SeriesFile)),
         ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),
@@ -406,6 +409,7 @@ FILES: dict[str, type[BaseModel]] = {
     "rank-status": RankStatus,
     "node-status": NodeStatuses,
     "image": ImageDescription,
+    "preflight": PreflightReport,
     "failure": Failure,
     "submission": Submission,
     "series": SeriesFile,

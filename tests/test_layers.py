@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "final_status": set(),
     "supervisor": {"process_tree", "final_status"},
     "opening": {"errors"},
+    "sharing": {"errors"},
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,
@@ -87,6 +88,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.failures": NODE_FLOOR,
     "node.preflight": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
+    "node.site_check": NODE_FLOOR
+    | {"node.ranks", "node.cores", "node.preflight", "node.rendezvous", "node.watching", "node.devices"},
     "node.__main__": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.preflight"}
     | {"node.sync", "node.watching", "node.training", "node.collectives", "node.devices"},
@@ -124,6 +127,28 @@ def test_every_import_is_allowed(graph: grimp.ImportGraph) -> None:
 def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
     rooms = {room(module) for module in graph.modules} - {"", "node"}
     assert rooms <= set(MAY_IMPORT)
+
+
+# Who speaks to Slurm itself and not to `dlbench.jobs.scheduler`, each with why it may.
+SPEAKS_SLURM = {
+    "jobs.known_schedulers": "names it",
+    "jobs.preflight": "looks at Slurm's own configuration",
+    "cli.diagnose": "sacct's energy",
+    "cli.report": "sacct's accounts",
+    "cli.cost": "sacct's accounts",
+}
+
+
+def test_campaigns_speak_to_any_scheduler(graph: grimp.ImportGraph) -> None:
+    """PBS or Flux would be one module beside `dlbench.jobs.slurm`."""
+    found = set()
+    for module in graph.modules:
+        slurm = "dlbench.jobs.slurm"
+        imported = graph.find_modules_directly_imported_by(module)
+        if not module.startswith(slurm) and any(name.startswith(slurm) for name in imported):
+            name = module.removeprefix("dlbench.")
+            found.add("jobs.preflight" if name.startswith("jobs.preflight.") else name)
+    assert found == set(SPEAKS_SLURM)
 
 
 def test_no_circles(graph: grimp.ImportGraph) -> None:
@@ -202,6 +227,7 @@ OPENED_OTHERWISE = {
     "node/cores": "/sys",
     "node/watching/core_load": "/proc",
     "jobs/box/host": "/proc",
+    "jobs/box/storage": "/sys",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.
     "bundled": "the installer's list of files",

@@ -36,7 +36,7 @@ def test_durations_with_their_unit_become_seconds(text: str, seconds: float) -> 
     ],
 )
 def test_what_is_no_duration_is_answered_with_the_units(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not a duration above zero with its unit \(ms, s, min, h, d\)") as raised:
+    with pytest.raises(ValueError, match=r"not a duration above zero with its unit \(ms, s, m, min, h, d\)") as raised:
         parse_seconds(text)
     assert "\n" not in str(raised.value)
 

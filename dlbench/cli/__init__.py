@@ -64,6 +64,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("data", "data.command", "Make, convert and verify data sets."),
             ("export", "export", "Write a run as MLPerf log lines or a system description."),
             ("setup", "setup", "Make this machine ready: build Horovod."),
+            ("prepare", "prepare", "Put an installation into one folder, for use without a network."),
             ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
         ),
     ),

@@ -84,8 +84,16 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
     ]
-    missing = (_variable_missing(plan.system) for plan in plans)
+    missing = [note for plan in plans for note in (_variable_missing(plan.system), _variables_unused(plan.system))]
     return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
+
+
+def _variables_unused(system: SystemSpec) -> str | None:
+    """Which of sbatch's settings in this shell it will not see, the account that a site's profile sets among them."""
+    names = sorted(name for name in os.environ if name.startswith("SBATCH_"))
+    if system.scheduler != "slurm" or not names:
+        return None
+    return f"{', '.join(names)}: set here and not used: jobs are asked for as system {system.name} says (slurm.*)"
 
 
 def _variable_missing(system: SystemSpec) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,15 +27,31 @@ def ls(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
+    width = max(len(row["name"]) for rows in content.values() for row in rows)
     for kind, rows in content.items():
         click.echo(kind)
         for row in rows:
-            click.echo(f"  {row['name']:<12} {cleaned(row.get('title') or row['problem'])}")
-            for preset, about in row.get("presets", {}).items():
-                # Without words there would be no line to indent.
-                head = f"    {preset:<10} "
-                click.echo(click.wrap_text(about, width=78, initial_indent=head, subsequent_indent=" " * 15) or head)
-            click.echo(cleaned(f"    {row['file']}"))
+            if not _is_example(row):
+                _print(row, width)
+    examples = [row for row in content["systems"] if _is_example(row)]
+    if examples:
+        click.echo("examples of systems, to copy and edit")
+        for row in examples:
+            click.echo(cleaned(f"  {row['name']:<{width}} {row['title'].removeprefix('Example: ')}"))
+        click.echo(cleaned(f"    {Path(examples[0]['file']).parent}"))
+
+
+def _is_example(row: dict[str, Any]) -> bool:
+    return row["name"].startswith("example-") and "title" in row
+
+
+def _print(row: dict[str, Any], width: int) -> None:
+    click.echo(f"  {row['name']:<{width}} {cleaned(row.get('title') or row['problem'])}")
+    for preset, about in row.get("presets", {}).items():
+        # Without words there would be no line to indent.
+        head = f"    {preset:<10} "
+        click.echo(click.wrap_text(about, width=78, initial_indent=head, subsequent_indent=" " * 15) or head)
+    click.echo(cleaned(f"    {row['file']}"))
 
 
 def _workloads() -> list[dict[str, Any]]:

@@ -35,7 +35,21 @@ OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("ranks", "nodes", "ranks_per_node", "repeats", "scaling", "sweep", "ab", "decompose", "watch_cost"),
     ),
     ("Where", ("system", "launcher", "fail_fast")),
-    ("Jobs", ("pack", "one_run_per_job", "chain", "time", "max_node_hours", "max_jobs", "follow", "every")),
+    (
+        "Jobs",
+        (
+            "pack",
+            "one_run_per_job",
+            "same_nodes",
+            "rotate_nodes",
+            "chain",
+            "time",
+            "max_node_hours",
+            "max_jobs",
+            "follow",
+            "every",
+        ),
+    ),
     ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "no_progress", "help")),
 )
 """How the help of `run` and `submit` groups options, by the names of their parameters."""

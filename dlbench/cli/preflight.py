@@ -6,19 +6,25 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from dlbench.records.preflight import Finding, PreflightNode, PreflightReport
+    from dlbench.records.answers.preflight import Finding, PreflightNode, PreflightReport
 
 MAX_NODES_SHOWN = 8
 """Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
+
+MAX_LINES = 24
+"""Of a terminal's usual size."""
+
+MAX_TEXTS = 4
+"""Different things said of nodes, of each kind; the file has all."""
 
 _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 
@@ -56,8 +62,8 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
     from dlbench.jobs.preflight.check import Asked
     from dlbench.jobs.preflight.check import preflight as check
     from dlbench.jobs.preflight.plan import plan_of
+    from dlbench.records.answers.preflight import PreflightFolder
     from dlbench.records.folder import prepare_output
-    from dlbench.records.preflight import PreflightFolder
     from dlbench.specs.choices import choose_system
 
     if not 0 < timeout < float("inf"):
@@ -90,26 +96,47 @@ def _usual_nodes(scheduler: str, partition: str | None) -> int:
     return 1 if found and sum(node.is_usable for node in found) == 1 else 2
 
 
-def lines_of(report: PreflightReport) -> Iterator[str]:
-    """A report as lines of a terminal, which fit on a screen."""
+def lines_of(report: PreflightReport) -> list[str]:
+    """A report as lines of a terminal, which fit on a screen: where they would not, what is well stands in one."""
     from dlbench.cli.streams import cleaned
 
+    whole = list(_lines(report, folds=False))
+    return [cleaned(line) for line in (whole if len(whole) <= MAX_LINES else _lines(report, folds=True))]
+
+
+def _lines(report: PreflightReport, *, folds: bool) -> Iterator[str]:
     findings = [*report.static, *report.job]
     for one in findings:
-        yield from map(cleaned, _finding_lines(one))
+        if not (folds and one.state == "ok"):
+            yield from _finding_lines(one)
+    if folds:
+        yield from _wrapped("ok: ", [", ".join(one.subject for one in findings if one.state == "ok")])
     nodes = sorted(report.nodes, key=lambda node: (not node.problems, not node.doubts))
     if nodes:
-        yield from map(cleaned, _table(nodes[:MAX_NODES_SHOWN]))
+        yield from _table(nodes[:MAX_NODES_SHOWN])
         left = nodes[MAX_NODES_SHOWN:]
         if left:
             bad = sum(bool(node.problems) for node in left)
             yield f"and {len(left)} more nodes{f', {bad} of them FAILED' if bad else ''}"
-        for node in nodes[:MAX_NODES_SHOWN]:
-            yield from (cleaned(text) for text in _wrapped(f"{node.host}: FAILED: ", node.problems))
-            yield from (cleaned(text) for text in _wrapped(f"{node.host}: doubt: ", node.doubts))
+        for said, text in [*_by_text(nodes, "problems"), *_by_text(nodes, "doubts")]:
+            yield from _wrapped(said, [text])
     if report.exclude:
         yield f"leave out: --exclude={report.exclude} (slurm.exclude in the system file)"
     yield _verdict(report)
+
+
+def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"]) -> list[tuple[str, str]]:
+    """What is said of nodes, each text once with the nodes that it is said of."""
+    from dlbench.specs.system.hostlist import compressed
+
+    hosts: dict[str, list[str]] = {}
+    for node in nodes:
+        for text in getattr(node, which):
+            hosts.setdefault(text, []).append(node.host)
+    word = "FAILED" if which == "problems" else "doubt"
+    found = [(f"{compressed(names)}: {word}: ", text) for text, names in hosts.items()]
+    left = len(found) - MAX_TEXTS
+    return found if left <= 0 else [*found[:MAX_TEXTS], (f"and {left} more of the kind: ", "see the file")]
 
 
 def _finding_lines(one: Finding) -> list[str]:
@@ -117,10 +144,11 @@ def _finding_lines(one: Finding) -> list[str]:
 
     head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
     told = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
-    return textwrap.wrap(told, 80, initial_indent=head, subsequent_indent=" " * 30, break_on_hyphens=False) or [head]
+    lines = textwrap.wrap(told, 80, initial_indent=head, subsequent_indent=" " * 22, break_on_hyphens=False)
+    return lines[:3] or [head]
 
 
-def _wrapped(head: str, texts: tuple[str, ...]) -> Iterator[str]:
+def _wrapped(head: str, texts: Sequence[str]) -> Iterator[str]:
     import textwrap
 
     for text in texts:

@@ -117,7 +117,7 @@ def _series_row(root: Path, one: Standing, found: Mapping[str, Outlook], valid: 
     from dlbench.cli.series import resume_command
     from dlbench.jobs.campaign.file import is_held
     from dlbench.jobs.campaign.outlook import counted
-    from dlbench.records.sharing import user_name
+    from dlbench.sharing import user_name
 
     name, story = one.series.id, counted(one, found)
     is_left = one.submitted < one.total

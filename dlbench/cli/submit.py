@@ -14,7 +14,7 @@ from dlbench.errors import UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
-    from dlbench.specs.plan import LaunchPlan
+    from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.system.system import SystemSpec
 
 
@@ -34,6 +34,10 @@ class SubmitCommand(shared.GroupedCommand):
 @click.command(cls=SubmitCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
+@click.option("--same-nodes", metavar="HOSTS", help="Every run on the first of n[1-8].")
+@click.option(
+    "--rotate-nodes", metavar="HOSTS", help="Repeats on n[1-8] in turn: differences between nodes average out."
+)
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
 
@@ -63,7 +67,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     request = shared.request_from(
         options, system=system, points=points, points_are="ranks" if nodes is None else "nodes"
     )
-    plans = shared.expand_request(request)
+    plans = _on_nodes(shared.expand_request(request), options)
     for one in shared.systems_of(plans):
         require_scheduler(one, options["out"], "dlbench run")
     campaign = campaign_from(plans, options)  # what it refuses is told alone
@@ -73,6 +77,24 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
         print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return
     submit_all(campaign, options)
+
+
+def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
+    """The plans on the nodes that --same-nodes or --rotate-nodes ask for.
+
+    Raises:
+        UserError: both are given, or there are too few nodes.
+    """
+    from dlbench.jobs.campaign.node_sets import on_node_sets
+
+    same, rotate = options["same_nodes"], options["rotate_nodes"]
+    if same and rotate:
+        raise UserError("--same-nodes and --rotate-nodes exclude each other")
+    if same:
+        return on_node_sets(plans, "same", same, share_one_job=options["pack"] == "all")
+    if rotate:
+        return on_node_sets(plans, "rotate", rotate, share_one_job=options["pack"] == "all")
+    return plans
 
 
 def _resume(options: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.records.job_log import LABEL
+from dlbench.records.job.log import LABEL
 from dlbench.records.status import PEER_MARK
 
 KEPT_LINES = 60
@@ -21,7 +21,7 @@ _MAX_WORDS = 300
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
-# What mpirun saw of a signal is read by itself (`dlbench.records.job_log`).
+# What mpirun saw of a signal is read by itself (`dlbench.records.job.log`).
 _NO_CAUSE = re.compile(rf"mpirun noticed|{PEER_MARK}")
 _AS_ROOT = "has detected an attempt to run as root"
 _ROOT_REMEDY = (

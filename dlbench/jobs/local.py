@@ -24,7 +24,7 @@ from dlbench.jobs.verdict import Outcome, folder_is_gone, verdict
 from dlbench.machine.memory_kills import MemoryKills
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
-from dlbench.records.job_log import killed_by_signal
+from dlbench.records.job.log import killed_by_signal
 from dlbench.records.status import room_for_failure, write_failure
 from dlbench.specs.plan import LaunchPlan
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlbench.jobs.node_program import answer_of, supervised
-from dlbench.records.memory_profile import MemoryProfile
+from dlbench.records.answers.memory_profile import MemoryProfile
 
 MODULE = "dlbench.node.memory_profile"
 

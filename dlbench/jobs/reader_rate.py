@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlbench.jobs.node_program import answer_of, supervised
-from dlbench.records.reading_rate import ReadingRate
+from dlbench.records.answers.reading_rate import ReadingRate
 
 MODULE = "dlbench.node.data.reading.rate"
 

@@ -12,7 +12,7 @@ from dlbench.jobs.scripts.job import Job
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.records.sharing import may_not_read, user_name
+from dlbench.sharing import may_not_read, user_name
 from dlbench.specs.base import RunName, Spec
 from dlbench.units import utc_now
 

@@ -22,6 +22,8 @@ from dlbench.machine.gpu.placing import adapters
 from dlbench.machine.image import unpacked
 from dlbench.units import utf8_text
 
+_OF_CONTAINER = ("kind", "image", "sha256")
+
 PACKAGES = (
     "torch",
     "horovod",
@@ -132,6 +134,7 @@ def _facts(
             ("image.sha256", _image),
         )
     )
+    yield "container", lambda: _container(variables)
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
     allowed = {k: v for k, v in sorted(variables.items()) if k not in withheld and _allowed(k, v)}
     yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
@@ -211,6 +214,11 @@ def _image() -> str:
     """SHA-256 of the image that this Python came in."""
     found = unpacked()
     return "" if found is None else found.sha256
+
+
+def _container(variables: Mapping[str, str]) -> dict[str, str]:
+    """What the rank runs in, as its launch tells it (dlbench.jobs.scripts.containers)."""
+    return {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
 
 
 def _list_digest(folders: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from dlbench.machine.cgroup import Group, memory_limit, own_group
+from dlbench.machine.mounts import file_system_of
 from dlbench.machine.readings import ReadingFailedError, read_number
 from dlbench.opening import read_text
 
@@ -15,17 +15,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 def lies_in_memory(folder: Path, root: Path = Path("/")) -> bool:
     """Whether a folder's file system is in memory, by the mount point nearest above it (/proc/self/mountinfo)."""
-    device = folder.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = read_text(root / "proc/self/mountinfo", _MAX_FILE).splitlines()
-    except (OSError, ValueError):
-        return False
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        if before.split(" ")[2:3] == [number]:
-            return after.split(" ")[0] in _IN_MEMORY
-    return False
+    return file_system_of(folder, root) in _IN_MEMORY
 
 
 def memory_room(root: Path = Path("/")) -> int | None:

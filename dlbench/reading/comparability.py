@@ -38,6 +38,8 @@ NOT_SHAPING = frozenset(
         *("system.node.peak_tflops", "system.node.peak_source"),
         # How the ranks' environment comes to the nodes; what is in it is told by its digest.
         *("system.image.file", "system.image.folder", "system.image.transfer"),
+        # What a node knows a container's image again by; which it is, its digest and its name tell.
+        "system.container.as_planned",
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
         *("system.slurm.nodelist", "system.slurm.exclude"),
@@ -187,7 +189,9 @@ def _settings(value: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
             yield from _settings(inner, path)
             continue
         text = ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner)
-        yield path, "none" if inner in (None, [], "") else "not shown" if is_secret_value(text) else text
+        # A digest looks like a key, and is what tells two images apart.
+        is_secret = not key.endswith("sha256") and is_secret_value(text)
+        yield path, "none" if inner in (None, [], "") else "not shown" if is_secret else text
 
 
 def comparable_content(run: Run) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Environments:
 
 
 TELLING = (
-    *("system.", "dlbench.", "image.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
+    *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
     *("kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
 )

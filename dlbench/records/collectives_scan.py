@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
-from dlbench.records.job_log import seen_in_log
+from dlbench.records.job.log import seen_in_log
 from dlbench.records.scan import (
     COMM_FORMAT,
     LaunchedRun,
@@ -22,8 +22,8 @@ from dlbench.records.scan import (
     read_run,
     run_folders,
 )
-from dlbench.records.sharing import WithheldError
 from dlbench.records.status import read_statuses
+from dlbench.sharing import WithheldError
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.units import format_bytes
 

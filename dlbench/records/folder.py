@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_atomic
-from dlbench.records.sharing import share
+from dlbench.sharing import share
 from dlbench.specs.plan import LaunchPlan
 
 CHECKPOINT_SUFFIX = ".safetensors"

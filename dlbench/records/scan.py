@@ -16,16 +16,16 @@ from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
-from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
-from dlbench.records.job_log import seen_in_log, told_in_log
+from dlbench.records.job.accounting import RunAccounting
+from dlbench.records.job.log import seen_in_log, told_in_log
 from dlbench.records.record import RankResult, Record
-from dlbench.records.sharing import WithheldError, may_not_read
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.story import told_failure
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
+from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 

@@ -19,7 +19,7 @@ from dlbench.errors import IncompleteDataError, RunError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.sharing import may_not_read
+from dlbench.sharing import may_not_read
 from dlbench.specs.base import CountOrZero, Spec
 from dlbench.units import utc_now
 

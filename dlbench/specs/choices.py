@@ -18,6 +18,7 @@ from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
 from dlbench.specs.sync import SyncSpec
+from dlbench.specs.system.container_image import with_image
 from dlbench.specs.system.image import with_digest
 from dlbench.specs.system.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
@@ -189,7 +190,8 @@ def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValu
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
     system = validate(SystemSpec, layers, (key.name for key in keys_of(Choices, {})))
-    return system.model_copy(update={"image": with_digest(system.image)}), layers
+    found = {"image": with_digest(system.image), "container": with_image(system.container)}
+    return system.model_copy(update=found), layers
 
 
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:

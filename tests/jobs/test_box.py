@@ -32,6 +32,7 @@ from dlbench.jobs.box.box import Box, check_requirements
 from dlbench.jobs.box.config import BoxPlan
 from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.host import Process
+from tests.support.slurm import WHOLE
 
 MPI_PROGRAM = r"""
 #include <mpi.h>
@@ -618,18 +619,6 @@ def kill_a_start(folder: Path, options: Sequence[str], after_s: float) -> bool:
     return was_in_time
 
 
-WHOLE = Equipment(
-    gres=("gpu:a100:4",),
-    features=("a100,nvlink",),
-    partitions=("batch", "debug Nodes=n1 MaxTime=30"),
-    switches=1,
-    memory_mb=8000,
-    accounting=True,
-    accounts=("lab",),
-    qos=("low", "high Preempt=low"),
-    users=("nobody",),
-    preempt="qos",
-)
 OPTIONS = ("--nodes=1", "--accounting", "--switches=1", "--gres=gpu:4", "--pfs=10MB/s")
 
 
@@ -656,19 +645,6 @@ def test_twenty_cycles_and_twenty_killed_starts_leave_nothing(can_keep_books: No
         cycle(slurm_folder, OPTIONS)
     chance = random.Random(18)
     assert sum(kill_a_start(slurm_folder, OPTIONS, chance.uniform(0.2, 5)) for _ in range(20)) >= 5
-
-
-@pytest.fixture(scope="module")
-def whole_box(slurm_can_run: None) -> Iterator[Box]:
-    """A box with all that a box can have; its folder is open to other users."""
-    if lacks := check_requirements(WHOLE):
-        pytest.skip("; ".join(lacks))
-    with tempfile.TemporaryDirectory(prefix="dlbench-box-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        has = dataclasses.replace(WHOLE, switches=2, pfs="10MB/s" if storage.why_not() is None else "")
-        with Box.start(Path(name) / "box", has=has) as box:
-            yield box
-        assert left_of(Path(name) / "box") == []
 
 
 @pytest.mark.slurm

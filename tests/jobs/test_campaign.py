@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -414,20 +415,22 @@ def as_user(uid: int, action: Callable[[], object]) -> str:
         return file.read()
 
 
-def opened(path: Path) -> None:
-    """Lets everybody through pytest's folders."""
-    for folder in (path, *path.parents):
-        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055)
+@pytest.fixture
+def open_root() -> Iterator[Path]:
+    """A folder of runs that every user reaches: pytest's own are closed again by whoever starts pytest."""
+    with tempfile.TemporaryDirectory(prefix="dlbench-users-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "runs").mkdir()
+        yield Path(folder) / "runs"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_two_users_in_a_folder_of_their_group(root: Path, desk: Desk) -> None:
+def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> None:
     from dlbench.jobs.campaign.outlook import outlooks
     from dlbench.records.folder import prepare_output
     from dlbench.records.scan import scan
 
-    opened(root)
+    root = open_root
     os.chown(root, 0, 1234)
     root.chmod(0o2775)
     before = os.umask(0o077)
@@ -448,7 +451,7 @@ def test_two_users_in_a_folder_of_their_group(root: Path, desk: Desk) -> None:
     assert standing(root, "t").series.owner == "nobody"
     assert "is of user root, who alone can go on with it" in as_user(65534, lambda: submitted(root, desk))
     # Runs that the group may read are read, and whose jobs they are is told.
-    seen = Desk(queue=desk.queue.with_name("empty"))
+    seen = Desk(queue=root.parent / "empty")
     known_schedulers.SCHEDULERS["slurm"] = lambda: seen
 
     def read() -> None:

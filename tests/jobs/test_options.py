@@ -161,6 +161,11 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     assert note.startswith("note: launch.environment.API_TOKEN: SITE_TOKEN is not set here: ")
     monkeypatch.setenv("SITE_TOKEN", "hunter2")
     assert not any("SITE_TOKEN" in note for note in preset_notes([plan]))
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    monkeypatch.setenv("SBATCH_QOS", "low")
+    assert [note for note in preset_notes([plan, plan]) if "SBATCH" in note] == [
+        "note: SBATCH_ACCOUNT, SBATCH_QOS: set here and not used: jobs are asked for as system box says (slurm.*)"
+    ]
 
 
 # Modules

@@ -85,6 +85,16 @@ def test_jobs_that_were_completed_and_a_scheduler_that_does_not_answer_change_no
     assert (root / ".series" / "s.json").read_text() == before
 
 
+def test_a_job_that_slurm_forgot_is_over_if_it_wrote_anything(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    one_a, *_ = submitted(root, program)
+    ended(program)
+    program("sacct", "true")
+    assert reopen(root, "s", Slurm()) == 0
+    (one_a.path / "slurm-41.out").write_text("srun: error")
+    assert reopen(root, "s", Slurm()) == 2
+
+
 def test_elements_of_an_array_that_never_began_are_packed_anew(tmp_path: Path, program: Program) -> None:
     root = tmp_path / "runs"
     one_a, _, _, one_b = submitted(root, program, packing="runs")

@@ -46,7 +46,8 @@ def test_a_run_loads_and_sets_what_its_job_does(launcher: str) -> None:
     own = "# Unlike in any other start of this script."
     job = render_job(job_of([plan]), [folder], PYTHON).splitlines()
     assert lines == [line for line in job[job.index("module purge") : job.index(")") - 2] if line not in (own, TOKEN)]
-    assert script.splitlines()[-1] == f"exec {job[job.index(')') - 1]}".replace('"$dlbench_run"', "/runs/x")
+    last = job[job.index(")") - 1].replace('"${dlbench_run##*/}"', "x").replace('"$dlbench_run"', "/runs/x")
+    assert script.splitlines()[-1] == f"exec {last}"
 
 
 TOKEN = 'export DLBENCH_LAUNCH_TOKEN="${SLURM_JOB_ID}"'

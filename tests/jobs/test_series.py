@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,31 @@ def test_a_signal_waits_for_sbatch_and_the_rest_follows_later(
     assert len(calls(tmp_path)) == 4
     # The chain goes on where it was cut.
     assert all(f"--dependency=afterany:{n}" in calls(tmp_path)[n] for n in range(1, 4))
+
+
+def test_an_sbatch_outlives_the_kill_of_its_dlbench_and_is_waited_for(tmp_path: Path, program: Program) -> None:
+    """Else the job that it takes a moment later would be submitted a second time."""
+    root, queue = tmp_path / "runs", tmp_path / "queue"
+    queue.touch()
+    take = "for word; do case $word in --comment=*) c=${word#*=};; esac; done; "
+    take += f'echo "$n|PENDING|N/A|None|$c|/x" >> {queue}; echo $n'
+    program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ kill -9 $PPID; sleep 1; }}; {take}")
+    program("squeue", f"cat {queue}")
+    begun(root)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            completed(root)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert is_held(root, "s")
+    with pytest.raises(UserError, match="being submitted by another process"):
+        completed(root)
+    while is_held(root, "s"):
+        time.sleep(0.05)
+    assert [(one.number, one.is_adopted) for one in completed(root)] == [(2, True), (3, False), (4, False)]
+    assert len(queue.read_text().splitlines()) == 4
 
 
 def test_a_limit_of_the_queue_leaves_the_rest_for_later(tmp_path: Path, program: Program) -> None:

@@ -5,11 +5,28 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dlbench.jobs.box import storage
 from dlbench.jobs.box.box import Box, check_requirements
+from dlbench.jobs.box.equipment import Equipment
+
+WHOLE = Equipment(
+    gres=("gpu:a100:4",),
+    features=("a100,nvlink",),
+    partitions=("batch", "debug Nodes=n1 MaxTime=30"),
+    switches=1,
+    memory_mb=8000,
+    accounting=True,
+    accounts=("lab",),
+    qos=("low", "high Preempt=low"),
+    users=("nobody",),
+    preempt="qos",
+)
+"""All that a box can have beside a throttled file system."""
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +50,18 @@ def slurm_box(slurm_can_run: None) -> Iterator[Box]:
     folder = Path(tempfile.mkdtemp(prefix="dlbench-box-", dir="/tmp"))
     # Where start or stop fails, the folder stays for its logs.
     with Box.start(folder) as box:
+        yield box
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def whole_box(slurm_can_run: None) -> Iterator[Box]:
+    """A box with all that a box can have, in a folder that other users can enter."""
+    if lacks := check_requirements(WHOLE):
+        pytest.skip("; ".join(lacks))
+    folder = Path(tempfile.mkdtemp(prefix="dlbench-box-", dir="/tmp"))
+    folder.chmod(0o755)
+    has = replace(WHOLE, switches=2, pfs="10MB/s" if storage.why_not() is None else "")
+    with Box.start(folder / "box", has=has) as box:
         yield box
     shutil.rmtree(folder)

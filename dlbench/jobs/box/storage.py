@@ -92,8 +92,8 @@ def provide(
     if (reason := why_not()) is not None:
         raise EnvironmentLacksError(reason)
     cgroup.mkdir()
-    with image.open("xb") as file:
-        file.truncate(size_bytes)
+    image.touch(0o600, exist_ok=False)
+    os.truncate(image, size_bytes)
     # On the file, not on its device: the image knows its size, and the writes need no loop.
     host.call([*_MKFS, str(image)], environment=environment)
     path.mkdir()

@@ -22,7 +22,7 @@ from dlbench.jobs.campaign.file import (
 )
 from dlbench.jobs.campaign.packing import Packing
 from dlbench.jobs.scripts.job import Job
-from dlbench.records.sharing import make_shared, user_name
+from dlbench.sharing import make_shared, user_name
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.units import utc_now

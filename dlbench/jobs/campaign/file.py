@@ -21,7 +21,7 @@ from dlbench.jobs.scripts.job import Job
 from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
 from dlbench.records.files import is_stream, write_json
 from dlbench.records.folder import MAX_JSON
-from dlbench.records.sharing import may_not_read, other_owner, user_name
+from dlbench.sharing import may_not_read, other_owner, user_name
 from dlbench.specs.base import Flag, Name, RunName, Spec
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan

@@ -15,8 +15,8 @@ from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.scan import LaunchedRun
-from dlbench.records.sharing import WithheldError
 from dlbench.records.status import RankStatus
+from dlbench.sharing import WithheldError
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 

@@ -11,6 +11,7 @@ from dlbench.jobs.campaign.campaign import campaign_of
 from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path, write_series
 from dlbench.jobs.campaign.standing import Standing, never_began, standing
 from dlbench.jobs.scheduler import Queue, Scheduler
+from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
@@ -43,7 +44,11 @@ def reopen(root: Path, series_id: str, scheduler: Scheduler) -> int:
         queue = scheduler.query([now.ids[number] for number, runs in waiting.items() if runs])
         if queue.unanswered:
             return 0
-        left = {number: runs for number, runs in waiting.items() if runs and _was_cut_off(queue, now.ids[number])}
+        left = {
+            number: runs
+            for number, runs in waiting.items()
+            if runs and _was_cut_off(queue, now.ids[number], has_log=_has_log(root, runs[0]))
+        }
         if left:
             _renew(root, now, left)
         return sum(map(len, left.values()))
@@ -55,11 +60,18 @@ def _not_begun(root: Path, now: Standing, number: int) -> list[str]:
     return [run_id for run_id in runs if never_began(RunFolder(root / run_id))]
 
 
-def _was_cut_off(queue: Queue, job_id: str) -> bool:
+def _has_log(root: Path, run_id: str) -> bool:
+    """Whether the job of a run wrote anything, and so began."""
+    submission = read_submission(RunFolder(root / run_id))
+    return submission is not None and (root / submission.log).exists()
+
+
+def _was_cut_off(queue: Queue, job_id: str, *, has_log: bool) -> bool:
+    """Whether a job has ended, and not by itself; one that the scheduler has forgotten must have begun."""
     jobs = queue.of(job_id)
-    return all(job.phase == "over" for job in jobs) and not (
-        jobs and all(job.state.startswith("COMPLETED") for job in jobs)
-    )
+    if not jobs:
+        return has_log
+    return all(job.phase == "over" for job in jobs) and any(not job.state.startswith("COMPLETED") for job in jobs)
 
 
 def _renew(root: Path, now: Standing, left: dict[int, list[str]]) -> None:

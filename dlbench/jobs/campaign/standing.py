@@ -13,7 +13,7 @@ from dlbench.jobs.campaign.file import FOLDER, SeriesFile, SeriesJob, known_jobs
 from dlbench.jobs.scheduler import array_of
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
-from dlbench.records.sharing import WithheldError
+from dlbench.sharing import WithheldError
 
 JobState = Literal["submitted", "begun", "unsure", "missing"]
 """unsure: its script was written, and nothing says whether Slurm took it. begun: its ranks wrote, no id is known."""

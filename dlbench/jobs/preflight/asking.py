@@ -11,7 +11,9 @@ from dlbench.jobs.slurm.call import call
 
 # A value may hold blanks (Reason, OS); the next key begins with a capital letter.
 _PAIR = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*)=(.*?)(?=\s+[A-Z][A-Za-z_]*=|\s*$)")
-_BAD = ("down", "drain", "fail", "maint", "not_resp", "unknown", "power_down", "powering_down", "inval", "future")
+# Words of sinfo(1) in states of nodes that take no job; one that is powered down is started for a job.
+_BAD = ("down", "drain", "fail", "maint", "unknown", "inval", "future")
+_POWER = re.compile(r"power(ed|ing)_(down|up)")
 
 
 class UnansweredError(Exception):
@@ -61,7 +63,8 @@ class SlurmNode:
     @property
     def is_usable(self) -> bool:
         """Whether a job could ever be put there: it is neither down nor drained."""
-        return not any(word in self.state.lower() for word in _BAD) and not self.state.endswith("*")
+        state = _POWER.sub("", self.state.lower())
+        return not any(word in state for word in _BAD) and not state.endswith("*")
 
     @property
     def gpus(self) -> tuple[tuple[str, int], ...]:
@@ -105,7 +108,7 @@ def nodes_of(partition: str) -> list[SlurmNode]:
     Raises:
         UnansweredError: as `ask`.
     """
-    text = ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%c|%z|%m|%G|%f|%t|%E")
+    text = ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%c|%z|%m|%G|%f|%T|%E")
     found: dict[str, SlurmNode] = {}
     for line in text.splitlines():
         parts = line.strip().split("|", 7)

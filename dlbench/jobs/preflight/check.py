@@ -18,8 +18,8 @@ from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.slurm.environment import job_environment
 from dlbench.jobs.slurm.sbatch import require_slurm
 from dlbench.opening import read_end, read_text
+from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.records.files import write_atomic, write_json
-from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.units import format_seconds
 

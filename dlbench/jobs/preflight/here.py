@@ -12,14 +12,14 @@ from dlbench import process_tree
 from dlbench.errors import StalledError
 from dlbench.jobs import local, variables
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.preflight.script import MODULE, look_command
+from dlbench.jobs.preflight.script import local_look_command, look_command
 from dlbench.jobs.processes import RankProcesses
-from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.run_script import has_script
+from dlbench.jobs.scripts import containers, launch
+from dlbench.jobs.scripts.run_script import has_script, shell_command
 from dlbench.jobs.scripts.templates import render
 from dlbench.jobs.verdict import Outcome
+from dlbench.records.answers.preflight import PreflightFolder
 from dlbench.records.files import write_atomic
-from dlbench.records.preflight import PreflightFolder
 from dlbench.specs.collectives.plan import CommPlan
 
 
@@ -34,13 +34,15 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
     """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"
-    python = plan.system.python or sys.executable
+    own = plan.system.python or sys.executable
+    python = containers.python_of(plan, own)
     environment = {**os.environ, **variables.resolve(launch.rank_environment(plan))}
-    words = launch.supervised(look_command(plan, folder, python), sys.executable)
     if is_local:
-        words = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
+        words = local_look_command(plan, folder, python, own)
+    else:
+        words = launch.supervised(look_command(plan, folder, python), sys.executable)
     if has_script(plan):
-        words = ["bash", str(_script(plan, folder, words))]
+        words = shell_command(plan, _script(plan, folder, words))
     ranks = RankProcesses(lambda *_: None, token, are_ranks=is_local)
     deadline = time.monotonic() + timeout_s
     with Interruption() as interruption:
@@ -52,8 +54,8 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
 
         try:
             if is_local:
-                for rank, own in enumerate(launch.local_environments(plan, token)):
-                    ranks.start(words, {**environment, **variables.resolve(own)}, folder.log(rank))
+                for rank, given in enumerate(launch.local_environments(plan, token)):
+                    ranks.start(words, {**environment, **variables.resolve(given)}, folder.log(rank))
             else:
                 ranks.start(words, environment, folder.run.launch_log)
             ranks.wait(check)

@@ -16,8 +16,8 @@ from dlbench.jobs.preflight.script import render_preflight
 from dlbench.jobs.scripts.batch import sbatch_arguments
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.call import call
+from dlbench.records.answers.preflight import Finding, PreflightFolder
 from dlbench.records.files import write_atomic
-from dlbench.records.preflight import Finding, PreflightFolder
 
 POLL_S = 1.0
 LATE_FILES_S = 10.0

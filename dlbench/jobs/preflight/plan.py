@@ -35,6 +35,8 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
     Raises:
         UserError: no run can be planned on such a system.
     """
+    # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
+    system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
     is_here = system.scheduler == "none"
     if is_here and nodes != 1:
         raise UserError(f"--nodes {nodes}: system {system.name} is one machine")
@@ -63,7 +65,15 @@ def _backends(system: SystemSpec) -> Any:
     return ("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod")
 
 
+class PreflightJob(Job):
+    """A job under another name than that of a run."""
+
+    @property
+    def name(self) -> str:
+        return f"preflight-{self.shape.system.name}"
+
+
 def job_of(plan: CommPlan) -> Job:
     """The job of a pre-flight: of a few minutes, or of the system's limit where that is shorter."""
     limit = limit_seconds(plan.system.slurm.time_limit) or JOB_S
-    return Job(plans=(plan,), time_limit=time_text(min(limit, JOB_S)))
+    return PreflightJob(plans=(plan,), time_limit=time_text(min(limit, JOB_S)))

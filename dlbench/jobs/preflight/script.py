@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 
-from dlbench.jobs.scripts import images, launch
+from dlbench.jobs.scripts import containers, images, launch
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
 from dlbench.jobs.scripts.templates import render
-from dlbench.records.preflight import PreflightFolder
+from dlbench.records.answers.preflight import PreflightFolder
 from dlbench.specs.plan import LaunchPlan
 
 MODULE = "dlbench.node.site_check"
@@ -34,19 +34,24 @@ exit 0
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.batch.render_job`."""
     plan = job.shape
-    # Stands for the folder of images; nobody's path can hold it, and it needs no quotes.
+    # Stands for the folder of images; nobody's path can hold it.
     unpacked = f"/DLBENCH-{secrets.token_hex(16)}"
     ranks_python = images.python_of(job, plan, unpacked, python)
     look = look_command(plan, folder, ranks_python)
     exchange = launch.launcher_command(plan, folder.run, ranks_python)
+
+    def in_shell(words: list[str]) -> str:
+        places = {unpacked: images.FOLDER}
+        return " ".join(launch.word_of_shell(word, places | containers.variables_of(word)) for word in words)
+
     return render(
         "preflight.sbatch.j2",
         plan=plan,
         options=sbatch_options(plan, job_name=job.name, time_limit=job.time_limit),
         seen=folder.seen,
         variables=launch.rank_environment(plan),
-        look=launch.quoted(look).replace(unpacked, f'"${images.FOLDER}"'),
-        exchange=launch.quoted(exchange).replace(unpacked, f'"${images.FOLDER}"'),
+        look=in_shell(look),
+        exchange=in_shell(exchange),
         **images.values_of(job),
         is_job=True,
     )
@@ -55,17 +60,29 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
 def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
     """The command that a run would be started by, with the look in place of a rank.
 
+    What each rank executes is a shell that a broken Python does not end, and in it the look under its supervisor.
+
     Args:
         plan: of the pre-flight; its launcher is not `local`.
         folder: its folder, absolute.
         python: Python of the ranks.
     """
-    mark = f"/dlbench-python-{secrets.token_hex(8)}"
-    words = launch.launcher_command(plan, folder.run, mark)
-    return [*words[: words.index(mark)], *rank_command(folder, python)]
+    before = _before_rank(launch.launcher_command(plan, folder.run, _PYTHON))
+    return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]
 
 
-def rank_command(folder: PreflightFolder, python: str) -> list[str]:
-    """What each rank executes: a shell that a broken Python does not end, and in it the look under its supervisor."""
-    program = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
-    return ["bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *program]
+def local_look_command(plan: LaunchPlan, folder: PreflightFolder, python: str, own: str) -> list[str]:
+    """The same of one rank of launcher `local`, without a shell; `own` is the Python of this machine."""
+    return [*_before_rank(launch.local_command(plan, folder.run, _PYTHON, own)), *_program(folder, python)]
+
+
+_PYTHON = f"/dlbench-python-{secrets.token_hex(16)}"
+
+
+def _before_rank(words: list[str]) -> list[str]:
+    """What of a command comes before the ranks' Python, for which `_PYTHON` stands."""
+    return words[: words.index(_PYTHON)]
+
+
+def _program(folder: PreflightFolder, python: str) -> list[str]:
+    return [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]

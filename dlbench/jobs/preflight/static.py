@@ -17,7 +17,7 @@ from dlbench.jobs.preflight.asking import (
     partitions,
 )
 from dlbench.jobs.scripts.job import limit_seconds, time_text
-from dlbench.records.preflight import Finding, FindingState
+from dlbench.records.answers.preflight import Finding, FindingState
 from dlbench.specs.plan import LaunchPlan
 
 _ENDLESS = ("UNLIMITED", "INFINITE", "NONE")

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
+from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, read_comm_run
 from dlbench.records.folder import MAX_JSON
-from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.system.hostlist import compressed
 from dlbench.units import format_seconds
@@ -146,6 +146,8 @@ def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
     elif any(len(one.cores) < needed for one in seen):
         least = min(len(one.cores) for one in seen)
         yield f"{least} core{'s' * (least > 1)} of the {needed} that each rank should have"
+    if far := [str(one.local_rank) for one in seen if one.beside_gpu is False]:
+        yield f"cores of local rank{'s' * (len(far) > 1)} {', '.join(far)} are not beside the GPU: see slurm.cpu_bind"
     for one in seen:
         yield from (
             f"{name} does not import: {why}" for name, why in one.broken.items() if name not in ("torch", "numpy")

@@ -7,11 +7,10 @@ quoted, so there are none: sbatch is given its options as arguments, and the scr
 from __future__ import annotations
 
 import secrets
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlbench.jobs.scripts import images, launch
+from dlbench.jobs.scripts import containers, images, launch
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.sbatch_options import sbatch_options
 from dlbench.jobs.scripts.templates import render
@@ -100,7 +99,9 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
             "plan": plan,
             "is_part": is_part,
             "variables": launch.rank_environment(plan),
-            "command": " ".join(_quoted(word, variables) for word in words),
+            "command": " ".join(
+                launch.word_of_shell(word, variables | containers.variables_of(word)) for word in words
+            ),
         }
         # Whatever of a plan reaches its part of the script.
         text = f"{is_part} {plan.layout.nodes} {render('environment.j2', is_job=True, **way)}"
@@ -139,21 +140,6 @@ def _options(job: Job) -> list[str]:
 def keeps_own_comment(job: Job) -> bool:
     """Whether the system file gives sbatch a comment of the site's, which dlbench must not replace."""
     return any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
-
-
-def _quoted(word: str, variables: Mapping[str, str]) -> str:
-    """A word of the shell in which some parts are variables of the script.
-
-    Args:
-        word: any text.
-        variables: names of the variables, by the part that each replaces.
-    """
-    for part, name in variables.items():
-        if part in word:
-            before, _, after = word.partition(part)
-            ends = [_quoted(end, variables) if end else "" for end in (before, after)]
-            return f'{ends[0]}"${name}"{ends[1]}'
-    return shlex.quote(word)
 
 
 def _place_holder() -> str:

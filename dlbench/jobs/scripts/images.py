@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from dlbench.jobs.scripts import containers
 from dlbench.jobs.scripts.job import Job
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.system.image import ImageSpec
@@ -34,7 +35,7 @@ def python_of(job: Job, plan: LaunchPlan, unpacked: str, python: str) -> str:
         python: that of the nodes, unless the system names another.
     """
     if plan.system.image.file is None:
-        return plan.system.python or python
+        return containers.python_of(plan, plan.system.python or python)
     numbers = {image.sha256: number for number, image in enumerate(images_of(job), start=1)}
     return f"{unpacked}/{numbers[plan.system.image.sha256]}/env/bin/python"
 

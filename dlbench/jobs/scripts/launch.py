@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import site
+from collections.abc import Mapping
 from pathlib import Path
 
+from dlbench.jobs.scripts import containers
 from dlbench.jobs.scripts.srun_options import srun_options
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import YIELD, LaunchPlan
@@ -32,6 +34,7 @@ def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
     """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
     # A rank's output must be in its log when it dies.
     variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1", **_few_files(plan)}
+    variables |= containers.facts(plan)
     if plan.yields:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
         variables[YIELD] = "1"
@@ -84,6 +87,7 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
         *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),
         *(("--host", hosts) if hosts else ()),
         *exports,
+        *containers.in_container(plan, folder),
         *node_command(folder.plan, python),
     ]
 
@@ -91,8 +95,28 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
 def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
     """Srun inside an allocation. Arguments as `launcher_command`."""
     place = [f"--nodelist={hosts}"] if hosts else []
-    # By its name, which is the run's, accounting finds the step again.
-    return ["srun", f"--job-name={folder.path.name}", *srun_options(plan), *place, *node_command(folder.plan, python)]
+    return [
+        *containers.before_launcher(plan),
+        # By its name, which is the run's, accounting finds the step again.
+        *("srun", f"--job-name={folder.path.name}", *srun_options(plan), *place),
+        *containers.srun_words(plan, folder),
+        *containers.in_container(plan, folder),
+        *node_command(folder.plan, python),
+    ]
+
+
+def local_command(plan: LaunchPlan, folder: RunFolder, python: str, own: str) -> list[str]:
+    """A rank of launcher `local`; a container is under a supervisor of its own, which ends the container's runtime.
+
+    Args:
+        plan: of the run.
+        folder: where it lives, absolute.
+        python: Python of the ranks.
+        own: Python of this machine.
+    """
+    runtime = containers.in_container(plan, folder)
+    command = node_command(folder.plan, python)
+    return supervised([*runtime, *command], own) if runtime else command
 
 
 def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
@@ -111,4 +135,19 @@ def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: st
 
 def quoted(words: list[str]) -> str:
     """A command as one line of shell."""
-    return shlex.join(words)
+    return " ".join(word_of_shell(word, containers.variables_of(word)) for word in words)
+
+
+def word_of_shell(word: str, variables: Mapping[str, str]) -> str:
+    """A word of the shell in which some parts are variables of the script.
+
+    Args:
+        word: any text.
+        variables: names of the variables, by the part that each replaces.
+    """
+    for part, name in variables.items():
+        if part in word:
+            before, _, after = word.partition(part)
+            ends = [word_of_shell(end, variables) if end else "" for end in (before, after)]
+            return f'{ends[0]}"${name}"{ends[1]}'
+    return shlex.quote(word)

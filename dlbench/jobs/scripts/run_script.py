@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import LaunchPlan
@@ -12,7 +12,8 @@ from dlbench.specs.plan import LaunchPlan
 
 def has_script(plan: LaunchPlan) -> bool:
     """Whether a shell must come before the ranks."""
-    return bool(plan.system.modules or plan.system.setup or plan.system.slurm.login_shell)
+    system = plan.system
+    return bool(system.modules or system.setup or system.slurm.login_shell or system.container.is_used)
 
 
 def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
@@ -40,7 +41,8 @@ def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
 
 def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
     """What starts one rank under launcher local, else all of them; arguments as `render_run_script`."""
-    python = plan.system.python or python
+    own = plan.system.python or python
+    of_ranks = containers.python_of(plan, own)
     if plan.system.launch.launcher == "local":
-        return launch.node_command(folder.plan, python)
-    return launch.launcher_command(plan, folder, python)
+        return launch.local_command(plan, folder, of_ranks, own)
+    return launch.launcher_command(plan, folder, of_ranks)

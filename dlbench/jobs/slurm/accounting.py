@@ -1,4 +1,4 @@
-"""What Slurm's accounting says of runs: queue wait, node-hours, memory, energy. One call of sacct for all jobs.
+"""What Slurm's accounting says of runs: queue wait, node-hours, memory, energy. One call of sacct for a cluster's jobs.
 
 Where there is no accounting, squeue still knows a job's times for some minutes after its end (slurm.conf(5),
 MinJobAge). What was told once is kept beside the run, in `accounting.json`.
@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.slurm.call import call
 from dlbench.jobs.submission import Submission, read_submission
-from dlbench.records.accounting import Attempt, RunAccounting, Step, write_accounting
+from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
 from dlbench.units import utc_now
 
@@ -88,9 +88,12 @@ def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
             continue
         if submission is not None:
             jobs[run.plan.run_id] = submission
-    answer = _ask(list(dict.fromkeys(submission.job_id for submission in jobs.values())))
+    by_cluster: dict[str, list[str]] = {}
+    for submission in jobs.values():
+        by_cluster.setdefault(submission.cluster, []).append(submission.job_id)
+    answers = {cluster: _ask(list(dict.fromkeys(ids)), cluster) for cluster, ids in by_cluster.items()}
     for run_id, submission in jobs.items():
-        found = _of_run(run_id, submission, answer)
+        found = _of_run(run_id, submission, answers[submission.cluster])
         if isinstance(found, str):
             why[run_id] = found
         else:
@@ -135,16 +138,15 @@ class _Answer:
     """Why sacct did not say; empty where it did."""
 
 
-def _ask(jobs: Sequence[str]) -> _Answer:
-    if not jobs:
-        return _Answer()
+def _ask(jobs: Sequence[str], cluster: str) -> _Answer:
+    where = [f"--clusters={cluster}"] if cluster else []
     sacct = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={_FIELDS}", f"--jobs={','.join(jobs)}"]
-    lines, why = _lines(sacct)
+    lines, why = _lines([*sacct, *where])
     if not why:
         return _Answer(rows=_by_job(lines, _FIELDS.split(",")))
     columns = ",".join(f"{name}:{_WIDTH}|" for name in _QUEUE_FIELDS.values())
     queue = ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", f"--jobs={','.join(jobs)}"]
-    lines, _ = _lines(queue)
+    lines, _ = _lines([*queue, *where])
     return _Answer(source="squeue", rows=_by_job(lines, list(_QUEUE_FIELDS)), why_not=why)
 
 

@@ -23,9 +23,9 @@ from dlbench.node.site_check.libraries import REQUIRED, libraries
 from dlbench.node.site_check.scratch import scratch
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.opening import read_json, why_unreadable
+from dlbench.records.answers.preflight import PreflightFolder, SeenLoad, SeenRank, SeenScratch
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON
-from dlbench.records.preflight import PreflightFolder, SeenLoad, SeenRank, SeenScratch
 from dlbench.specs.collectives.plan import CommPlan
 
 LOOK_S = 1.0
@@ -90,7 +90,7 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
     if is_first:
         places = tuple(scratch(plan.system.storage, key, os.environ, place.host) for key in ("local", "memory"))
         if place.node_rank > 0:
-            clock, clock_problem = ask(folder.clock, place.token)
+            clock, clock_problem = ask(folder.clock, place.token, lambda: folder.failed(0).exists())
     return SeenRank(
         rank=place.rank,
         local_rank=place.local_rank,
@@ -102,12 +102,19 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
         pinned=binding.pinned,
         node_gpus=node_gpus,
         gpu=gpu,
+        beside_gpu=_beside(binding),
         problems=tuple(problem for problem in problems if problem),
         scratch=places,
         clock=clock,
         clock_problem=clock_problem,
         load=load,
     )
+
+
+def _beside(binding: CoreBinding) -> bool | None:
+    """Whether the rank's cores are beside its GPU; None where that is not known."""
+    near = binding.gpu.cores if binding.gpu is not None else ()
+    return set(binding.cores) <= set(near) if near else None
 
 
 def _said(call: Any) -> str:

@@ -12,7 +12,7 @@ from dlbench.node.rendezvous import own_address
 from dlbench.node.watching.clock_exchange import ClockServer, compare
 from dlbench.node.watching.clock_follower import FORMAT, MAX_BYTES, publish
 from dlbench.opening import read_json
-from dlbench.records.preflight import SeenClock
+from dlbench.records.answers.preflight import SeenClock
 
 ROUNDS = 50
 WAIT_S = 20.0
@@ -41,8 +41,17 @@ def answer(
     return server.problem
 
 
-def ask(path: Path, token: str, wait_s: float = WAIT_S) -> tuple[SeenClock | None, str]:
-    """On any other node: how far the first node's clock is ahead; or why that is not known."""
+def ask(
+    path: Path, token: str, is_lost: Callable[[], bool] = lambda: False, wait_s: float = WAIT_S
+) -> tuple[SeenClock | None, str]:
+    """On any other node: how far the first node's clock is ahead; or why that is not known.
+
+    Args:
+        path: where the first node says where it answers.
+        token: of this start.
+        is_lost: whether the first node cannot say so any more.
+        wait_s: how long that is waited for.
+    """
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -51,6 +60,8 @@ def ask(path: Path, token: str, wait_s: float = WAIT_S) -> tuple[SeenClock | Non
                 break
         except (OSError, ValueError, LookupError, TypeError):  # not there yet, or not as the first node writes it
             pass
+        if is_lost():
+            return None, "the first node could not look, and its clock is not known"
         if time.monotonic() > deadline:
             return None, f"the first node did not say within {wait_s:g} s where it answers about its clock"
         time.sleep(_PAUSE_S)

@@ -13,7 +13,7 @@ from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.mounts import file_system_of
 from dlbench.opening import read_bytes
-from dlbench.records.preflight import SeenScratch
+from dlbench.records.answers.preflight import SeenScratch
 from dlbench.specs.system.storage import StagingTier, StorageSpec
 
 _TRIAL_BYTES = 1 << 20

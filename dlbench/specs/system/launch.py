@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.specs.base import Flag, SlurmWord, Spec
@@ -37,12 +37,23 @@ class VariableSource(Spec):
         return self
 
 
+_REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def _referenced(value: object) -> object:
+    """`env:NAME` as `{variable: NAME}`."""
+    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return {"variable": found[1]} if found else value
+
+
 def _form_of_variable(value: object) -> str:
     return "source" if isinstance(value, dict | VariableSource) else "text"
 
 
 Variable = Annotated[
-    Annotated[str, Tag("text")] | Annotated[VariableSource, Tag("source")], Discriminator(_form_of_variable)
+    Annotated[str, Tag("text")] | Annotated[VariableSource, Tag("source")],
+    Discriminator(_form_of_variable),
+    BeforeValidator(_referenced),
 ]
 
 
@@ -60,7 +71,8 @@ class LaunchSpec(Spec):
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict,
-        description="Variables set for the ranks; a secret as {variable: NAME} or {file: PATH}, where its value is.",
+        description="Variables set for the ranks; a secret as env:NAME, {variable: NAME} or {file: PATH}, where its "
+        "value is.",
     )
 
     @property

@@ -64,7 +64,7 @@ OF_SRUN: Mapping[str, str] = {
     "distribution": "system.slurm.distribution is for it",
     "mpi": "system.launch.mpi_plugin is for it",
     **dict.fromkeys((*_SIZE, *_PLACE, "nodelist", "nodefile", "exclude", "relative"), _BY_PLAN),
-    **dict.fromkeys(("export", "kill-on-bad-exit", "label", "jobid"), "dlbench needs its own"),
+    **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench needs its own"),
     **dict.fromkeys(("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "ranks are not started so"),
     **_NO_JOB,
 }

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dlbench.specs.base import Name, Spec
+from dlbench.specs.system.container import ContainerSpec
 from dlbench.specs.system.image import ImageSpec
 from dlbench.specs.system.launch import LaunchSpec
 from dlbench.specs.system.node import NodeSpec
@@ -24,6 +25,7 @@ class SystemSpec(Spec):
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
     image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
+    container: ContainerSpec = Field(ContainerSpec(), description="The container that ranks run in.")
     storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
     modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
         (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
@@ -76,4 +78,19 @@ class SystemSpec(Spec):
                 "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use "
                 "srun-mpi, srun-gloo or mpirun"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _container_fits(self) -> Self:
+        kind = self.container.kind
+        if kind == "none":
+            return self
+        if kind == "pyxis" and self.launch.launcher not in ("srun-mpi", "srun-gloo"):
+            raise ValueError("container.kind 'pyxis' is srun's: set launch.launcher to srun-mpi or srun-gloo")
+        if self.image.file is not None:
+            raise ValueError("container and image.file exclude each other: the container brings the environment")
+        lost = {"LD_LIBRARY_PATH", "PATH"}.intersection(self.launch.environment)
+        if kind == "apptainer" and lost:
+            name = min(lost)
+            raise ValueError(f"launch.environment.{name} does not reach Apptainer containers: set APPTAINERENV_{name}")
         return self

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from dlbench.records.accounting import RunAccounting
+from dlbench.records.job.accounting import RunAccounting
 from dlbench.records.scan import Run
 
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"]

@@ -90,6 +90,13 @@ def _words(found: CampaignCost) -> Iterator[str]:
         yield f"Energy of the nodes by Slurm: {_energy_text(found.energy_j)}."
     elif found.why_no_energy:
         yield f"Energy: not measured: {found.why_no_energy}."
+    sets = max(point.node_sets for point in found.points)
+    if max(point.runs for point in found.points) > 1:
+        yield (
+            "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
+            if sets == 1
+            else f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
+        )
     if found.untold:
         yield f"{runs_text(found.untold)} left out: not ended, or Slurm tells nothing (`dlbench cost` says)."
 

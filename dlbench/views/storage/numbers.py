@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.costs.storage_demand import Demand
-from dlbench.records.reading_rate import RateRepeat, ReadingRate
+from dlbench.records.answers.reading_rate import RateRepeat, ReadingRate
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 from dlbench.views.reading.numbers import complement
 

@@ -10,6 +10,7 @@ from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, sys
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text
+from dlbench.specs.system.container import ContainerSpec
 from dlbench.units import format_seconds
 
 MAX_HOSTS = 24
@@ -116,6 +117,9 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     interfaces = [run.plan.system.launch.interface or "" for run in runs]
     pinned = ["each rank on cores of its own" if run.plan.system.launch.pin else "not bound" for run in runs]
     found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned)), ("Start-up", _start_up(runs))]
+    containers = [run.plan.system.container for run in runs]
+    if any(container.is_used for container in containers):
+        found.append(("Container", _joined([_container(container) for container in containers])))
     if any(interfaces):
         found.append(("Network interface requested", _joined([text or "none" for text in interfaces])))
     for title, texts in (("GPU placement", [_placement(run) for run in runs]), ("NCCL", [_nccl(run) for run in runs])):
@@ -125,6 +129,14 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     if any(variables):
         found.append(("Variables", _joined([text or "none" for text in variables])))
     return found
+
+
+def _container(container: ContainerSpec) -> str:
+    """What ranks ran in, and which image; a name without a digest may mean another image tomorrow."""
+    if not container.is_used:
+        return "none"
+    which = f"SHA-256 {container.digest[:12]}" if container.digest else "its digest is not known"
+    return f"{container.kind}, {container.image}, {which}"
 
 
 def _start_up(runs: Sequence[Run]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.bench import file_calls
 from tests.bench.figures import Figure
 from tests.bench.slurm import asking, planning, starting
 
@@ -11,6 +12,7 @@ SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "planning": planning.figures,
     "asking": asking.figures,
     "starting": starting.figures,
+    "file_calls": file_calls.figures,
 }
 """Parts of the area, by name."""
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dlbench.jobs.slurm.energy import consumed_energy, job_energies
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -722,6 +721,7 @@ def submitted(out: Path, jobs: Mapping[str, str], shared: Sequence[str] = ()) ->
     for run_id, job in jobs.items():
         submission = Submission(
             job_id=job,
+            owner="root",
             command=("sbatch",),
             submitted="2026-03-01T12:00:00Z",
             log="run/slurm.out",

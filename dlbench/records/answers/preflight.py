@@ -65,6 +65,9 @@ class SeenRank(Spec):
     pinned: Flag = Field(description="Whether it was bound, by itself or by its launcher.")
     node_gpus: tuple[str, ...] = Field((), description="UUIDs of the GPUs that the driver shows this rank.")
     gpu: str | None = Field(None, description="UUID of the GPU on which it would compute; null: the CPU.")
+    beside_gpu: Flag | None = Field(
+        None, description="Whether all its cores are of its GPU's NUMA node; null: not known, or no GPU."
+    )
     problems: tuple[str, ...] = Field((), description="What a run of this rank would end with, each a sentence.")
     scratch: tuple[SeenScratch, ...] = Field((), description="Of a node's first rank: the system's places.")
     clock: SeenClock | None = Field(None, description="Of a node's first rank; null: the first node, or not compared.")

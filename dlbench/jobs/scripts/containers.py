@@ -1,0 +1,188 @@
+"""A rank's command becomes one that runs in a container. Pure: nothing is run, nothing is looked up.
+
+Options are those of apptainer-exec(1), of Pyxis' own --help of srun, and of podman-run(1).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+
+import dlbench
+from dlbench.errors import UserError
+from dlbench.records.folder import RunFolder
+from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.system.storage import TierSpec
+
+_PREFIXES = ("DLBENCH_", "SLURM", "PMI", "OMPI_", "OPAL_", "PRTE_", "UCX_", "NCCL_", "RCCL_", "FI_", "MPICH_", "OMP_")
+"""Beginnings of the variables by which ranks find each other, and their libraries the network; podman passes none in
+that is not named (podman-run(1), --env)."""
+
+_OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "TMPDIR")
+"""What else dlbench sets for ranks."""
+
+_MARK = secrets.token_hex(8)
+_PLACE = re.compile(rf"/DLBENCH-{_MARK}-([A-Za-z_][A-Za-z0-9_]*)-")
+
+
+def variables_of(word: str) -> dict[str, str]:
+    """Names of the shell's variables that a word of these commands holds, by what stands for each."""
+    return {found[0]: found[1] for found in _PLACE.finditer(word)}
+
+
+def _variable(name: str) -> str:
+    """Stands for a folder whose path is in a variable of the job: begins with a slash and needs no quotes."""
+    return f"/DLBENCH-{_MARK}-{name}-"
+
+
+def python_of(plan: LaunchPlan, python: str) -> str:
+    """The Python of the ranks: the container's, where they run in one."""
+    return plan.system.container.python if plan.system.container.is_used else python
+
+
+def srun_words(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+    """What Pyxis is told, as options of srun; empty for other kinds.
+
+    Variables of the host go in; those that the image sets itself only where they are named.
+    """
+    container = plan.system.container
+    if container.kind != "pyxis":
+        return []
+    named = sorted({*plan.system.launch.environment, *_OWN})
+    return [
+        f"--container-image={container.image}",
+        f"--container-mounts={','.join(_mounts(plan, folder))}",
+        f"--container-workdir={folder.path}",
+        *([f"--container-env={','.join(named)}"] if named else []),
+        *("--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"),
+        "--container-writable" if container.writable else "--container-readonly",
+        *container.args,
+    ]
+
+
+def before_launcher(plan: LaunchPlan) -> list[str]:
+    """What comes before srun where it is srun that starts the container: variables that must not go in."""
+    return _withheld(plan) if plan.system.container.kind == "pyxis" else []
+
+
+def in_container(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+    """What comes before a rank's own command; empty where ranks run in none, or Slurm starts it."""
+    kind = plan.system.container.kind
+    if kind == "apptainer":
+        return _apptainer(plan, folder)
+    return _podman(plan, folder) if plan.system.container.is_podman else []
+
+
+def _apptainer(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+    """Without a PID namespace: the rank's supervisor sees the runtime, and ends with it.
+
+    Apptainer itself withholds LD_LIBRARY_PATH and PATH, and passes all else in.
+    """
+    container = plan.system.container
+    gpu = {"nvidia": ["--nv"], "amd": ["--rocm"]}.get(_gpu(plan), [])
+    own = [f"PYTHONPATH={path}" for path in _dlbench(plan)]
+    return [
+        *(_withheld(plan) or ["env"]),
+        *own,
+        *("apptainer", "exec", "--no-home", *gpu),
+        *(["--writable-tmpfs"] if container.writable else []),
+        *(part for mount in _mounts(plan, folder) for part in ("--bind", mount)),
+        *("--pwd", str(folder.path)),
+        *container.args,
+        str(container.image),
+    ]
+
+
+def _podman(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+    """In the host's namespaces of network, processes and shared memory, as ranks of one node need it of each other."""
+    container = plan.system.container
+    hpc = container.kind == "podman-hpc"
+    gpu = {
+        "nvidia": ["--gpu"] if hpc else ["--device=nvidia.com/gpu=all"],
+        "amd": ["--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"],
+    }.get(_gpu(plan), [])
+    names = [*(f"{prefix}*" for prefix in _PREFIXES), *sorted({*_OWN, *plan.system.launch.environment})]
+    names += [name for name in container.pass_in if name not in names]
+    return [
+        *(container.kind, "run", "--rm", "--pull=never", "--network=host", "--pid=host", "--ipc=host", *gpu),
+        *([] if container.writable else ["--read-only"]),
+        *(f"--env={name}" for name in names),
+        *(f"--env=PYTHONPATH={path}" for path in _dlbench(plan)),
+        *(f"--volume={mount}" for mount in _mounts(plan, folder)),
+        f"--workdir={folder.path}",
+        *container.args,
+        *(["--rootfs"] if container.is_path else []),
+        str(container.image),
+    ]
+
+
+def _gpu(plan: LaunchPlan) -> str:
+    return plan.system.container.gpu or ("nvidia" if plan.system.node.gpus else "none")
+
+
+def _withheld(plan: LaunchPlan) -> list[str]:
+    names = [name for name in plan.system.container.withhold if name not in plan.system.launch.environment]
+    own = [f"PYTHONPATH={path}" for path in _dlbench(plan)] if plan.system.container.kind == "pyxis" else []
+    return ["env", *(part for name in names for part in ("-u", name)), *own] if names or own else []
+
+
+def _dlbench(plan: LaunchPlan) -> list[str]:
+    """The folder that holds the package dlbench, which alone is mounted of it."""
+    return [str(_package().parent)] if plan.system.container.mount_dlbench else []
+
+
+def _package() -> Path:
+    return Path(dlbench.__file__).resolve().parent
+
+
+def _mounts(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+    """SRC:DST or SRC:DST:ro, in order, each once."""
+    found = {path: f"{path}:{path}" for path in (str(folder.path), _variable("TMPDIR"), *_scratch(plan))}
+    package = _package()
+    beside = [package.parent / name for name in ("workloads", "systems", "slurm", "reports")]
+    sources = [package, *(path for path in beside if path.is_dir())] if plan.system.container.mount_dlbench else []
+    found |= {str(path): f"{path}:{path}:ro" for path in (*sources, *_inputs(plan))}
+    for path in found:
+        if re.search(r"[:,]", path):
+            raise UserError(f"{path}: cannot be mounted in a container: its name holds a colon or a comma")
+    return [*found.values(), *(mount if ":" in mount else f"{mount}:{mount}" for mount in plan.system.container.mounts)]
+
+
+def _inputs(plan: LaunchPlan) -> list[str]:
+    """Files and folders that the plan names, for reading."""
+    if not isinstance(plan, RunPlan):
+        return []
+    data = plan.workload.data.model_dump()
+    named = [data.get(key) for key in ("source", "validation", "vocabulary")]
+    named += [plan.checkpoint.resume_from, plan.checkpoint.initialize_from]
+    return [str(path) for path in named if isinstance(path, str) and path.startswith("/")]
+
+
+def _scratch(plan: LaunchPlan) -> list[str]:
+    """Folders of the nodes that samples are staged to."""
+    data = plan.workload.data if isinstance(plan, RunPlan) else None
+    if data is None or data.staging == "none":
+        return []
+    path = _tier_folder(plan.system.storage.tier(data.staging_tier))
+    # All kinds have the node's /dev/shm.
+    return [] if path == "/dev/shm" else [path]  # noqa: S108
+
+
+def _tier_folder(tier: TierSpec) -> str:
+    path = tier.path.partition("{host}")[0].rstrip("/") or "/"
+    if path.startswith("~/"):
+        return _variable("HOME") + path[1:]
+    if path.startswith("$"):
+        name, slash, rest = path[1:].partition("/")
+        return _variable(name) + slash + rest
+    return path
+
+
+def facts(plan: LaunchPlan) -> dict[str, str]:
+    """Variables by which a rank can say what it runs in; an unknown digest is none."""
+    container = plan.system.container
+    if not container.is_used:
+        return {}
+    known = {"DLBENCH_CONTAINER_SHA256": container.digest} if container.digest else {}
+    return {"DLBENCH_CONTAINER_KIND": container.kind, "DLBENCH_CONTAINER_IMAGE": str(container.image), **known}

@@ -1,0 +1,105 @@
+"""The container that ranks run in."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from dlbench.specs.base import Flag, Spec
+from dlbench.specs.system.image import Sha256
+from dlbench.specs.system.launch import VariableName
+
+ContainerKind = Literal["none", "apptainer", "pyxis", "podman-hpc", "podman"]
+
+_MOUNT = re.compile(r"/[^:,\x00-\x1f]*(:/[^:,\x00-\x1f]*(:(ro|rw))?)?")
+_DIGEST = re.compile(r"@sha256:([0-9a-f]{64})$")
+
+_OF_THE_HOST = (
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE"),
+    *("VIRTUAL_ENV", "CONDA_PREFIX"),
+)
+
+
+def _listed(value: object) -> object:
+    """`--set` takes one value: words with commas between them, or an empty text for none."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return value
+
+
+class ContainerSpec(Spec):
+    """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted there."""
+
+    kind: ContainerKind = Field("none", description="What starts it; pyxis is Slurm's --container-image with enroot.")
+    image: Annotated[str, Field(pattern=r"^[^\s\x00-\x1f-][^\x00-\x1f]*$")] | None = Field(
+        None,
+        description="apptainer: a file or folder; pyxis: a .sqsh file or a name as enroot takes it; podman: a name in "
+        "its store, or a folder. A name should end in @sha256:DIGEST.",
+    )
+    sha256: Sha256 | None = Field(
+        None, description="SHA-256 of the file, or the name's digest; none: taken when a run is planned."
+    )
+    as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$")] | None = Field(
+        None, description="Bytes and time of change of the file as planned; a node that finds others refuses it."
+    )
+    python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python in the container.")
+    mount_dlbench: Flag = Field(True, description="Whether dlbench itself comes from outside; off: it is in the image.")
+    mounts: Annotated[tuple[Annotated[str, Field(pattern=f"^{_MOUNT.pattern}$")], ...], BeforeValidator(_listed)] = (
+        Field((), description="What else is mounted: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or with commas.")
+    )
+    gpu: Literal["none", "nvidia", "amd"] | None = Field(
+        None, description="Whose GPUs it reaches; none given: nvidia where node.gpus is not 0."
+    )
+    pass_in: Annotated[tuple[VariableName, ...], BeforeValidator(_listed)] = Field(
+        (), description="Variables of the host that podman passes in, beside those of Slurm, MPI, NCCL and launch."
+    )
+    withhold: Annotated[tuple[VariableName, ...], BeforeValidator(_listed)] = Field(
+        _OF_THE_HOST, description="Variables of the host that do not go in, unless launch.environment sets them."
+    )
+    writable: Flag = Field(False, description="Whether files of the image may be written, into memory or a copy.")
+    args: Annotated[tuple[Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$")], ...], BeforeValidator(_listed)] = Field(
+        (), description="Further options of the runtime, each one word: --option=value."
+    )
+
+    @property
+    def is_used(self) -> bool:
+        """Whether ranks run in one."""
+        return self.kind != "none"
+
+    @property
+    def is_podman(self) -> bool:
+        """Whether podman starts it, by whatever name."""
+        return self.kind in ("podman", "podman-hpc")
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the image is a file or folder, not a name."""
+        return self.image is not None and self.image.startswith("/")
+
+    @property
+    def digest(self) -> str | None:
+        """The image's SHA-256, as far as it is known."""
+        named = _DIGEST.search(self.image or "")
+        return self.sha256 or (named[1] if named else None)
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> Self:
+        if not self.is_used:
+            if self.image is not None:
+                raise ValueError("an image needs a kind: apptainer, pyxis, podman-hpc or podman")
+            return self
+        if self.image is None:
+            raise ValueError(f"kind {self.kind} needs an image")
+        if self.kind == "apptainer" and not self.is_path:
+            raise ValueError(
+                f"image {self.image!r} is no path: each rank would fetch it for itself; `apptainer pull` it once, and "
+                "give the file"
+            )
+        if self.kind == "pyxis" and self.is_path and not self.image.endswith(".sqsh"):
+            raise ValueError(f"image {self.image!r}: pyxis takes a .sqsh file (enroot import), or an image's name")
+        named = _DIGEST.search(self.image)
+        if named and self.sha256 not in (None, named[1]):
+            raise ValueError(f"sha256 is {self.sha256}, and the image's name says {named[1]}")
+        return self

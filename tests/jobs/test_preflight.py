@@ -1,0 +1,370 @@
+"""Pre-flights: a system file against what stub programs of Slurm say, the job's script, and what ranks saw judged."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.cli.preflight import lines_of
+from dlbench.errors import UserError
+from dlbench.jobs.preflight.asking import SlurmNode, gpus_in, mpi_plugins, pairs
+from dlbench.jobs.preflight.plan import job_of, plan_of
+from dlbench.jobs.preflight.script import look_command, render_preflight
+from dlbench.jobs.preflight.static import static_findings
+from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
+from dlbench.jobs.scripts import launch
+from dlbench.records.answers.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
+from dlbench.records.files import write_json
+from dlbench.specs.choices import choose_system
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.system.system import SystemSpec
+from tests.support.programs import Program
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def plan(system: str = "box", nodes: int = 2, **changes: Any) -> CommPlan:
+    """Of a pre-flight of a system of some other settings; sections are merged."""
+    content = choose_system(system, {}).model_dump(mode="json")
+    for key, value in changes.items():
+        content[key] = {**content[key], **value} if isinstance(value, dict) else value
+    return plan_of(SystemSpec.model_validate(content), nodes, machine_cores=4, now=NOW)
+
+
+# What Slurm says
+
+
+def test_a_line_of_scontrol_with_blanks_in_values_is_read() -> None:
+    line = "PartitionName=gpu AllowAccounts=ALL MaxTime=1-00:00:00 Nodes=n[1-2],m3 "
+    line += "Reason=bad DIMM [root@2026] TRES=cpu=8,mem=1G"
+    assert pairs(line) == {
+        "PartitionName": "gpu",
+        "AllowAccounts": "ALL",
+        "MaxTime": "1-00:00:00",
+        "Nodes": "n[1-2],m3",
+        "Reason": "bad DIMM [root@2026]",
+        "TRES": "cpu=8,mem=1G",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("", ()),
+        ("gpu:4", (("", 4),)),
+        ("gpu:a100:4(S:0-1),nvme:1", (("a100", 4),)),
+        ("gpu:a100:4(S:0,1),gpu:h100:8(S:0,1)", (("a100", 4), ("h100", 8))),
+        ("gpu:nvidia_a100_3g.20gb:2(IDX:0-1)", (("nvidia_a100_3g.20gb", 2),)),
+        ("mps:400,gpu", ()),
+    ],
+)
+def test_gpus_of_a_list_of_generic_resources(text: str, gpus: tuple[tuple[str, int], ...]) -> None:
+    assert gpus_in(text) == gpus
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # 21.08 writes to standard error, later versions to standard output.
+        "printf 'srun: MPI types are...\\nsrun: pmix\\nsrun: none\\nsrun: pmi2\\n' >&2",
+        "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n\\tpmix\\n'; "
+        "echo 'specific pmix plugin versions available: pmix_v4'",
+    ],
+)
+def test_mpi_plugins_of_old_and_new_versions(program: Program, body: str) -> None:
+    program("srun", body)
+    assert {"none", "pmi2", "pmix"} <= set(mpi_plugins()) <= {"none", "pmi2", "pmix", "pmix_v4"}
+
+
+def test_states_in_which_a_node_takes_no_job() -> None:
+    def usable(state: str) -> bool:
+        shape = {"cpus": 1, "shape": "1:1:1", "memory_mb": 1, "gres": "", "features": frozenset(), "reason": ""}
+        return SlurmNode(name="n1", state=state, **shape).is_usable  # type: ignore[arg-type]
+
+    assert all(map(usable, ("idle", "allocated", "mixed", "completing", "planned", "idle~", "powered_down~")))
+    assert not any(map(usable, ("down", "drained", "draining", "down*", "idle*", "maint", "failing", "powering_down*")))
+
+
+PARTITION = {
+    "State": "UP",
+    "MaxTime": "UNLIMITED",
+    "MaxNodes": "UNLIMITED",
+    "OverSubscribe": "EXCLUSIVE",
+    "TotalNodes": "3",
+    "DefMemPerNode": "UNLIMITED",
+    "AllowAccounts": "ALL",
+    "AllowQos": "ALL",
+}
+
+
+@pytest.fixture
+def slurm(program: Program) -> Any:
+    """A Slurm of one partition `gpu` with three nodes; some words of it may be given otherwise."""
+
+    def make(nodes: str = "", associations: str = "my-account|gpu|normal,high", **partition: str) -> None:
+        said = " ".join(f"{key}={value}" for key, value in {**PARTITION, **partition}.items())
+        usual = "".join(f"n{n}|64|2:32:1|512000|gpu:a100:4(S:0-1)|a100,nvlink|idle|none\\n" for n in (1, 2, 3))
+        program("sinfo", f'case "$*" in --version) echo slurm 23.11.4 ;; *) printf "{nodes or usual}" ;; esac')
+        program("scontrol", f'echo "PartitionName=gpu {said}"')
+        program("srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmix\\n'")
+        body = f'printf "%s\\n" "{associations}"'
+        program("sacctmgr", body if associations else "echo 'accounting_storage plugin' >&2; exit 1")
+
+    return make
+
+
+def found(**changes: Any) -> dict[str, tuple[str, str, str]]:
+    """Findings about the GPU example, by subject: state, what there is, what would be right."""
+    told = static_findings(plan("example-gpu", **changes))
+    return {one.subject: (one.state, one.found, one.remedy) for one in told}
+
+
+def test_a_system_that_fits(slurm: Any) -> None:
+    slurm()
+    told = found(slurm={"constraint": "a100&nvlink", "qos": "high"})
+    assert {subject: state for subject, (state, _, _) in told.items()} == dict.fromkeys(
+        (
+            *("Slurm", "partition", "time limit", "exclusive", "constraint", "usable nodes", "cores", "GPUs"),
+            *("memory", "account", "QOS", "MPI plugin"),
+        ),
+        "ok",
+    )
+    assert told["cores"][1] == "node.cores 64 of 64 CPUs (2 sockets of 32 cores)"
+
+
+@pytest.mark.parametrize(
+    ("is_so", "changes", "subject", "state", "remedy"),
+    [
+        ({}, {"slurm": {"partition": "gpus"}}, "partition", "wrong", "did you mean gpu?"),
+        ({"State": "DRAIN"}, {}, "partition", "wrong", "use one that is UP"),
+        ({"MaxTime": "00:30:00"}, {}, "time limit", "wrong", "slurm.time_limit: 00:30:00"),
+        ({"MaxNodes": "1"}, {}, "nodes", "wrong", "--nodes 1"),
+        ({"OverSubscribe": "FORCE:4"}, {}, "exclusive", "wrong", "use another partition"),
+        ({"OverSubscribe": "NO"}, {"slurm": {"exclusive": False}}, "exclusive", "doubt", "slurm.exclusive: true"),
+        ({}, {"node": {"cores": 128}}, "cores", "wrong", "node.cores: 64"),
+        ({}, {"slurm": {"gpu_type": "a10"}}, "GPUs", "wrong", "slurm.gpu_type: did you mean a100?"),
+        ({}, {"slurm": {"gpu_request": "none", "gpu_type": None}}, "GPUs", "doubt", "set slurm.gpu_request"),
+        ({}, {"slurm": {"constraint": "h100|h200"}}, "constraint", "wrong", "slurm.constraint: "),
+        ({}, {"slurm": {"constraint": "[rack1|rack2]"}}, "constraint", "unknown", ""),
+        ({"DefMemPerCPU": "4000"}, {"slurm": {"mem": "site"}}, "memory", "doubt", "set slurm.mem"),
+        ({}, {"slurm": {"account": "my-acount"}}, "account", "wrong", "did you mean my-account?"),
+        ({"AllowAccounts": "others"}, {}, "account", "wrong", "slurm.account: one of others"),
+        ({"associations": ""}, {}, "account", "unknown", ""),
+        ({}, {"slurm": {"qos": "hihg"}}, "QOS", "wrong", "did you mean high?"),
+        ({}, {"launch": {"mpi_plugin": "pmi2"}}, "MPI plugin", "wrong", "launch.mpi_plugin: "),
+        (
+            {"nodes": "n1|64|2:32:1|9|gpu:a100:4||drain|bad DIMM | or worse\\nn2|64|2:32:1|9|gpu:a100:4||idle|none\\n"},
+            {},
+            "usable nodes",
+            "wrong",
+            "ask the cluster's admin",
+        ),
+        ({"nodes": "n1|64|2:32:1|9|gpu:a100:2||idle|none\\n"}, {}, "GPUs", "wrong", "node.gpus: 2"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_what_would(
+    slurm: Any, is_so: dict[str, str], changes: dict[str, Any], subject: str, state: str, remedy: str
+) -> None:
+    slurm(**is_so)
+    told = found(**changes)[subject]
+    assert told[0] == state
+    assert remedy in told[2]
+
+
+def test_without_slurm_nothing_is_known(program: Program) -> None:
+    assert {subject: state for subject, (state, _, _) in found().items()} == {"Slurm": "unknown"}
+
+
+def test_a_machine_without_a_scheduler_has_one_node() -> None:
+    assert plan("local", nodes=1).layout.ranks == 2
+    with pytest.raises(UserError, match="is one machine"):
+        plan("local", nodes=2)
+
+
+# The job
+
+
+PYXIS = {"kind": "pyxis", "image": "registry#group/image:1", "python": "/opt/python"}
+PODMAN = {**PYXIS, "kind": "podman"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "container"),
+    [("srun-gloo", {}), ("srun-mpi", {}), ("mpirun", {}), ("srun-gloo", PYXIS), ("srun-gloo", PODMAN)],
+)
+def test_ranks_look_by_the_command_that_would_start_them(launcher: str, container: dict[str, Any]) -> None:
+    one = plan(launch={"launcher": launcher}, container=container)
+    folder = PreflightFolder(Path("/scratch/pre flight"))
+    run = launch.launcher_command(one, folder.run, "/opt/python")
+    look = look_command(one, folder, "/opt/python")
+    begin = run.index("/opt/python")
+    assert look[:begin] == run[:begin]
+    assert look[begin : begin + 2] == ["bash", "-c"]
+    assert look[begin + 4 :][1:2] == ["/opt/python"]
+    assert ("--container-image=registry#group/image:1" in look) == (container.get("kind") == "pyxis")
+
+
+@pytest.mark.parametrize(
+    "system", ["box", "example-gpu", "example-dgx-h100", "example-perlmutter", "example-alps", "example-lab"]
+)
+def test_bash_and_shellcheck_accept_the_script(system: str) -> None:
+    one = plan(system, python="/opt/my python; $(id)", slurm={"requeue": True})
+    script = render_preflight(job_of(one), PreflightFolder(Path("/scratch/it's $HOME")), "/usr/bin/python3")
+    assert "--job-name=preflight-" in script
+    assert "--no-requeue" in script
+    for command in (["bash", "-n"], ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]):
+        if shutil.which(command[0]) is not None:
+            done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0/\n"), min_size=1, max_size=20))
+def test_no_path_runs_as_a_command(name: str) -> None:
+    one = plan(launch={"launcher": "srun-gloo"})
+    look = look_command(one, PreflightFolder(Path("/scratch") / f"x{name}"), "/opt/python")
+    assert shlex.split(launch.quoted(look)) == look
+    assert look[-1] == f"/scratch/x{name}/plan.json"
+
+
+# What ranks saw
+
+
+def seen(rank: int, host: str, **changes: Any) -> dict[str, Any]:
+    usual = {
+        "rank": rank,
+        "local_rank": 0,
+        "host": host,
+        "python": "/opt/python",
+        "versions": {"python": "3.12.1", "dlbench": plan().dlbench_version, "torch": "2.9.0"},
+        "cores": (0,),
+        "pinned": False,
+        "scratch": [{"key": "local", "path": "/tmp", "file_system": "xfs", "free_bytes": 1 << 30}],
+        "load": {"window_s": 1.0, "cores": 4, "others_s": 0.0},
+    }
+    return SeenRank.model_validate({**usual, **changes}).model_dump(mode="json")
+
+
+def judged(tmp_path: Path, ranks: list[dict[str, Any] | None], **changes: Any) -> tuple[PreflightNode, ...]:
+    folder = PreflightFolder(tmp_path)
+    folder.seen.mkdir()
+    for number, one in enumerate(ranks):
+        if one is not None:
+            folder.begun(number).write_text(f"{one['host']}\n")
+            write_json(folder.rank(number), one)
+    return judge(plan(nodes=len(ranks), **changes), folder, [f"n{number + 1}" for number in range(len(ranks))])
+
+
+SCRATCH = {"key": "local", "path": "/x", "problem": "storage.local.path '/x': is not writable"}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"problems": ("3 GPUs",)}, "3 GPUs"),
+        ({"scratch": [SCRATCH]}, "storage.local.path '/x': is not writable"),
+        ({"versions": {"python": "3.12.1", "dlbench": "0.0.9", "torch": "2.9.0"}}, "dlbench 0.0.9 there, "),
+        (
+            {"versions": {"dlbench": plan().dlbench_version, "python": "3.12.1"}},
+            "torch is not there, other nodes have 2.9.0",
+        ),
+        ({"broken": {"torch": "ImportError: libcudart"}}, "torch does not import: ImportError"),
+    ],
+)
+def test_a_node_that_fails_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    nodes = judged(tmp_path, [seen(0, "n1"), seen(1, "n2", **change), seen(2, "n3")])
+    assert [bool(node.problems) for node in nodes] == [False, True, False]
+    assert problem in nodes[1].problems[0]
+    assert excluded(nodes) == "n2"
+
+
+def test_a_rank_that_says_nothing_fails_its_node(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    folder = PreflightFolder(tmp_path)
+    for rank, host in enumerate(["n1", "n2", "n3", "n4"]):
+        if rank != 2:  # whose node does not see the folder
+            folder.begun(rank).write_text(f"{host}\n")
+    write_json(folder.rank(0), seen(0, "n1"))
+    folder.failed(1).write_text("127\n")
+    folder.log(1).write_text("bash: line 1: /opt/python: No such file or directory\n")
+    folder.rank(3).write_text("{")
+    nodes = judge(plan(nodes=4), folder, ["n1", "n2", "n3", "n4"])
+    assert [node.host for node in nodes] == ["n1", "n2", "n3", "n4"]
+    assert nodes[1].problems == (
+        "the ranks' Python ended with 127: bash: line 1: /opt/python: No such file or directory",
+    )
+    assert "is not there, or the rank was not started" in nodes[2].problems[0]
+    assert "damaged" in nodes[3].problems[0]
+    assert excluded(nodes) == "n[2-4]"
+
+
+def test_where_all_nodes_fail_none_is_left_out(tmp_path: Path) -> None:
+    bad = {"scratch": [SCRATCH]}
+    assert excluded(judged(tmp_path, [seen(0, "n1", **bad), seen(1, "n2", **bad)])) == ""
+
+
+def test_doubts_fail_no_node(tmp_path: Path) -> None:
+    nodes = judged(
+        tmp_path,
+        [
+            seen(0, "n1", load={"window_s": 1.0, "cores": 4, "others_s": 2.0}),
+            seen(1, "n2", clock={"offset_s": 30.0, "bound_s": 0.001}),
+            seen(2, "n3", clock={"offset_s": 0.5, "bound_s": 0.001}),
+        ],
+    )
+    assert [node.problems for node in nodes] == [(), (), ()]
+    assert nodes[0].doubts == ("others use 50 % of its cores",)
+    assert "away from the first node's" in nodes[1].doubts[0]
+    assert nodes[2].doubts == ()
+
+
+def test_gpus_are_counted_and_not_shared(tmp_path: Path) -> None:
+    folder = PreflightFolder(tmp_path)
+    folder.seen.mkdir()
+    one = plan("example-gpu", nodes=2)
+    for rank in range(8):
+        uuids = [f"GPU-{rank // 4}-{local}" for local in range(4 if rank < 4 else 3)]
+        own = uuids[rank % 4] if rank < 4 else uuids[min(rank % 4, 2)]
+        content = seen(rank, f"n{rank // 4 + 1}", local_rank=rank % 4, node_gpus=uuids, gpu=own, cores=(rank % 4,))
+        content["beside_gpu"] = rank != 2
+        write_json(folder.rank(rank), content)
+    first, second = judge(one, folder, [])
+    assert first.problems == ()
+    assert first.doubts[-1] == "cores of local rank 2 are not beside the GPU: see slurm.cpu_bind"
+    assert second.problems == ("2 ranks share GPU GPU-1-2", "3 of 4 GPUs")
+
+
+def test_one_rank_has_nobody_to_exchange_with(tmp_path: Path) -> None:
+    finding, blamed = exchange_finding(plan(nodes=1), PreflightFolder(tmp_path))
+    assert (finding.state, blamed) == ("unknown", {})
+
+
+def test_a_report_of_many_nodes_fits_on_a_screen(tmp_path: Path) -> None:
+    bad = PreflightNode(host="n0099", problems=("its scratch is full",))
+    content = {
+        "id": "preflight-x",
+        "system": "x",
+        "created": "2026-03-01T12:00:00Z",
+        "dlbench_version": "0",
+        "static": [{"subject": f"key {n}", "state": "ok", "found": "as it should be"} for n in range(11)],
+        "nodes": [*(PreflightNode(host=f"n{n:04d}", ranks=[seen(n, f"n{n:04d}")]) for n in range(99)), bad],
+        "exclude": "n0099",
+        "exit_code": 3,
+    }
+    lines = list(
+        lines_of(
+            PreflightReport.model_validate(json.loads(json.dumps(content, default=lambda m: m.model_dump(mode="json"))))
+        )
+    )
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "n0099: FAILED: its scratch is full" in lines
+    assert "leave out: --exclude=n0099 (slurm.exclude in the system file)" in lines

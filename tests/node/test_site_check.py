@@ -1,0 +1,70 @@
+"""What a rank of a pre-flight asks of its node: places, clocks, libraries."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from dlbench.machine.mounts import file_system_of
+from dlbench.node.site_check import libraries as libraries_of
+from dlbench.node.site_check.clocks import answer, ask
+from dlbench.node.site_check.libraries import libraries
+from dlbench.node.site_check.scratch import scratch
+from dlbench.specs.system.storage import StorageSpec, TierSpec
+
+
+def test_a_place_is_written_and_left_as_it_was(tmp_path: Path) -> None:
+    found = scratch(StorageSpec(local=TierSpec(path="$HERE/{host}")), "local", {"HERE": str(tmp_path)}, "n1")
+    assert "No such file" in found.problem
+    (tmp_path / "n1").mkdir()
+    found = scratch(StorageSpec(local=TierSpec(path="$HERE/{host}")), "local", {"HERE": str(tmp_path)}, "n1")
+    assert (found.problem, found.path) == ("", str(tmp_path / "n1"))
+    assert found.free_bytes
+    assert found.file_system
+    assert list((tmp_path / "n1").iterdir()) == []
+
+
+def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "a b").mkdir()
+    place = str(tmp_path / "a b").replace(" ", "\\040")
+    lines = (
+        "21 1 0:1 / / rw - ext4 /dev/sda rw",
+        f"22 21 0:2 / {place} rw,relatime shared:1 - lustre mgs rw",
+        f"23 21 0:3 / {place}x rw - nfs x rw",
+    )
+    (tmp_path / "proc/self/mountinfo").write_text("\n".join(lines) + "\n")
+    assert file_system_of(tmp_path / "a b", tmp_path) == "lustre"
+    assert file_system_of(tmp_path, tmp_path) == "ext4"
+    assert file_system_of(tmp_path / "missing", tmp_path) == ""
+
+
+def test_clocks_of_one_machine_agree_and_the_wrong_run_is_not_answered(tmp_path: Path) -> None:
+    file, done = tmp_path / "clock.json", threading.Event()
+    told: list[str] = []
+    server = threading.Thread(target=lambda: told.append(answer(file, "run", "lo", done.is_set, wait_s=20)))
+    server.start()
+    found, problem = ask(file, "run", wait_s=20)
+    other = ask(file, "another", wait_s=0.2)
+    done.set()
+    server.join(20)
+    assert (problem, told) == ("", [""])
+    assert found is not None
+    assert abs(found.offset_s) <= found.bound_s
+    assert other[0] is None
+    assert "did not say within" in other[1]
+
+
+def test_a_library_that_does_not_import_is_told_from_one_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "brokenlib.py").write_text("raise ImportError('libnothing.so: cannot open')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(libraries_of, "REQUIRED", ("numpy", "brokenlib", "nosuchlib"))
+    monkeypatch.setattr(libraries_of, "WANTED", {})
+    versions, broken = libraries()
+    assert set(versions) == {"python", "dlbench", "numpy"}
+    assert set(broken) == {"brokenlib"}
+    assert "libnothing.so" in broken["brokenlib"]

@@ -1,0 +1,149 @@
+"""`dlbench preflight` on a real Slurm: a node that fails is named; the example systems are what Slurm accepts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from dlbench.jobs.box.box import Box
+from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.preflight.job import trial, write_script
+from dlbench.jobs.preflight.plan import job_of, plan_of
+from dlbench.jobs.preflight.static import static_findings
+from dlbench.records.answers.preflight import PreflightFolder, PreflightReport
+from dlbench.specs.choices import choose_system
+from tests.conftest import Cli
+from tests.jobs.test_example_systems import EXAMPLES
+from tests.support.paths import ROOT
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def system(folder: Path, **lines: str) -> Path:
+    """The box with Gloo alone, whose local scratch is a folder of each node's own; `lines` replace others."""
+    text = (ROOT / "systems" / "box.yaml").read_text()
+    text = text.replace("name: box", "name: trial").replace("path: $TMPDIR", f"path: {folder}/{{host}}")
+    text = text.replace("launcher: srun-mpi", "launcher: srun-gloo")
+    for key in ("mpi_plugin", "oversubscribe_yield"):
+        text = "\n".join(line for line in text.split("\n") if key not in line)
+    file = folder / "trial.yaml"
+    file.write_text(text + "".join(f"{key}: {value}\n" for key, value in lines.items()))
+    return file
+
+
+def report_of(folder: Path) -> PreflightReport:
+    (file,) = folder.glob("preflight/*/preflight.json")
+    content = json.loads(file.read_text())
+    jsonschema.validate(content, json.loads((ROOT / "docs/schemas/preflight.schema.json").read_text()))
+    return PreflightReport.model_validate(content)
+
+
+def test_a_node_without_scratch_is_named_for_exclude(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    (tmp_path / "n1").mkdir()
+    done = cli("preflight", system(tmp_path), **slurm_box.environment)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "--exclude=n2" in done.stdout
+    assert len(done.stdout.splitlines()) <= 24
+    report = report_of(tmp_path)
+    assert report.exclude == "n2"
+    assert {one.state for one in report.static} <= {"ok", "doubt", "unknown"}
+    first, second = report.nodes
+    assert (first.host, first.problems) == ("n1", ())
+    assert "No such file" in second.problems[0]
+    # All else of it works: it saw the folder, its clock is that of the first node, and sums are right.
+    (rank,) = second.ranks
+    assert rank.clock is not None
+    assert abs(rank.clock.offset_s) <= rank.clock.bound_s
+    exchange = {one.subject: one for one in report.job}["all-reduce"]
+    assert exchange.state == "ok", exchange.found
+    assert "torch-gloo" in exchange.found
+
+
+@pytest.mark.nightly
+def test_a_node_without_python_is_named_and_nobody_waits_for_it(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    for host in ("n1", "n2"):
+        (tmp_path / host).mkdir()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/bash\n[ "$SLURMD_NODENAME" = n2 ] || exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = cli("preflight", system(tmp_path, python=str(python)), **slurm_box.environment)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "--exclude=n1" in done.stdout
+    exchange = {one.subject: one for one in report_of(tmp_path).job}["all-reduce"]
+    assert "not tried, because n1 could not look" in exchange.found
+
+
+@pytest.mark.nightly
+def test_a_job_that_does_not_start_is_cancelled(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    file = system(tmp_path)
+    file.write_text(file.read_text().replace("  exclusive: false", "  exclusive: false\n  extra: [begin=now+1hour]"))
+    begun = time.monotonic()
+    done = cli("preflight", file, "--timeout", "3", **slurm_box.environment)
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert "was pending (BeginTime)" in " ".join(done.stdout.split())
+    assert time.monotonic() - begun < 60
+    report = report_of(tmp_path)
+    assert report.job_id
+    assert report.nodes == ()
+
+
+@pytest.mark.nightly
+def test_this_machine_is_looked_at_without_a_scheduler(cli: Cli, tmp_path: Path) -> None:
+    done = cli("preflight", "local")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "local is fit for runs: 1 node passed" in done.stdout
+    assert "not measured here" in done.stdout
+    assert report_of(tmp_path).static == ()
+
+
+SITES = {
+    "gres": ("gpu:a100:4,gpu:h100:8,gpu:rtx4090:4",),
+    "features": ("gpu",),
+    "partitions": ("box", "defq", "standard-g", "booster", "boost_usr_prod", "normal", "p5", "gpu"),
+}
+"""What the example systems ask for, devices counted only."""
+
+
+def refused(folder: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What is wrong with each example on a box, by sbatch --test-only and by what Slurm says of itself."""
+    for name, value in box.environment.items():
+        monkeypatch.setenv(name, value)
+    told = {}
+    for name in EXAMPLES:
+        plan = plan_of(choose_system(name, {}), 2, machine_cores=1, now=NOW)
+        where = PreflightFolder(folder / name)
+        where.path.mkdir()
+        write_script(job_of(plan), where, "/usr/bin/python3")
+        findings = [*static_findings(plan), trial(job_of(plan), where, {**box.environment, "PATH": "/usr/bin:/bin"})]
+        assert findings[-1].state == "ok", f"{name}: {findings[-1].found}"
+        told[name] = [one.subject for one in findings if one.state == "wrong"]
+    return told
+
+
+def test_slurm_accepts_every_example(slurm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Box.start(slurm_folder, cpus_per_node=288, has=Equipment(**SITES)) as box:
+        told = refused(tmp_path, box, monkeypatch)
+    # This Slurm has no ParaStation.
+    assert told == {name: ["MPI plugin"] if name == "example-juwels-booster" else [] for name in EXAMPLES}
+
+
+@pytest.mark.nightly
+def test_their_accounts_and_qos_are_enforced(
+    slurm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = {
+        "accounting": True,
+        "accounts": ("my-account", "project_465000000", "m0000_g", "my-project", "g000"),
+        "qos": ("regular", "boost_qos_dbg"),
+    }
+    with Box.start(slurm_folder, cpus_per_node=288, has=Equipment(**SITES, **books)) as box:
+        told = refused(tmp_path, box, monkeypatch)
+    assert told == {name: ["MPI plugin"] if name == "example-juwels-booster" else [] for name in EXAMPLES}
