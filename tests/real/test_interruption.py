@@ -1,4 +1,4 @@
-"""An orderly end: SIGUSR1, all ranks after the same step, a checkpoint, exit 75, and a further attempt that is marked."""
+"""An orderly end: SIGUSR1 to one rank, all end after the same step, a checkpoint, exit 75."""
 
 from __future__ import annotations
 

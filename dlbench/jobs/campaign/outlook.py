@@ -32,7 +32,7 @@ class Outlook:
 
     run_id: str
     state: str
-    """valid, invalid, failed, incomplete, or the scheduler's word."""
+    """valid, invalid, failed, interrupted, incomplete, or the scheduler's word."""
     job: str = ""
     story: str = ""
     reason: str = ""
@@ -89,6 +89,16 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
     told = next(iter(queue.of(submission.reference)), None)
     if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
         return Outlook(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
+    if state == "interrupted" and told is not None and told.phase != "over":
+        return Outlook(
+            run_id=run_id,
+            state=state,
+            job=job,
+            story=f"{story}; its job was requeued: {told.state} {_expected(run, submission, told)}".strip(),
+            reason=told.reason,
+            starts=told.starts,
+            ahead="nothing" if told.is_stuck else "comes",
+        )
     if state != "incomplete":
         return Outlook(run_id=run_id, state=state, job=job, story=story)
     if told is None:
