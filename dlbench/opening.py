@@ -19,6 +19,7 @@ Files of the kernel (`/proc`, `/sys`) and of the installation are opened as usua
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -122,6 +123,15 @@ def read_text(path: Path, limit: int) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     return read_bytes(path, limit).decode("utf-8")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a regular file, hexadecimal; read piece by piece. Errors as of `descriptor`."""
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_json(path: Path, limit: int) -> Any:

@@ -134,7 +134,7 @@ class Supervisor:
             os.setsid()
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would the program
                 signal.signal(number, signal.SIG_DFL)
-            # A rank finds this one pending (dlbench.node.training.stop_request); it must end none of its helpers.
+            # A rank finds this one pending (dlbench.node.training.pauses); it must end none of its helpers.
             is_rank = not self._is_launcher and "dlbench.node" in self._command  # mpirun and srun pass it on
             held = {signal.SIGUSR1} if is_rank else set()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask | held)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status"}
+BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status", "sharing"}
 """The ground: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "costs", "records"}
 READING = BASE | {"specs", "records", "stats", "reading"}
@@ -241,7 +241,7 @@ OPENED_OTHERWISE = {
     "setup/horovod": "a build in a folder of this user",
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",
-    "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
+    "node/training/pauses/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "node/training/beginning/initial_weights": "after `require_file`",
     "datasets/making/production": "what it has just made, to sync it",
     "datasets/staging/place": "locks of folders of this user alone, following no link",

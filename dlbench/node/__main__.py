@@ -134,8 +134,8 @@ def _train(
     from dlbench.node.devices.nccl_log import NcclLog
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training.instruments import RankWatch
+    from dlbench.node.training.pauses.stop_request import StoppedEarlyError
     from dlbench.node.training.run import RankRun
-    from dlbench.node.training.stop_request import StoppedEarlyError
     from dlbench.node.training.watchdog import Watchdog
 
     device = device_for(plan, place)

@@ -10,10 +10,11 @@ from pathlib import Path
 from dlbench.datasets.images.image_set import ImageSet, open_image_set
 from dlbench.datasets.images.jpeg_decode import decode
 from dlbench.datasets.images.shards import ImageShards
-from dlbench.datasets.making.manifest import NAME, file_sha256, read_files
+from dlbench.datasets.making.manifest import NAME, read_files
 from dlbench.datasets.splits import NAMES as SPLITS
 from dlbench.datasets.splits import has_splits
 from dlbench.errors import UserError
+from dlbench.opening import file_sha256
 
 _AT_A_TIME = 64
 """Images that one task decodes."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
-from dlbench.opening import open_file, read_json, why_unreadable
+from dlbench.opening import file_sha256, open_file, read_json, why_unreadable
 
 NAME = "manifest.json"
 FILES_NAME = "manifest.files.jsonl"
@@ -208,15 +208,6 @@ def describe_files(folder: Path, skip: Callable[[str], bool] = lambda _name: Fal
         if not name.startswith(".") and not skip(name):
             found.append(FileEntry(name, file_sha256(path), path.stat().st_size))
     return found
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, hexadecimal."""
-    with open_file(path) as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _read(folder: Path) -> dict[str, Any] | None:

@@ -43,8 +43,8 @@ def _ends(plan: LaunchPlan) -> list[str]:
     None for mpirun: the tasks of its steps are daemons, which would die of it, and only mpirun itself passes it on.
     """
     slurm = plan.system.slurm
-    is_told = slurm.warn_before_s is not None and plan.system.launch.launcher != "mpirun"
-    warning = [f"--signal=USR1@{slurm.warn_before_s}"] if is_told else []
+    is_told = slurm.warning_s and plan.system.launch.launcher != "mpirun"
+    warning = [f"--signal=USR1@{slurm.warning_s}"] if is_told else []
     return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
 
 

@@ -14,10 +14,10 @@ from dlbench.node.devices.nccl_log import together
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
-from dlbench.node.training.between_steps import Pauses
-from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import watch_result
 from dlbench.node.training.loop import LoopResult
+from dlbench.node.training.pauses.between_steps import Pauses
+from dlbench.node.training.pauses.events import Events
 from dlbench.node.training.prepare import Prepared
 from dlbench.node.training.shuffling import Shuffled
 from dlbench.node.training.staging import staging_result

@@ -29,12 +29,13 @@ from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.pacing import Pacing
+from dlbench.node.training.pauses.stop_request import looks_every
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
-from dlbench.node.training.stop_request import looks_every
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import StepWriter
+from dlbench.specs.system.slurm import WARNING_S
 from dlbench.specs.training import TrainSpec
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
@@ -122,13 +123,13 @@ class TrainingLoop:
         watch: RankWatch | None = None,
         pacing: Pacing | None = None,
         give_way: GiveWay | None = None,
-        warn_before_s: float | None = None,
+        warn_before_s: float = WARNING_S,
     ) -> None:
         """`on_step` is told each step's number in this run before it begins (progress, watchdog).
 
         `pacing` settles how many steps there are; None where the course says it.
         `give_way` is called where training stands still and goes on.
-        `warn_before_s`: how long before the end of the job it may be told to stop, seconds; None: not by the job.
+        `warn_before_s`: how long before the end of the job it may be told to stop, seconds.
         `watch` is told of every place where its window begins or ends; measured steps carry nothing of it.
         """
         self._trainee = trainee

@@ -24,10 +24,10 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import own_address
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
-from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
+from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, find_checkpoint
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging

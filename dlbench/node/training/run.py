@@ -30,13 +30,13 @@ from dlbench.node.sync.engine import Engine
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training import phases, sanity
 from dlbench.node.training.activations import sample_batches, sample_loss
-from dlbench.node.training.between_steps import Pauses
-from dlbench.node.training.checkpoint import Progress
-from dlbench.node.training.events import Events
 from dlbench.node.training.gathering import make_record
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.pacing import Pacing
+from dlbench.node.training.pauses.between_steps import Pauses
+from dlbench.node.training.pauses.checkpoint import Progress
+from dlbench.node.training.pauses.events import Events
 from dlbench.node.training.prepare import Prepared, lister_for, prepare
 from dlbench.node.training.shuffling import shuffled, told_of_samples
 from dlbench.node.training.staging import Staging, stage
@@ -46,6 +46,7 @@ from dlbench.records.interrupted import attempt_of
 from dlbench.records.record import RankResult, Record
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.system.slurm import WARNING_S
 from dlbench.units import utc_now
 
 
@@ -226,7 +227,7 @@ class RankRun:
             loop = TrainingLoop(
                 *(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch, self._pacing),
                 give_way=pauses.give_way,
-                warn_before_s=self._plan.system.slurm.warn_before_s,
+                warn_before_s=self._plan.system.slurm.warning_s or WARNING_S,
             )
             try:
                 seen = loop.run()

@@ -18,7 +18,7 @@ from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training.checkpoint import Progress
+from dlbench.node.training.pauses.checkpoint import Progress
 from dlbench.records.data_path import StagedNode, StagingResult
 from dlbench.specs.plan import RunPlan
 

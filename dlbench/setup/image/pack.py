@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.opening import open_file
+from dlbench.opening import file_sha256, open_file
 from dlbench.setup.image.contents import Contents, Entry, contents_of
 from dlbench.setup.image.survey import Survey
 from dlbench.specs.system.image import ImageDescription, description_of
@@ -131,7 +131,7 @@ def _written(found: Survey, contents: Contents, file: Path, command: Sequence[st
         unpacked = _stream(contents, json.dumps(inside).encode(), sink)
         sha256, size = sink.digest.hexdigest(), sink.bytes
     if command:
-        sha256, size = _digest_of(file)
+        sha256, size = file_sha256(file), file.stat().st_size
     return ImageDescription(
         sha256=sha256,
         bytes=size,
@@ -195,12 +195,3 @@ def _stream(contents: Contents, inside: bytes, sink: _Hashed) -> int:
 def _add(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], size: int) -> None:
     info.size = size
     tar.addfile(info, file)
-
-
-def _digest_of(file: Path) -> tuple[str, int]:
-    """SHA-256 and size of a file."""
-    digest = hashlib.sha256()
-    with open_file(file) as opened:
-        while piece := opened.read(_PIECE):
-            digest.update(piece)
-        return digest.hexdigest(), opened.tell()

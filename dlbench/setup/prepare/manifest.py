@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlbench.specs.system.container_image import file_sha256
+from dlbench.opening import file_sha256
 
 NAME = "MANIFEST.sha256"
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.opening import open_file, read_text, why_unreadable
+from dlbench.opening import file_sha256, read_text, why_unreadable
 from dlbench.specs.system.container import ContainerSpec
 
 _MAX_BYTES = 1 << 12
@@ -42,19 +42,6 @@ def with_image(container: ContainerSpec) -> ContainerSpec:
         raise UserError(f"container.sha256 is {container.sha256}, and {path} has {sha256}: another image")
     planned = f"{state.st_size} {state.st_mtime_ns // 10**9}"
     return container.model_copy(update={"sha256": sha256, "as_planned": planned})
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a regular file, read piece by piece.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    with open_file(path) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 @functools.cache

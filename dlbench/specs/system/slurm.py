@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dlbench.specs.base import Count, Flag, SlurmWord, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, SlurmWord, Spec
 from dlbench.specs.system.launch import VariableName
 from dlbench.specs.system.options import Argument, Hosts, Memory, SbatchWords, SrunWords
 
@@ -25,6 +25,10 @@ def _names(value: object) -> object:
 
 TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
 """A time limit as Slurm writes it (sbatch(1), --time)."""
+
+
+WARNING_S = 120
+"""Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
 
 
 class SlurmSpec(Spec):
@@ -62,10 +66,10 @@ class SlurmSpec(Spec):
         None, description="--hint of sbatch and srun."
     )
     threads_per_core: Count | None = Field(None, description="--threads-per-core of sbatch and srun.")
-    warn_before_s: Count | None = Field(
+    warn_before_s: CountOrZero | None = Field(
         None,
         description="Seconds before the end of its time, or of its grace where the site preempts with a user's signal, "
-        "at which a job's ranks are told to stop in good order; none: they are ended.",
+        "at which a job's ranks are told to stop in good order; 0: they are ended; none: 120 with requeue, else 0.",
     )
     requeue: Flag = Field(
         False, description="Whether Slurm may start an interrupted, preempted or failed-node job again, which goes on."
@@ -92,6 +96,13 @@ class SlurmSpec(Spec):
     def exports_all(self) -> bool:
         """Whether a job gets all variables of the submitting shell."""
         return ALL_VARIABLES in self.export
+
+    @property
+    def warning_s(self) -> int:
+        """Seconds before the end of a job's time at which its ranks are told; 0: they are not."""
+        if self.warn_before_s is not None:
+            return self.warn_before_s
+        return WARNING_S if self.requeue else 0
 
     @property
     def memory(self) -> str | None:

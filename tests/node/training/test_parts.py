@@ -30,9 +30,10 @@ from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batche
 from dlbench.node.models.metrics import MaskedLmAccuracy, MeanAbsoluteError, Top1
 from dlbench.node.models.optimizers import Lamb
 from dlbench.node.models.schedule import LearningRate
-from dlbench.node.training import checkpoint, noise_scale, precision
-from dlbench.node.training.between_steps import Pauses
-from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
+from dlbench.node.training import noise_scale, precision
+from dlbench.node.training.pauses import checkpoint
+from dlbench.node.training.pauses.between_steps import Pauses
+from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course, plan_course
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
@@ -85,7 +86,7 @@ def noted(course: Course, *, met_after: int | None = None) -> list[str]:
     watch = SimpleNamespace(pause=lambda what: nullcontext())
     ready = SimpleNamespace(course=course, resumed=None, source=SimpleNamespace(describe=dict))
     (plan,) = plans(points=(1,), repeats=1)
-    with patch("dlbench.node.training.between_steps.data_identity", lambda source: {}):
+    with patch("dlbench.node.training.pauses.between_steps.data_identity", lambda source: {}):
         pauses = Noted(
             plan, cast(Any, ready), cast(Any, None), cast(Any, SimpleNamespace(add=note)), cast(Any, None), None,
             cast(Any, watch), is_first=True, beat=lambda what: None,

@@ -14,7 +14,7 @@ from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.order import HeldOrder
 from dlbench.node.training import sanity
-from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, write_checkpoint
 from dlbench.node.training.prepare import SHARED_BY, require_same_holders, trained_identity
 from dlbench.node.training.shuffling import shuffled, told_of_samples
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult

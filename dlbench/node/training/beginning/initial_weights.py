@@ -13,11 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from dlbench.datasets.making.manifest import file_sha256
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.training.checkpoint import Checkpoint, find_checkpoint
-from dlbench.opening import require_file, why_unreadable
+from dlbench.node.training.pauses.checkpoint import Checkpoint, find_checkpoint
+from dlbench.opening import file_sha256, require_file, why_unreadable
 from dlbench.records.record import Setting
 from dlbench.specs.recipes.public_names import POSITIONS, Fit, UnfitNamesError, fit_names
 from dlbench.specs.recipes.weights_file import KEY

@@ -38,16 +38,14 @@ def any_was_told(gather: Callable[[Any], list[Any]]) -> bool:
     return any(gather(was_told()))
 
 
-def looks_every(warn_before_s: float | None, step_s: Sequence[float], gather: Callable[[Any], list[Any]]) -> int:
+def looks_every(warn_before_s: float, step_s: Sequence[float], gather: Callable[[Any], list[Any]]) -> int:
     """Steps between two looks at most; the same on every rank, by the slowest one's step.
 
     Args:
-        warn_before_s: seconds between warning and limit; None where no warning comes.
+        warn_before_s: seconds between warning and limit.
         step_s: of the steps so far, seconds; the first of them sets things up.
         gather: a value of every rank, by rank.
     """
-    if warn_before_s is None:
-        return COLLECT_EVERY
     late = step_s[1:] or step_s
     slowest = max(gather(max(late, default=0.0)))
     fitting = warn_before_s / LOOKS_IN_WARNING / slowest if slowest > 0 else COLLECT_EVERY

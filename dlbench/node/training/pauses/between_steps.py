@@ -14,11 +14,11 @@ from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.models.build import criterion_for, outputs_for
 from dlbench.node.models.metrics import Meter, Quality, meter_for
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
-from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import RankWatch
+from dlbench.node.training.pauses.checkpoint import Progress, prune, write_checkpoint
+from dlbench.node.training.pauses.events import Events
+from dlbench.node.training.pauses.stop_request import StoppedEarlyError, any_was_told
 from dlbench.node.training.prepare import SHARED_BY, Prepared, data_identity, trained_identity
-from dlbench.node.training.stop_request import StoppedEarlyError, any_was_told
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.specs.plan import RunPlan
