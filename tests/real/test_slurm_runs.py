@@ -269,7 +269,8 @@ def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, 
         time.sleep(0.5)
     assert told is not None
     assert told.returncode == 3
-    assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 4, told.stdout
+    assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 1, told.stdout
+    assert told.stdout.count(f"job {job} ended as CANCELLED before this run began") == 3, told.stdout
     assert "measuring, step" in told.stdout
     assert [bool(run.statuses) for run in scan(tmp_path / "runs").runs] == [True, False, False, False]
 

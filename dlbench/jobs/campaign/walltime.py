@@ -29,6 +29,12 @@ START_S = 60.0
 MOST_READ = 500
 """Earlier runs that are looked at, by name the last: each costs a file."""
 
+_NOT_DECIDING = (
+    *("run_id", "created", "dlbench_version", "dlbench_code", "series", "overrides", "tags"),
+    *("system", "layout"),  # in part
+)
+"""Keys of a plan that do not decide how long it takes."""
+
 _LENGTH = ("warmup_steps", "measured_steps", "warmup_s", "measured_s")
 """Keys of `measure` that decide how many steps there are, and nothing else."""
 
@@ -164,11 +170,7 @@ def _length(measure: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _key(plan: Mapping[str, Any]) -> str:
     """What of a plan decides how long it takes, but for the number of its steps."""
-    content = {
-        key: value
-        for key, value in plan.items()
-        if key not in ("run_id", "created", "dlbench_version", "series", "overrides", "tags", "system", "layout")
-    }
+    content = {key: value for key, value in plan.items() if key not in _NOT_DECIDING}
     if "measure" in content:
         content["measure"] = {key: value for key, value in content["measure"].items() if key not in _LENGTH}
     content["layout"] = {key: value for key, value in plan["layout"].items() if key != "node_cores"}
