@@ -1,4 +1,4 @@
-"""What fails before a rank computes: requests that are refused, submissions that are cut, files that are not as planned."""
+"""Requests that are refused, submissions that are cut, files that are not as planned, and full disks."""
 
 from __future__ import annotations
 
@@ -110,33 +110,22 @@ def _killed(stage: Stage) -> str:
     code, told = stage.call("submit", "--resume", stage.name, "--out", stage.out)
     if code != 0:
         raise DidNotHoldError(f"--resume ends with {code}: {told[-200:]}")
-    jobs = [
-        run.folder.submission.exists() and json.loads(run.folder.submission.read_text())["job_id"]
-        for run in stage.runs()
-    ]
+    files = [run.folder.submission for run in stage.runs()]
+    jobs = [json.loads(file.read_text())["job_id"] if file.exists() else "" for file in files]
     if len(set(jobs)) != 4:
         raise DidNotHoldError(f"jobs of four runs: {jobs}")
     return said(told, "4 of 4 jobs submitted")
 
 
 def _follow(stage: Stage) -> str:
-    words = (
-        "--sweep",
-        "system.slurm.extra=nice=1,nice=2,nice=3",
-        "--max-jobs",
-        "1",
-        "--follow",
-        "--every",
-        "1s",
-        "--no-chain",
-    )
+    feed = ("--max-jobs", "1", "--follow", "--every", "1s")
+    words = ("--sweep", "system.slurm.extra=nice=1,nice=2,nice=3", "--no-chain", *feed)
     process = stage.start(*stage.order(*FEW, *words, nodes="1"))
     journal = stage.out / ".series" / f"{stage.name}.jobs"
     stage.until(lambda: process.poll() is not None or (journal.exists() and journal.stat().st_size > 0), "a job")
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    resume = ("submit", "--resume", stage.name, "--out", stage.out, "--max-jobs", "1", "--follow", "--every", "1s")
-    code, told = stage.call(*resume)
+    code, told = stage.call("submit", "--resume", stage.name, "--out", stage.out, *feed)
     if code != 0:
         raise DidNotHoldError(f"--resume --follow ends with {code}: {told[-200:]}")
     code, told = stage.waited()
@@ -146,7 +135,7 @@ def _follow(stage: Stage) -> str:
 def _fill(folder: Path) -> Path:
     """Until nothing fits; the file that fills it."""
     filler = folder / "filler"
-    with open(filler, "wb", buffering=0) as file, suppress(OSError):
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"0" * 4096)
     return filler
