@@ -429,9 +429,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "comm-plan": lambda: model_keys(CommPlan, "comm-plan", beside=RunPlan),
     "comm-record": lambda: model_keys(CommRecord, "comm", beside=Record),
     "rank-status": lambda: model_keys(RankStatus, "rank-status"),
-    "failure": lambda: model_keys(Failure, "failure"),
-    "submission": lambda: model_keys(Submission, "submission"),
-    "series": lambda: model_keys(SeriesFile, "series"),
     "steps": steps_layout,
 }
 

@@ -37,7 +37,7 @@ NOT_SHAPING = frozenset(
         *("system.title", "system.storage.shared_title"),
         *("system.node.peak_tflops", "system.node.peak_source"),
         # How the ranks' environment comes to the nodes; what is in it is told by its digest.
-        *("system.image.file", "system.image.folder", "system.image.transfer"),
+        *("system.container.as_planned", "system.image.file", "system.image.folder", "system.image.transfer"),
         # What a node knows a container's image again by; which it is, its digest and its name tell.
         "system.container.as_planned",
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
@@ -161,8 +161,8 @@ def _averaged_content(run: Run) -> dict[str, Any]:
 def system_content(plan: LaunchPlan) -> dict[str, str]:
     """What was asked of the system and shapes how fast a run is, by key of the plan, in words.
 
-    What acts in no run of that kind is left out: Slurm's keys where there is no scheduler, places of storage that
-    nothing is staged to.
+    What acts in no run of that kind is left out: Slurm's keys where there is no scheduler, a container's
+    where there is none, places of storage that nothing is staged to.
     """
     asked = dict(_settings(plan.system.model_dump(mode="json"), "system"))
     asked["system.slurm.extra"] = ", ".join(
@@ -173,6 +173,8 @@ def system_content(plan: LaunchPlan) -> dict[str, str]:
     idle = tuple(f"{_STORAGE}{tier}." for tier in sorted(tiers))
     if plan.system.scheduler == "none":
         idle = (*idle, "system.slurm.")
+    if not plan.system.container.is_used:
+        idle = (*idle, "system.container.")
     return {key: value for key, value in sorted(asked.items()) if is_shaping(key) and not key.startswith(idle)}
 
 

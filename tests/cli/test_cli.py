@@ -348,7 +348,6 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
         (*COSMO, "--ranks"),
         ("run", "cosmoflow", "bert"),
         (*COSMO, "--ab", "plain"),
-        ("submit", "cosmoflow", "--nodes", "1"),
         ("show",),
         ("ls", "everything"),
         ("box", "strat", "x"),

@@ -115,7 +115,12 @@ def test_entries_hold_what_the_run_says(tmp_path: Path) -> None:
     assert (entry.commit, entry.slurm_job_id, entry.tags) == ("abc", "77", {"night": "yes"})
     assert (entry.created, entry.finished) == ("2026-03-05T12:00:00Z", "2026-03-01T12:00:00Z")
     # What was asked of the system, too: other modules may be why a level changed.
-    assert entry.environment == {**environment, **modules, "dlbench.version": plan.dlbench_version}
+    assert entry.environment == {
+        **environment,
+        **modules,
+        "system.modules_reset": "purge",
+        "dlbench.version": plan.dlbench_version,
+    }
     assert entry.key == (entry.group, 2, 1)
     label = "sample, tiny preset, horovod, fp32, batch 4 per rank, synthetic data, weak scaling"
     assert entry.label == f"{label}, system.modules=gcc/13.2"

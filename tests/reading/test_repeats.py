@@ -181,6 +181,17 @@ OTHER_VALUES: Mapping[str, Any] = {
     "system.modules": ["gcc/13"],
     "system.modules_init": [". /etc/profile"],
     "system.setup": ["ulimit -l unlimited"],
+    "system.image.file": "/other.tar",
+    "system.image.folder": "/scratch",
+    "system.image.sha256": "1" * 64,
+    "system.container.kind": "podman",
+    "system.container.image": "/other.sif",
+    "system.container.sha256": "1" * 64,
+    "system.container.as_planned": "1 2",
+    "system.container.mounts": ["/data"],
+    "system.container.pass_in": ["FI_PROVIDER"],
+    "system.container.withhold": ["FI_PROVIDER"],
+    "system.container.args": ["--containall"],
 }
 
 
@@ -234,7 +245,12 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
         },
     )
     # With a source for peak rates, so that only one key changes below.
-    before = _run(plan, {"system.node.peak_source": "data sheet"})
+    others = {"system.node.peak_source": "data sheet"}
+    if key.startswith("system.container."):
+        others |= {"system.container.kind": "apptainer", "system.container.image": "/a.sif"}
+    if key.startswith("system.image."):
+        others |= {"system.image.file": "/env.tar", "system.image.sha256": "0" * 64}
+    before = _run(plan, others)
     content = before.plan.model_dump(mode="json")
     place = content
     for part in key.split("."):

@@ -34,7 +34,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 def installed(folder: Path, target: Path, *before: str) -> subprocess.CompletedProcess[str]:
     command = [*before, str(folder / "install.sh"), str(target), sys.executable]
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder.parent)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 

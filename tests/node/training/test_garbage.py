@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dlbench.node.garbage import HeldGarbage
-from dlbench.node.training import loop, sanity
+from dlbench.node.training import sanity
+from dlbench.node.training.pauses import stop_request
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
@@ -66,7 +67,7 @@ def littered() -> Iterator[None]:
 def test_no_collection_starts_in_a_measured_step(
     tmp_path: Path, littered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "COLLECT_EVERY", 10)
+    monkeypatch.setattr(stop_request, "COLLECT_EVERY", 10)
     seen: list[int] = []
 
     def note(phase: str, _: dict[str, int]) -> None:
