@@ -39,7 +39,7 @@ _WHOLE_JOB = (
     (re.compile(r"CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on"), "a node of the job failed"),
     (re.compile(r"CANCELLED AT \S+ DUE TO PREEMPTION"), "Slurm ended the job for another one (preemption)"),
     # What bash says of what the job's script started.
-    (re.compile(r"slurm_script: line \d+: +\d+ Killed .*\bsrun "), "srun was ended by signal SIGKILL, not its ranks"),
+    (re.compile(r"slurm_script: line \d+: +\d+ Killed .*\bsrun "), "srun was ended by signal SIGKILL"),
     # The job was at its end, and the step was not.
     (re.compile(r"\*\*\* STEP \S+ ON \S+ FAILED \(non-zero exit code"), "the job's script ended before its ranks"),
 )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from tests.bench.slurm_faults.catalogue import Fault
-from tests.bench.slurm_faults.cluster import DidNotHoldError, Stage, said
+from tests.bench.slurm_faults.cluster import RESUMED, DidNotHoldError, Stage, said
 
 SHORT = ("--set", "measure.measured_steps=30", "--set", "fault.step_delay_s=0.2")
 
@@ -35,8 +35,6 @@ def _node(stage: Stage, role: str) -> str:
 
 
 def _lost(stage: Stage) -> str:
-    from tests.bench.slurm_faults.cluster import RESUMED
-
     stage.submit(*RESUMED)
     stage.has_checkpoint()
     stage.site.kill("slurmd.n2")

@@ -96,7 +96,8 @@ def _two(stage: Stage) -> str:
 
 
 def _jobs(stage: Stage) -> list[str]:
-    told = stage.site.slurm("squeue", "--noheader", "--format=%i %Z %k")
+    """What of this fault's is in the queue: ids and folders."""
+    told = stage.site.slurm("squeue", "--noheader", "--format=%i %Z")
     return [line for line in told.splitlines() if str(stage.out.parent) in line]
 
 
@@ -114,6 +115,8 @@ def _killed(stage: Stage) -> str:
     jobs = [json.loads(file.read_text())["job_id"] if file.exists() else "" for file in files]
     if len(set(jobs)) != 4:
         raise DidNotHoldError(f"jobs of four runs: {jobs}")
+    if len(_jobs(stage)) != 4:
+        raise DidNotHoldError(f"in the queue are {_jobs(stage)}")
     return said(told, "4 of 4 jobs submitted")
 
 
