@@ -13,12 +13,12 @@ SHORT = ("--set", "measure.measured_steps=30", "--set", "fault.step_delay_s=0.2"
 
 def faults() -> Iterator[Fault]:
     """One after the other: each takes the whole box."""
-    yield Fault("slurmd of the first node killed, started again", lambda stage: _node(stage, "slurmd.n1"), 120)
-    yield Fault("slurmd of the other node killed, started again", lambda stage: _node(stage, "slurmd.n2"), 120)
-    yield Fault("node lost during a run (slurmd killed, node down), requeued", _lost, 180)
-    yield Fault("slurmctld killed during a run, started again", lambda stage: _node(stage, "slurmctld"), 120)
-    yield Fault("slurmctld killed before submit", _submit, 120)
-    yield Fault("slurmdbd killed during a run", lambda stage: _node(stage, "slurmdbd"), 120)
+    yield Fault("slurmd of the first node killed, started again", lambda stage: _node(stage, "slurmd.n1"), 240)
+    yield Fault("slurmd of the other node killed, started again", lambda stage: _node(stage, "slurmd.n2"), 240)
+    yield Fault("node lost during a run (slurmd killed, node down), requeued", _lost, 360)
+    yield Fault("slurmctld killed during a run, started again", lambda stage: _node(stage, "slurmctld"), 240)
+    yield Fault("slurmctld killed before submit", _submit, 240)
+    yield Fault("slurmdbd killed during a run", lambda stage: _node(stage, "slurmdbd"), 240)
 
 
 def _node(stage: Stage, role: str) -> str:

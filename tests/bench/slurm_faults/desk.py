@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.bench.slurm_faults.catalogue import Fault
-from tests.bench.slurm_faults.cluster import LONG, DidNotHoldError, Stage, said
+from tests.bench.slurm_faults.cluster import DidNotHoldError, Stage, said
 
 HOLD = ("--set", "system.slurm.extra=hold")
 FEW = ("--set", "measure.measured_steps=4")
@@ -18,17 +18,17 @@ FEW = ("--set", "measure.measured_steps=4")
 
 def faults() -> Iterator[Fault]:
     """On one node at most."""
-    yield Fault("more nodes than there are", _too_many, 30)
-    yield Fault("an account that is none", _account, 30)
-    yield Fault("python missing on the nodes", _python, 60)
-    yield Fault("module missing", _module, 60)
-    yield Fault("plan.json cut before the job starts", _cut_plan, 60)
-    yield Fault("another dlbench in the plan", _version, 60)
-    yield Fault("two users with one series name", _two, 60)
-    yield Fault("submit killed (SIGKILL), resumed", _killed, 120)
-    yield Fault("follow killed, started again", _follow, 150)
-    yield Fault("runs folder full at submit", _full, 60)
-    yield Fault("runs folder full during the run", _full_later, 120)
+    yield Fault("more nodes than there are", _too_many, 60)
+    yield Fault("an account that is none", _account, 60)
+    yield Fault("python missing on the nodes", _python, 120)
+    yield Fault("module missing", _module, 120)
+    yield Fault("plan.json cut before the job starts", _cut_plan, 120)
+    yield Fault("another dlbench in the plan", _version, 120)
+    yield Fault("two users with one series name", _two, 120)
+    yield Fault("submit killed (SIGKILL), resumed", _killed, 240)
+    yield Fault("follow killed, started again", _follow, 300)
+    yield Fault("runs folder full at submit", _full, 120)
+    yield Fault("runs folder full during the run", _full_later, 240)
 
 
 def _refused(stage: Stage, pattern: str, *more: str, nodes: str = "1") -> str:
@@ -158,7 +158,8 @@ def _full(stage: Stage) -> str:
 
 def _full_later(stage: Stage) -> str:
     stage.move(stage.site.small / "run")
-    stage.submit(*LONG, nodes="1")
+    # Its record has to be written while nothing fits.
+    stage.submit("--set", "measure.measured_steps=60", "--set", "fault.step_delay_s=0.2", nodes="1")
     stage.measuring()
     filler = _fill(stage.site.small)
     try:

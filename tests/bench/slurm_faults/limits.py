@@ -12,12 +12,12 @@ ON_N3 = ("--set", "system.slurm.nodelist=n3")
 
 def faults() -> Iterator[Fault]:
     """On n3."""
-    yield Fault("time limit without a warning", _limit, 150)
-    yield Fault("warned before the limit, requeued", _warned, 120)
-    yield Fault("preempted by another partition, requeued", _preempted, 120)
-    yield Fault("scontrol requeue", _requeue, 120)
-    yield Fault("held, then released", _held, 60)
-    yield Fault("node drained while the job waits", _drained, 90)
+    yield Fault("time limit without a warning", _limit, 300)
+    yield Fault("warned before the limit, requeued", _warned, 240)
+    yield Fault("preempted by another partition, requeued", _preempted, 240)
+    yield Fault("scontrol requeue", _requeue, 240)
+    yield Fault("held, then released", _held, 120)
+    yield Fault("node drained while the job waits", _drained, 180)
 
 
 def _limit(stage: Stage) -> str:

@@ -15,17 +15,17 @@ FIRST = r"rank \d+ was the first to end, by signal SIGKILL; it was on n\d"
 
 def faults() -> Iterator[Fault]:
     """On n1 and n2."""
-    yield Fault("SIGKILL of a rank", _rank, 60)
-    yield Fault("SIGKILL of a rank's supervisor", _supervisor, 60)
-    yield Fault("SIGKILL of all ranks of a node", _node, 60)
-    yield Fault("SIGKILL of srun", _srun, 60)
-    yield Fault("SIGKILL of the batch script's shell", _shell, 60)
-    yield Fault("SIGSTOP of a rank (hangs)", _stopped, 90)
-    yield Fault("dlbench cancel", _cancel, 60)
-    yield Fault("scancel of the job", _scancel, 60)
-    yield Fault("scancel of the step", _step, 60)
-    yield Fault("runs folder moved away during the run", _folder_gone, 60)
-    yield Fault("one run of a packed job fails", _packed, 120)
+    yield Fault("SIGKILL of a rank", _rank, 120)
+    yield Fault("SIGKILL of a rank's supervisor", _supervisor, 120)
+    yield Fault("SIGKILL of all ranks of a node", _node, 120)
+    yield Fault("SIGKILL of srun", _srun, 120)
+    yield Fault("SIGKILL of the batch script's shell", _shell, 120)
+    yield Fault("SIGSTOP of a rank (hangs)", _stopped, 180)
+    yield Fault("dlbench cancel", _cancel, 120)
+    yield Fault("scancel of the job", _scancel, 120)
+    yield Fault("scancel of the step", _step, 120)
+    yield Fault("runs folder moved away during the run", _folder_gone, 120)
+    yield Fault("one run of a packed job fails", _packed, 240)
 
 
 def _pids(stage: Stage, node: int | None = None) -> list[int]:
