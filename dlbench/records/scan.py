@@ -100,7 +100,7 @@ class LaunchedRun:
         if self._is_failed:
             return told_failure(self.statuses, self.failure or self.seen, self.counted)
         if not self.statuses:
-            return "not started: no rank wrote a status"
+            return "not started: no rank wrote a status" + (f"; its log says {self.told}" if self.told else "")
         last = max(self.statuses, key=lambda s: s.updated)
         return (
             f"{len(self.statuses)} of {self.plan.layout.ranks} ranks started; last seen {last.updated}: "
@@ -291,7 +291,7 @@ def _read(folder: RunFolder) -> Run:
         failure=failure,
         interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
-        told=told_in_log(folder, plan.run_id) if record is None and statuses else "",
+        told=told_in_log(folder, plan.run_id) if record is None else "",
         watch_cost=watch_cost,
         accounting=read_accounting(folder, plan),
     )

@@ -90,12 +90,14 @@ def test_a_rank_that_ran_out_of_memory_is_told_from_its_victims(tmp_path: Path, 
         ("slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-22T18:59:48 DUE TO TIME LIMIT ***", "time limit"),
         ("srun: error: Node failure on n2", "a node of the job failed: n2"),
         ("slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT 2026-11-22T18:59:48 DUE TO PREEMPTION ***", "preemption"),
+        ("/spool/slurm_script: line 1: 29758 Killed   ( set -e; srun --label x )", "srun was ended by signal SIGKILL"),
+        ("0: slurmstepd-n1: error: *** STEP 19.0 ON n1 FAILED (non-zero exit code or other ...) ***", "script ended"),
     ],
 )
 def test_where_slurm_ended_the_whole_job_no_rank_is_accused(tmp_path: Path, line: str, expected: str) -> None:
     story = run_with(tmp_path, f"{line}\n{KILLED}{LATER}")
     assert expected in story
-    assert "rank" not in story
+    assert "rank 6" not in story
 
 
 def test_a_cancelled_job_accuses_nobody(tmp_path: Path) -> None:
@@ -135,3 +137,20 @@ def test_how_far_a_run_is_stands_in_its_log(tmp_path: Path) -> None:
     lines = [f"0: dlbench {name}: measuring, step {step} of 900" for step in (11, 408)]
     (folder.path / "slurm-7.out").write_text("\n".join([*lines, "1: a warning", "0: dlbench other: done", ""]))
     assert read_run(folder.path).story.endswith("; its log says measuring, step 408 of 900")
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (
+            "0: slurmstepd-n1: error: execve(): /no/python: No such file or directory\n",
+            "no rank started: /no/python: No",
+        ),
+        ("/spool/slurm_script: line 9: module: command not found\n", "its log says module: command not found"),
+    ],
+)
+def test_what_kept_a_job_from_starting_a_rank_is_told(tmp_path: Path, log: str, expected: str) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = create(tmp_path, plan)
+    (folder.path / "slurm-1.out").write_text(log)
+    assert expected in read_run(folder.path).story

@@ -38,7 +38,15 @@ _WHOLE_JOB = (
     (re.compile(r"CANCELLED AT \S+ DUE TO TIME LIMIT"), "Slurm ended the job at its time limit"),
     (re.compile(r"CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on"), "a node of the job failed"),
     (re.compile(r"CANCELLED AT \S+ DUE TO PREEMPTION"), "Slurm ended the job for another one (preemption)"),
+    # What bash says of what the job's script started.
+    (re.compile(r"slurm_script: line \d+: +\d+ Killed .*\bsrun "), "srun was ended by signal SIGKILL"),
+    # The job was at its end, and the step was not.
+    (re.compile(r"\*\*\* STEP \S+ ON \S+ FAILED \(non-zero exit code"), "the job's script ended before its ranks"),
 )
+_NO_PROGRAM = re.compile(r"slurmstepd\S*: error: execve\(\): (.+)$", re.MULTILINE)
+_SCRIPT = re.compile(r"\bslurm_script: line \d+: (.+)$", re.MULTILINE)
+"""What bash says of a command of the job's script that it cannot run."""
+
 _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
 ATTEMPT_MARK = "dlbench: attempt "
 """What the job's script says where an attempt begins that is not the first (slurm/earlier.j2)."""
@@ -83,6 +91,9 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     whole = _of_the_whole_job(text)
     if whole:
         return Failure(reason=whole)
+    no_program = None if statuses else _NO_PROGRAM.search(text)
+    if no_program is not None:
+        return Failure(reason=f"no rank started: {no_program[1][:_TOLD]}")
     ending = _first(text)
     if ending is None:
         return None
@@ -100,8 +111,13 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
 
 
 def told_in_log(folder: RunFolder, run_id: str) -> str:
-    """What rank 0 told last of how far it is, e.g. ``measuring, step 40 of 100``; empty where the log has nothing."""
-    lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", _log_of(folder), re.MULTILINE)
+    """What rank 0 told last of how far it is, e.g. ``measuring, step 40 of 100``; empty where the log has nothing.
+
+    Where rank 0 told nothing: what bash said last of the job's script, e.g. ``module: command not found``.
+    """
+    text = _log_of(folder)
+    lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", text, re.MULTILINE)
+    lines = lines or _SCRIPT.findall(text.rpartition(ATTEMPT_MARK)[2])
     return lines[-1][:_TOLD] if lines else ""
 
 
