@@ -113,7 +113,7 @@ def _folder_gone(stage: Stage) -> str:
     code, told = stage.waited()
     if code == 0:
         raise DidNotHoldError("wait ends with 0")
-    return said(told, "gone|missing|no folder|not there|0 of 1")
+    return said(told, "gone|missing|no folder|not there")
 
 
 def _packed(stage: Stage) -> str:
