@@ -154,3 +154,9 @@ def test_what_kept_a_job_from_starting_a_rank_is_told(tmp_path: Path, log: str, 
     folder = create(tmp_path, plan)
     (folder.path / "slurm-1.out").write_text(log)
     assert expected in read_run(folder.path).story
+
+
+def test_what_a_rank_could_tell_its_log_only_is_told(tmp_path: Path) -> None:
+    log = "3: dlbench: error: /runs/a/record.json: cannot be written: No space left on device\n"
+    story = run_with(tmp_path, log + "srun: error: n0: task 3: Exited with exit code 3\n")
+    assert "with exit code 3: record.json: cannot be written: No space left on device; it was on n0" in story

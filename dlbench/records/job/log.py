@@ -44,6 +44,7 @@ _WHOLE_JOB = (
     (re.compile(r"\*\*\* STEP \S+ ON \S+ FAILED \(non-zero exit code"), "the job's script ended before its ranks"),
 )
 _NO_PROGRAM = re.compile(r"slurmstepd\S*: error: execve\(\): (.+)$", re.MULTILINE)
+_ERROR = re.compile(r"^ *(\d+): dlbench: error: (?:/\S*/)?(.+)$", re.MULTILINE)
 _SCRIPT = re.compile(r"\bslurm_script: line \d+: (.+)$", re.MULTILINE)
 """What bash says of a command of the job's script that it cannot run."""
 
@@ -106,7 +107,9 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     elif ending.words == _NO_MEMORY:
         reason = f"rank {ending.rank} was killed for want of memory, as Slurm says"
     else:
-        reason = f"rank {ending.rank} was the first to end, {ending.words}"
+        # Its status says it better; on a full disk it has none.
+        own = [words for rank, words in _ERROR.findall(text) if int(rank) == ending.rank]
+        reason = f"rank {ending.rank} was the first to end, {ending.words}" + (f": {own[0][:_TOLD]}" if own else "")
     return Failure(reason=reason, rank=ending.rank, at=ending.at)
 
 
