@@ -16,8 +16,8 @@ DEMO_OUT := runs/demo-$(shell date -u +%Y%m%d-%H%M%S)
 endif
 DEMO_RANKS ?= 1,2
 DEMO_REPEATS ?= 3
-# Processes that share the tests.
-WORKERS ?= 2
+# Processes that share the tests: on two cores a third one works while others wait.
+WORKERS ?= 3
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar off
 BIN := $(VENV)/bin

@@ -25,7 +25,8 @@ def cluster(slurm_can_run: None) -> Iterator[tuple[Box, Path]]:
         yield found
 
 
-@pytest.mark.parametrize(("nodes", "ranks_per_node"), [pytest.param(2, 4, marks=pytest.mark.nightly), (4, 2)])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 4), (4, 2)])
 def test_every_algorithm_between_nodes(
     cluster: tuple[Box, Path], tmp_path: Path, nodes: int, ranks_per_node: int
 ) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.campaign.standing import Standing, never_began
+from dlbench.jobs.campaign.standing import JobState, Standing, never_began
 from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
@@ -193,14 +193,19 @@ def _where(submission: Submission) -> str:
 
 
 def counted(series: Standing, found: Mapping[str, Outlook]) -> str:
-    """How far a series is, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING, 1 not submitted``.
+    """How far a series is, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``.
 
     Args:
         series: it.
         found: outlooks by run id, of more runs, too.
     """
-    runs = [run_id for job in series.series.jobs for run_id in job.runs]
-    states = Counter(found[run_id].state if run_id in found else "not submitted" for run_id in runs)
+    runs = {run_id: state for job, state in zip(series.series.jobs, series.states, strict=True) for run_id in job.runs}
+    states = Counter(found[run_id].state if run_id in found else _absent(state) for run_id, state in runs.items())
     valid = states.pop("valid", 0)
     parts = [f"{valid} of {len(runs)} run{'s' * (len(runs) != 1)} valid"]
     return ", ".join([*parts, *(f"{count} {state}" for state, count in states.items())])
+
+
+def _absent(state: JobState) -> str:
+    """A run that is not there, by the state of its job."""
+    return "not submitted" if state in ("missing", "unsure") else "whose folder is gone"
