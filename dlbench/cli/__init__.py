@@ -124,7 +124,8 @@ def cli() -> None:
           dlbench report runs -o report.html
 
     Exit codes: 0 success, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
-    something, 6 inconclusive, 70 a defect of dlbench, 124 timeout, 130 interrupted.
+    something, 6 inconclusive, 70 a defect of dlbench, 75 stopped in good order, 124 timeout,
+    130 interrupted.
     """
 
 

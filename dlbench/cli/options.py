@@ -199,7 +199,12 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             ),
             click.option("--follow", is_flag=True, help="Stay, and submit the rest as the queue has room."),
             click.option(
-                "--every", default="60s", show_default=True, callback=duration, help="With --follow: between two looks."
+                "--every",
+                default="60s",
+                show_default=True,
+                callback=duration,
+                metavar="TIME",
+                help="With --follow: between two looks.",
             ),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
         ]

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> None:
     """Tell the state of every run in folders RUNS (default: runs), and why some failed.
 
-    States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running; on the
-    machine where it ran, what was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
+    States: valid, invalid (no figure: a sanity check failed), failed, interrupted (told to stop, it can go on),
+    incomplete (killed or still running; on the machine where it ran, what was killed is failed), and Slurm's own
+    (PENDING, RUNNING) for jobs that have not ended.
 
     A job that waits is told with Slurm's reason and when it should start; a series that is not done, with how many of
     its runs are valid, and with the command that submits what is left.

@@ -47,7 +47,8 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     \b
     Example:
       dlbench submit resnet50 --system example-gpu --nodes 1,2,4 --dry-run
-      dlbench submit bert --system my.yaml --nodes 1,2,4 --repeats 5 --data /wiki --max-node-hours 50
+      dlbench submit bert --system my.yaml --nodes 1,2,4 --repeats 5 \\
+          --data /wiki --max-node-hours 50
       dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
           --ab plain engine.name=ddp
       dlbench submit --resume nightly --max-jobs 10 --follow

@@ -14,8 +14,17 @@ from dlbench.errors import ExitCode
 @click.command()
 @click.argument("series")
 @output_folder()
-@click.option("--timeout", default="24h", show_default=True, callback=duration, help="Give up after this time.")
-@click.option("--every", default="60s", show_default=True, callback=duration, help="Time between two looks at Slurm.")
+@click.option(
+    "--timeout", default="24h", show_default=True, callback=duration, metavar="TIME", help="Give up after this time."
+)
+@click.option(
+    "--every",
+    default="60s",
+    show_default=True,
+    callback=duration,
+    metavar="TIME",
+    help="Time between two looks at Slurm.",
+)
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
     """Wait until nothing more is to come of SERIES, and say how it ended.
 
@@ -23,7 +32,7 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
 
     \b
     Example:
-      dlbench wait nightly --timeout 2h && dlbench check runs
+      dlbench wait nightly --timeout 2h && dlbench report runs
     """
     from dlbench.cli.series import left, root_of
     from dlbench.cli.streams import cleaned
