@@ -164,6 +164,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, launcher: st
     assert run.record is None
 
 
+@pytest.mark.nightly
 def test_a_stopped_rank_is_noticed_within_the_timeout(tmp_path: Path) -> None:
     with Endless(tmp_path) as running:
         _, victim = running.wait_until_measuring()

@@ -56,9 +56,8 @@ def test_every_algorithm_between_nodes(
         assert point.bytes_across == tuple(one.bytes_across for one in wanted), point.algorithm
 
 
-@pytest.mark.parametrize(
-    "exchanges", ["flat,hierarchical", pytest.param("flat,hierarchical,leader", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("exchanges", ["flat,hierarchical", "flat,hierarchical,leader"])
 def test_training_goes_by_nodes(cluster: tuple[Box, Path], tmp_path: Path, exchanges: str) -> None:
     box, system = cluster
     submit(

@@ -72,7 +72,8 @@ def test_a_busy_loop_beside_is_others_time_and_one_of_its_own_is_not(beside: boo
     else:  # whatever else this machine does
         assert load.own_s > 0.2
         assert load.busy_s is not None
-        assert load.others_s <= load.busy_s - load.own_s + 1e-9
+        # Two clocks: what a rank used may be counted a tick ahead of what its core was busy.
+        assert load.others_s <= max(0.0, load.busy_s - load.own_s) + 1e-9
 
 
 def test_windows_add_up_and_only_the_ranks_cores_count(tmp_path: Path) -> None:

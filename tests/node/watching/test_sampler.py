@@ -737,11 +737,11 @@ def test_a_disk_that_is_full_ends_sampling_with_a_reason(tmp_path: Path, started
     limited = (
         "import resource\n"
         "from dlbench.node.watching import sampler\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
         "sampler.main()\n"
     )
     sampler = started(order, [sys.executable, "-c", limited])
-    wait_until(lambda: Path(order.samples).exists() and Path(order.samples).stat().st_size == 3000)
+    wait_until(lambda: Path(order.samples).exists() and Path(order.samples).stat().st_size == 6000)
     watch = account_of(sampler)
     (failure,) = failures_of(watch)
     assert failure.startswith("sampling ended: ")
