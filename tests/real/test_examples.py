@@ -18,6 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from dlbench.cli import cli as dlbench_cli
+from dlbench.jobs.box.box import Box
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -284,7 +285,9 @@ def test_github_warns_where_the_gate_cannot_say(stage: Stage, check: int, code: 
 # ReFrame itself
 
 
-def reframe(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def reframe(
+    folder: Path, *arguments: str, settings: Path = REFRAME / "settings.py", **variables: str
+) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("reframe", reason="ReFrame is not installed")
     environment: Mapping[str, str] = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("RFM_", "DLBENCH_"))},
@@ -296,7 +299,7 @@ def reframe(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
     return subprocess.run(
         [
             *(sys.executable, "-c", "from reframe.frontend.cli import main; main()"),
-            *("-C", str(REFRAME / "settings.py"), "-c", str(REFRAME / "dlbench_check.py")),
+            *("-C", str(settings), "-c", str(REFRAME / "dlbench_check.py")),
             *("--prefix", str(folder), "--report-file", str(folder / "report.json"), *arguments),
         ],
         cwd=folder,
@@ -320,10 +323,32 @@ def test_reframe_lists_the_checks(tmp_path: Path) -> None:
 FEW_STEPS = "settings=measure.warmup_steps=1,measure.measured_steps=3,train.batch_per_rank=1"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_reframe_runs_dlbench_and_reads_its_figures(tmp_path: Path) -> None:
     done = reframe(tmp_path, "-n", "DlbenchScaling.*cosmoflow", "-S", "repeats=1", "-S", FEW_STEPS, "-r")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    _figures_are_read(tmp_path)
+
+
+@pytest.mark.slurm
+def test_reframe_submits_to_slurm_and_dlbench_uses_what_it_asked_for(tmp_path: Path, whole_box: Box) -> None:
+    """ReFrame's Slurm scheduler asks accounting for its job."""
+    partition = {"name": "box", "scheduler": "slurm", "launcher": "local", "environs": ["builtin"]}
+    system = {"name": "box", "descr": "box", "hostnames": [".*"], "partitions": [partition]}
+    settings = tmp_path / "settings.py"
+    settings.write_text(f"site_configuration = {{'systems': [{system}]}}\n", encoding="utf-8")
+    steps = f"{FEW_STEPS},system.launch.launcher=srun-gloo"
+    asked = ("-S", "system=box", "-S", "nodes=2", "-S", "repeats=1", "-S", steps)
+    root = {"PYTHONPATH": str(ROOT), **whole_box.environment}
+    done = reframe(tmp_path, "-n", "DlbenchScaling.*cosmoflow", *asked, "-r", settings=settings, **root)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    _figures_are_read(tmp_path)
+    asked_of_slurm = (tmp_path / "report.json").read_text(encoding="utf-8")
+    assert '"scheduler": "slurm"' in asked_of_slurm
+
+
+def _figures_are_read(tmp_path: Path) -> None:
     case = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["runs"][0]["testcases"][0]
     assert case["result"] == "pass"
     figures = {name.rpartition(":")[2]: value for name, (value, *_) in case["perfvalues"].items()}
