@@ -16,7 +16,7 @@ from dlbench.jobs.box.equipment import Equipment
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.nightly]
 
 BOUND_S = 240
 YIELDING = Equipment(
@@ -102,7 +102,6 @@ def test_a_warned_run_keeps_a_checkpoint_and_goes_on(cli: Cli, box: Box, tmp_pat
     assert "resumed after interruption (attempt 2) at step" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.nightly
 def test_a_job_that_yields_with_a_grace_time_is_requeued_and_does_not_fail(cli: Cli, box: Box, tmp_path: Path) -> None:
     job = Job(cli, box, tmp_path / "runs", steps=60)
     job.until(job.measures)
@@ -111,7 +110,6 @@ def test_a_job_that_yields_with_a_grace_time_is_requeued_and_does_not_fail(cli: 
     job.goes_on_to_its_end()
 
 
-@pytest.mark.nightly
 def test_an_administrator_requeues_a_job(cli: Cli, box: Box, tmp_path: Path) -> None:
     job = Job(cli, box, tmp_path / "runs", steps=60)
     job.until(job.measures)
@@ -119,7 +117,6 @@ def test_an_administrator_requeues_a_job(cli: Cli, box: Box, tmp_path: Path) -> 
     job.goes_on_to_its_end()
 
 
-@pytest.mark.nightly
 def test_a_job_whose_node_is_lost_goes_on(cli: Cli, box: Box, tmp_path: Path) -> None:
     job = Job(cli, box, tmp_path / "runs", steps=60)
     job.until(job.measures)
@@ -131,7 +128,6 @@ def test_a_job_whose_node_is_lost_goes_on(cli: Cli, box: Box, tmp_path: Path) ->
     job.goes_on_to_its_end()
 
 
-@pytest.mark.nightly
 def test_a_cancelled_job_stays_cancelled(cli: Cli, box: Box, tmp_path: Path) -> None:
     job = Job(cli, box, tmp_path / "runs", steps=100_000)
     job.until(job.measures)
