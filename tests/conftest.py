@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """GPUs are for the tests of `-m gpu` alone: all others test what runs everywhere, and share no CUDA context."""
+    """GPUs are for the tests of `-m gpu` alone: all others test what runs everywhere, and share no CUDA context.
+
+    `nohup`, and a shell's `&` in a script, start programs that ignore signals. Those that tests start must not.
+    """
+    for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
     if not is_for_gpus(config):
         hide_gpus()
 
