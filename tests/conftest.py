@@ -77,6 +77,12 @@ def _group(item: pytest.Item) -> str:
     return "slurm" if item.get_closest_marker("slurm") or file in _SPINNING else file
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Says so where this pytest-xdist does not hand out groups whole, instead of making every fixture many times."""
+    if getattr(session.config.option, "loadgroup", False) and session.items:
+        assert "@" in session.items[0].nodeid, "this pytest-xdist does not know groups under this pytest"
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Runs ``dlbench`` in a process and a folder of its own."""
