@@ -93,8 +93,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory, density: Path, text: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "parts"),
-    # DDP in one part is what a run with another number of ranks goes on with, below.
-    [("horovod", 1), ("horovod", 2), ("ddp", 2), pytest.param("ddp", 1, marks=pytest.mark.nightly)],
+    [
+        pytest.param("horovod", 1, marks=pytest.mark.nightly),
+        ("horovod", 2),
+        ("ddp", 2),
+        # What a run with another number of ranks goes on with, below.
+        pytest.param("ddp", 1, marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.parametrize("workload", ["cosmoflow", pytest.param("bert", marks=pytest.mark.nightly)])
 def test_ranks_and_batch_trade_places(
@@ -293,7 +298,7 @@ def two_epochs(tmp_path_factory: pytest.TempPathFactory, few: Path) -> Run:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize("engine", ["ddp", "horovod"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("horovod", marks=pytest.mark.nightly)])
 def test_phase_2_begins_with_the_weights_of_phase_1_on_every_rank(
     tmp_path: Path, engine: str, horovod_installed: None
 ) -> None:
