@@ -147,6 +147,8 @@ def test_a_system_that_fits(slurm: Any) -> None:
         ({}, {"slurm": {"partition": "gpus"}}, "partition", "wrong", "did you mean gpu?"),
         ({"State": "DRAIN"}, {}, "partition", "wrong", "use one that is UP"),
         ({"MaxTime": "00:30:00"}, {}, "time limit", "wrong", "slurm.time_limit: 00:30:00"),
+        ({"MaxTime": "12:00:00"}, {}, "longest job", "doubt", "slurm.max_time: 12:00:00"),
+        ({"MaxTime": "7-00:00:00"}, {"slurm": {"max_time": "0"}}, "longest job", "doubt", "slurm.max_time: 7-00:00:00"),
         ({"MaxNodes": "1"}, {}, "nodes", "wrong", "--nodes 1"),
         ({"OverSubscribe": "FORCE:4"}, {}, "exclusive", "wrong", "use another partition"),
         ({"OverSubscribe": "NO"}, {"slurm": {"exclusive": False}}, "exclusive", "doubt", "slurm.exclusive: true"),
@@ -178,6 +180,12 @@ def test_what_does_not_fit_is_said_with_what_would(
     told = found(**changes)[subject]
     assert told[0] == state
     assert remedy in told[2]
+
+
+def test_jobs_of_several_runs_that_fit_the_partition_are_no_finding(slurm: Any) -> None:
+    for most in ("1-00:00:00", "2-00:00:00", "UNLIMITED"):
+        slurm(MaxTime=most)
+        assert "longest job" not in found()
 
 
 def test_without_slurm_nothing_is_known(program: Program) -> None:
