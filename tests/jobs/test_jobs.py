@@ -547,7 +547,7 @@ def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, pl
         assert [program, *cluster.arguments(program)] == expected
         seen = cluster.environment(program)
         assert (seen["ONE"], seen["TWO"]) == (one, two)
-        assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711" if launcher == "mpirun" else None)
+        assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711-0" if launcher == "mpirun" else None)
 
 
 def test_the_words_of_the_script_are_those_of_the_plan(cluster: Cluster) -> None:
