@@ -27,7 +27,7 @@ echo {} >"${plan%/*}/record.json"
 """
 SCONTROL = """#!/bin/bash
 case $1 in
-  show) echo "JobId=4711 PreemptEligibleTime=now PreemptTime=${PREEMPTED:-None} StartTime=x EndTime=${ENDS:-Unknown} Y=1" ;;
+  show) echo "JobId=4711 PreemptEligibleTime=x PreemptTime=${PREEMPTED:-None} EndTime=${ENDS:-Unknown} Deadline=N/A" ;;
   *) echo "$*" >>"$DUMP/asked" ;;
 esac
 """

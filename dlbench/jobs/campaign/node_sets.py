@@ -28,7 +28,7 @@ def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_
         share_one_job: whether points of different sizes share a job: then they share its nodes.
 
     Raises:
-        UserError: there are too few nodes, they are written otherwise than Slurm does, or the system names nodes already.
+        UserError: there are too few nodes, or none that Slurm could read, or the system names nodes already.
     """
     option = f"--{mode}-nodes {hosts}"
     try:

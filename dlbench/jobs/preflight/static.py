@@ -99,8 +99,9 @@ def _longest_job(longest: str, most: str) -> Iterator[Finding]:
     """That jobs of several runs may grow longer than the partition takes; nothing where they cannot."""
     given, allowed = limit_seconds(longest), _seconds(most)
     if allowed is not None and not 0 < given <= allowed:
-        found = f"{longest if given else 'has no bound'}, and the partition allows {most}: it may refuse jobs of several runs"
-        yield _finding("longest job", "doubt", f"slurm.max_time {found}", f"slurm.max_time: {most}")
+        has = longest if given else "sets no bound"
+        found = f"slurm.max_time {has}, and the partition allows {most}: jobs of several runs may be refused"
+        yield _finding("longest job", "doubt", found, f"slurm.max_time: {most}")
 
 
 def _seconds(text: str) -> int | None:
