@@ -88,7 +88,7 @@ def expanded(text: str) -> Iterator[str]:
 
 def _numbers(inside: str, part: str) -> list[str]:
     """What a pair of brackets holds, one by one; `part` is for messages."""
-    found = []
+    found: list[str] = []
     for one in inside.split(","):
         ends = _RANGE.fullmatch(one.strip())
         first, last = (ends[1], ends[2] or ends[1]) if ends else ("1", "0")
