@@ -74,6 +74,9 @@ def test_pyxis_is_told_by_srun() -> None:
     assert next(word for word in srun if word.startswith("--container-mounts=")).count(",") == 1
     assert srun[srun.index("python3") :][:4] == ["python3", "-P", "-m", "dlbench.supervisor"]
     assert plan.system.container.digest == DIGEST
+    # An image has one of its own, which would go before.
+    (named,) = [word for word in words_of(contained(kind="pyxis", image=name)) if word.startswith("--container-env=")]
+    assert "PYTHONPATH" in named.partition("=")[2].split(",")
 
 
 def test_podman_passes_in_what_is_named() -> None:
@@ -84,7 +87,49 @@ def test_podman_passes_in_what_is_named() -> None:
         assert {gpu, "--env=API", "--env=MY", "--env=SLURM*", "--network=host", "--ipc=host", "--read-only"} <= set(
             words
         )
+        assert {"--env=CUDA_VISIBLE_DEVICES", "--env=ROCR_VISIBLE_DEVICES"} <= set(words)  # the job's, not the node's
         assert words[words.index("torch:1") + 1 :][:3] == ["python3", "-P", "-m"]
+
+
+def test_no_place_is_mounted_twice() -> None:
+    plan = contained(kind="podman", image="torch:1", mounts=["/runs/x:/runs/x:rw", "/a", "/a:/b"])
+    mounts = [word.removeprefix("--volume=") for word in words_of(plan) if word.startswith("--volume=")]
+    assert mounts[-3:] == ["/runs/x:/runs/x:rw", "/a:/a", "/a:/b"]
+    places = [mount.split(":")[1] for mount in mounts]
+    assert len(places) == len(set(places))
+
+
+@pytest.mark.parametrize(
+    ("path", "mounted"),
+    [
+        ("$SCRATCH/a-b", '"$SCRATCH"/a-b'),
+        ("$SCRATCH.d/x", '"$SCRATCH".d/x'),
+        ("$SCRATCH-7", '"$SCRATCH"-7'),
+        ("/scratch/$USER/{host}", '/scratch/"$USER"'),
+        ("/local/of-{host}/x", "/local"),
+        ("~/x y", "\"$HOME\"'/x y'"),
+        ("/local-{host}", ""),
+    ],
+)
+def test_what_samples_are_staged_to_is_mounted(path: str, mounted: str) -> None:
+    plan = contained(kind="apptainer", image="/a.sif")
+    system = plan.system.model_dump() | {"storage": {"local": {"path": path}}}
+    data = plan.workload.data.model_copy(update={"staging": "replicate", "staging_tier": "local"})
+    workload = plan.workload.model_copy(update={"data": data})
+    plan = plan.model_copy(update={"system": SystemSpec.model_validate(system), "workload": workload})
+    if not mounted:
+        with pytest.raises(UserError, match=r"/local-\{host\}: cannot be mounted"):
+            words_of(plan)
+        return
+    script = render_job(job_of([plan]), [RunFolder(Path("/runs/x"))], PYTHON)
+    told = subprocess.run(
+        ["/bin/bash", "-c", f"printf %s {mounted}:{mounted}"],
+        capture_output=True, text=True, check=True, env=(places := {"SCRATCH": "/s", "USER": "me", "HOME": "/h"}),
+    ).stdout  # fmt: skip
+    line = next(line for line in script.splitlines() if "apptainer exec" in line)
+    start = f"srun() {{ printf '%s\\n' \"$@\"; }}; TMPDIR=/tmp dlbench_run=/runs/x; {line}"
+    words = subprocess.run(["/bin/bash", "-c", start], capture_output=True, text=True, check=True, env=places).stdout
+    assert told in words.splitlines()
 
 
 @pytest.mark.parametrize(

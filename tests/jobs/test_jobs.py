@@ -266,6 +266,15 @@ def several_sizes() -> Job:
     return job
 
 
+def may_begin_anew() -> Job:
+    """Repeats in one job that Slurm may end early, and start again."""
+    asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (1,)}
+    overrides = {"system.slurm.requeue": True, "checkpoint.every_steps": 2}
+    made = expand(Request(**asked, system="box", repeats=2, overrides=overrides), machine_cores=4, now=NOW)
+    (job,) = jobs_of([plan.model_copy(update={"dlbench_version": "0.0.0"}) for plan in made])
+    return job
+
+
 def an_array() -> Job:
     """The same of one size, in jobs of their own."""
     asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
@@ -277,6 +286,7 @@ def an_array() -> Job:
 SIDES: dict[str, Callable[[], Job]] = {
     "packed-sizes": several_sizes,
     "array": an_array,
+    "requeue": may_begin_anew,
     "sides-box": lambda: sides_of({}, {"engine.name": "ddp"}),
     "sides-mpirun": lambda: sides_of({}, {"system.launch.launcher": "mpirun"}, repeats=3, ranks_per_node=2),
     "sides-everything": two_environments,
@@ -537,7 +547,7 @@ def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, pl
         assert [program, *cluster.arguments(program)] == expected
         seen = cluster.environment(program)
         assert (seen["ONE"], seen["TWO"]) == (one, two)
-        assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711" if launcher == "mpirun" else None)
+        assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711-0" if launcher == "mpirun" else None)
 
 
 def test_the_words_of_the_script_are_those_of_the_plan(cluster: Cluster) -> None:

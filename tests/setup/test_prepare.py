@@ -58,6 +58,31 @@ def test_the_script_installs_nothing_that_was_changed_or_is_for_another_python(t
         assert (done.returncode, wanted[version][1] in line) == (wanted[version][0], True), line
     (tmp_path / "new").mkdir()
     assert installed(folder, tmp_path / "new").returncode == 2
+    # It holds no dlbench, which pip finds out when the environment is made.
+    assert write_manifest(folder) > 0
+    done = installed(folder, tmp_path / "half")
+    assert done.returncode not in (0, 2, 4, 5)
+    assert done.stderr.splitlines()[-1] == f"install.sh: error: {tmp_path}/half is not complete, and is removed"
+    assert not (tmp_path / "half").exists()
+
+
+def test_the_script_installs_from_its_own_folder(tmp_path: Path) -> None:
+    """Wherever the shell looks for folders besides."""
+    text = (ROOT / "slurm" / "install.sh").read_text()
+    for mark, value in (("@PYTHON@", VERSION), ("@MACHINE@", platform.machine()), ("@HOROVOD@", "0")):
+        text = text.replace(mark, value)
+    for folder in (tmp_path / "made", tmp_path / "other" / "made"):
+        (folder / "wheels").mkdir(parents=True)
+        (folder / "wheels" / "x.whl").write_bytes(b"x")
+        (folder / "install.sh").write_text(text)
+        assert write_manifest(folder) > 0
+    (tmp_path / "made" / "wheels" / "x.whl").write_bytes(b"y")
+    done = subprocess.run(
+        ["bash", "made/install.sh", "new", sys.executable],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"], "CDPATH": str(tmp_path / "other")},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, "wheels/x.whl: FAILED" in done.stderr) == (4, True), done.stderr
 
 
 @pytest.mark.nightly
