@@ -29,6 +29,7 @@ from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
 from dlbench.units import utc_now
 from dlbench.views.campaign_cost.numbers import campaign_cost
+from dlbench.views.campaign_cost.view import cost_section
 from tests.support.run_factory import Story, constant, plans, write_run
 
 START = 1_772_366_400
@@ -219,6 +220,22 @@ def test_jobs_that_never_started_took_nothing_and_hide_nothing(tmp_path: Path, s
     assert found.node_hours * 3600 == pytest.approx(200)
     (point,) = found.points
     assert (point.energy_j, point.node_hours) == (2e6, pytest.approx(200 / 3600))
+
+
+def test_runs_without_figures_are_on_no_other_set_of_nodes(tmp_path: Path) -> None:
+    """Their nodes are known from Slurm alone, which writes the same ones otherwise."""
+    runs = series(tmp_path, [("7", (0, 1, 2))], {2: Story(state="invalid")})
+    ids = [run.plan.run_id for run in runs]
+    unlike = replace(runs[2], record=None)
+    told = [replace(run, accounting=accounting(run, ids, 2, [(0, 9)], 30)) for run in (*runs[:2], unlike)]
+    found = campaign_cost(told)
+    assert found is not None
+    assert [point.node_sets for point in found.points] == [1]
+    words = "\n".join(cost_section(found).words)
+    assert "All runs of a point had the same nodes" in words
+    lost = campaign_cost([replace(run, record=None) for run in told])
+    assert lost is not None
+    assert "nodes:" not in "\n".join(cost_section(lost).words)
 
 
 def test_squeue_says_the_end_of_a_job_that_never_started_as_its_start(

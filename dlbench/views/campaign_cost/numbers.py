@@ -58,7 +58,7 @@ class PointCost:
     max_rss_bytes: float | None
     energy_j: float | None
     node_sets: int
-    """Different sets of nodes that its runs had."""
+    """Different sets of nodes that its runs with figures had."""
     most_switches: int
     """Leaf switches that a run spans at most; 0: not told."""
 
@@ -239,7 +239,7 @@ def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAcco
         waited_s=median(waits.values()) if waits else None,
         max_rss_bytes=max((cost.max_rss_bytes for cost in costs if cost.max_rss_bytes is not None), default=None),
         energy_j=_sum_of_all(energies),
-        node_sets=len({cost.node_list for cost in costs if cost.node_list}),
+        node_sets=len({cost.node_list for cost in costs if cost.state == "valid"}),
         most_switches=max(len(cost.switches) for cost in costs),
     )
 

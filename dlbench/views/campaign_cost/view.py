@@ -91,7 +91,7 @@ def _words(found: CampaignCost) -> Iterator[str]:
     elif found.why_no_energy:
         yield f"Energy: not measured: {found.why_no_energy}."
     sets = max(point.node_sets for point in found.points)
-    if max(point.runs for point in found.points) > 1:
+    if max(point.results for point in found.points) > 1:
         yield (
             "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
             if sets == 1
