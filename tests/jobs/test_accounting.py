@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli as command_line
 from dlbench.jobs.box.box import Box
-from dlbench.jobs.slurm.accounting import with_accounting
+from dlbench.jobs.slurm.accounting import job_energies, with_accounting
 from dlbench.jobs.submission import Submission
 from dlbench.node.ranks import switch_of
 from dlbench.records.files import write_json
@@ -157,7 +157,10 @@ def test_without_accounting_squeue_tells_times_and_no_memory(tmp_path: Path, slu
         ([row("7"), row("7.0", "RUNNING", End="Unknown")], "job 7 has not ended"),
         # For some seconds sacct does not know that the job waits again.
         ([row("7", "REQUEUED")], "job 7 has not ended"),
-        ([row("7", "PREEMPTED", End=str(int(time.time()) - 5))], "job 7 has not ended"),
+        (
+            [row("7", "PREEMPTED", End=str(int(time.time()) - 5))],
+            "job 7 was ended just now (PREEMPTED), and may be started again",
+        ),
         ([row("7", "PREEMPTED"), row("7", "PENDING", End="Unknown")], "job 7 has not ended"),
         # Another job, of the year before, which had this number.
         ([row("7", begin=-31_000_000, last=-30_000_000)], "Slurm no longer knows job 7"),
@@ -269,6 +272,9 @@ def test_energy_is_that_of_all_attempts_or_none(
     assert run.accounting.job_energy_j == joules
     why = run.accounting.not_measured.get("energy_j", "")
     assert ("a part of" in why, "AcctGatherEnergyType" in why) == (joules is None and any(energies), not any(energies))
+    told, why = job_energies([run])
+    assert told == {}
+    assert ("2 attempts of job 7 together" in why[run.plan.run_id]) == (joules is not None)
     found = campaign_cost([run])
     assert found is not None
     # Nodes are asked for anew each time; what the first attempt took is lost.

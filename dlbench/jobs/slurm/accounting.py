@@ -127,13 +127,20 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
 
 
 def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[str, str]]:
-    """Joules of each run that was submitted, by run id, and why there are none, by run id."""
+    """Joules of the last attempt at each run that was submitted, by run id, and why there are none, by run id.
+
+    What a rank or a sampler counted is of that attempt.
+    """
     told = accounting_of(runs)
     joules: dict[str, float] = {}
     why = dict(told.why_not)
     for run_id, one in told.accounting.items():
-        if one.energy_j is not None:
-            joules[run_id] = one.energy_j
+        is_alone = len(one.attempts) == 1
+        energy = one.energy_j if is_alone else one.steps[-1].energy_j if one.steps else None
+        if energy is not None:
+            joules[run_id] = energy
+        elif one.energy_j is not None:
+            why[run_id] = f"Slurm counted the {len(one.attempts)} attempts of job {one.job_id} together"
         else:
             why[run_id] = one.not_measured.get("energy_j", _NO_ENERGY)
     return joules, why
@@ -215,8 +222,11 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
         gone = f"Slurm no longer knows job {submission.job_id}"
         return f"no accounting ({answer.why_not}), and {gone}" if answer.why_not else gone
     # sacct writes "CANCELLED by 1000".
-    if any(_word(row) not in _ENDED for row in rows) or _comes_back(own[-1], time.time()):
+    last = _word(own[-1])
+    if last == "REQUEUED" or any(_word(row) not in _ENDED for row in rows):
         return f"job {submission.job_id} has not ended"
+    if last in _MAY_COME_BACK and time.time() - (_seconds(own[-1]["End"]) or 0.0) < _COMES_BACK_S:
+        return f"job {submission.job_id} was ended just now ({last}), and may be started again"
     job_runs = submission.runs or (run_id,)
     numbered = [row for row in rows if re.fullmatch(r"\d+", row["JobID"].partition(".")[2])]
     # A step is called like its run. Those of mpirun are not: in a job of one run they are its own.
@@ -236,12 +246,6 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
     )
     no_energy = _PART_OF_ENERGY if any(_energy(row) is not None for row in rows) else _NO_ENERGY
     return accounting.model_copy(update={"not_measured": _not_measured(accounting, answer, no_energy)})
-
-
-def _comes_back(last: Mapping[str, str], now: float) -> bool:
-    """Whether the job will have, or may have, a further attempt of which nothing is told yet."""
-    word, ended = _word(last), _seconds(last["End"])
-    return word == "REQUEUED" or (word in _MAY_COME_BACK and ended is not None and now - ended < _COMES_BACK_S)
 
 
 def _job_energy(own: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> float | None:
