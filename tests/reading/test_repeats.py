@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,6 +58,21 @@ def test_what_was_asked_of_the_system_unlike_is_reported_apart(tmp_path: Path, k
     assert [[len(point.run_ids) for point in group.points] for group in report.groups] == [[3], [3]]
     assert len({group.label for group in report.groups}) == 2
     assert {one.value for group in report.groups for one in group.conditions if one.name == key} >= {str(ASKED[key])}
+
+
+def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Path) -> None:
+    for plan in plans(points=(1,), repeats=6):
+        went_on = {"attempt": 2, "first_step": 7} if plan.series.repeat % 2 else {}
+        write_run(tmp_path, plan, constant(PHASES), Story(record=went_on))
+    report = assemble(scan(tmp_path))
+    assert [[len(point.run_ids) for point in group.points] for group in report.groups] == [[3], [3]]
+    assert sorted("after an interruption" in group.label for group in report.groups) == [False, True]
+    one, other = scan(tmp_path).runs[:2]
+    assert group_id(one) != group_id(other)
+    # Begun anew it is a run like any other.
+    anew = other.record
+    assert anew is not None
+    assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
 
 
 def test_nodes_that_are_shared_are_a_doubt(tmp_path: Path) -> None:

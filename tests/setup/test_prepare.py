@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.errors import UserError
+from dlbench.errors import RunError, UserError
 from dlbench.setup.prepare.folder import extras, prepare
 from dlbench.setup.prepare.manifest import write_manifest
 from tests.support.paths import ROOT
@@ -30,6 +30,22 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nod: no such set of packages; there are analysis, "):
         prepare(tmp_path / "new", ("nod",), with_horovod=False, data=None, say=silent)
     assert {"node", "analysis"} <= set(extras())
+
+
+def test_data_that_cannot_be_copied_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with pytest.raises(UserError, match="copied into itself"):
+        prepare(data / "new", (), with_horovod=False, data=data, say=silent)
+    assert not (data / "new").exists()
+    (data / "gone").symlink_to("nowhere")
+    pip = tmp_path / "pip"
+    pip.mkdir()
+    # What stands for pip makes the wheel that is looked for, and fetches nothing.
+    (pip / "pip.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path)!r}, 'new/wheels/dlbench-0.whl').touch()")
+    monkeypatch.setenv("PYTHONPATH", str(pip))
+    with pytest.raises(RunError, match=r"data/gone cannot be copied: .*No such file"):
+        prepare(tmp_path / "new", (), with_horovod=False, data=data, say=silent)
 
 
 def installed(folder: Path, target: Path, *before: str) -> subprocess.CompletedProcess[str]:

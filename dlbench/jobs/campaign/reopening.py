@@ -101,7 +101,7 @@ def _clear(folder: RunFolder) -> None:
         RunError: a file cannot be removed.
     """
     try:
-        for path in (folder.submission, folder.script):
+        for path in (folder.submission, folder.script, folder.accounting):  # that of the job before
             path.unlink(missing_ok=True)
         for path in folder.path.iterdir():
             if _LOG.fullmatch(path.name):
