@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlbench.opening import read_end
 from dlbench.records.folder import RunFolder
@@ -34,6 +35,7 @@ _MPIRUN = re.compile(r"mpirun noticed that process rank (\d+) with PID \d+ on no
 _ABORTED = re.compile(
     r"Terminating StepId=|Terminating job step|Job step aborted|\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED"
 )
+_CANCELLED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 _WHOLE_JOB = (
     (re.compile(r"CANCELLED AT \S+ DUE TO TIME LIMIT"), "Slurm ended the job at its time limit"),
     (re.compile(r"CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on"), "a node of the job failed"),
@@ -137,6 +139,15 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
     told_by_srun = _of_srun(text)
     number = None if told_by_srun is None else told_by_srun.number
     return (told_by_srun.rank, number) if told_by_srun is not None and number is not None else None
+
+
+def was_cancelled(path: Path) -> bool:
+    """Whether the log of a job says that somebody cancelled it: then Slurm gives no other reason."""
+    try:
+        text = read_end(path, END_OF_LOG).decode("utf-8", "replace")
+    except OSError:
+        return False
+    return _CANCELLED.search(text.rpartition(ATTEMPT_MARK)[2]) is not None
 
 
 def _log_of(folder: RunFolder) -> str:
