@@ -73,11 +73,12 @@ def _say_reopened(series: str, out: Path, done: Reopened) -> None:
         for line in cost_lines(done.campaign):
             _say(line)
     if done.cancelled:
-        runs, jobs = len(done.cancelled), done.cancelled_jobs
+        count, jobs = len(done.cancelled), done.cancelled_jobs
+        are, them = ("are", "them") if count > 1 else ("is", "it")
+        command = _command("submit", "--resume", series, "--cancelled", "--out", str(out))
         _say(
-            f"series {series}: {runs} run{'s' * (runs > 1)} of cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)} "
-            f"never began and {'are' if runs > 1 else 'is'} left out; "
-            f"{_command('submit', '--resume', series, '--cancelled', '--out', str(out))} submits {'them' if runs > 1 else 'it'} again"
+            f"series {series}: {count} run{'s' * (count > 1)} of cancelled job{'s' * (len(jobs) > 1)} "
+            f"{', '.join(jobs)} never began and {are} left out; {command} submits {them} again"
         )
 
 

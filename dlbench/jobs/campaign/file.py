@@ -225,13 +225,14 @@ def _lock(number: int, series_id: str) -> None:
     for left in reversed(range(_LOCK_TRIES)):
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
         except BlockingIOError:
             # Who only looks (`is_held`) has it for a moment, too.
             if not left:
                 raise BusyError(f"series {series_id} is being submitted by another process") from None
             time.sleep(_LOCK_PAUSE_S)
         except OSError:
+            return
+        else:
             return
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.queue import MAX_IDS
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
@@ -59,6 +60,10 @@ _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
     | {"REQUEUED", "REVOKED", "TIMEOUT"}
 )
+_NOT_ENDED = "has not ended"
+SETTLING_S = (0.0, 2.0, 5.0, 10.0)
+"""Pauses before Slurm is asked for jobs that have written their last record, seconds."""
+
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
 
 
@@ -91,7 +96,7 @@ def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
     by_cluster: dict[str, list[str]] = {}
     for submission in jobs.values():
         by_cluster.setdefault(submission.cluster, []).append(submission.job_id)
-    answers = {cluster: _ask(list(dict.fromkeys(ids)), cluster) for cluster, ids in by_cluster.items()}
+    answers = {cluster: _ask_all(list(dict.fromkeys(ids)), cluster) for cluster, ids in by_cluster.items()}
     for run_id, submission in jobs.items():
         found = _of_run(run_id, submission, answers[submission.cluster])
         if isinstance(found, str):
@@ -115,6 +120,24 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
     return found, told.why_not
 
 
+def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
+    """Keeps what Slurm says of runs whose jobs are ending; returns why there is nothing, by run id.
+
+    slurmctld tells accounting of an end with a delay: for some seconds it is asked again.
+
+    Args:
+        runs: of one series, say.
+        pause: waits so many seconds.
+    """
+    for wait_s in SETTLING_S:
+        if wait_s:
+            pause(wait_s)
+        runs, why_not = with_accounting(runs)
+        if not any(why.endswith(_NOT_ENDED) for why in why_not.values()):
+            break
+    return why_not
+
+
 def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[str, str]]:
     """Joules of each run that was submitted, by run id, and why there are none, by run id."""
     told = accounting_of(runs)
@@ -136,6 +159,14 @@ class _Answer:
     rows: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
     why_not: str = ""
     """Why sacct did not say; empty where it did."""
+
+
+def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
+    """One call, where an argument can hold all ids."""
+    size = MAX_IDS // (1 + max(map(len, jobs)))
+    parts = [_ask(jobs[start : start + size], cluster) for start in range(0, len(jobs), size)]
+    rows = {job: lines for part in parts for job, lines in part.rows.items()}
+    return replace(next((part for part in parts if part.why_not), parts[0]), rows=rows)
 
 
 def _ask(jobs: Sequence[str], cluster: str) -> _Answer:
@@ -190,7 +221,7 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
         return f"no accounting ({answer.why_not}), and {gone}" if answer.why_not else gone
     # sacct writes "CANCELLED by 1000".
     if any(_word(row) not in _ENDED for row in rows):
-        return f"job {submission.job_id} has not ended"
+        return f"job {submission.job_id} {_NOT_ENDED}"
     job_runs = submission.runs or (run_id,)
     numbered = [row for row in rows if re.fullmatch(r"\d+", row["JobID"].partition(".")[2])]
     # A step is called like its run; in a job of one run all steps are its own.
@@ -229,7 +260,6 @@ def _not_measured(accounting: RunAccounting, answer: _Answer) -> dict[str, str]:
 
 def _attempt(row: Mapping[str, str]) -> Attempt:
     started, ended = _seconds(row["Start"]), _seconds(row["End"])
-    nodes = int(row["NNodes"]) if row["NNodes"].isdigit() else 0
     limit = row.get("TimelimitRaw", "")  # minutes
     return Attempt(
         state=_word(row),
@@ -237,7 +267,7 @@ def _attempt(row: Mapping[str, str]) -> Attempt:
         eligible=_seconds(row["Eligible"]),
         started=started,
         ended=ended if ended is not None else started or 0.0,
-        nodes=nodes,
+        nodes=_count(row["NNodes"]),
         node_list="" if row["NodeList"] in ("None assigned", "(null)") else row["NodeList"],
         time_limit_s=60.0 * int(limit) if limit.isdigit() and int(limit) else _limit(row.get("Timelimit", "")),
         partition=row["Partition"],
@@ -254,7 +284,7 @@ def _step(row: Mapping[str, str]) -> Step:
         exit_code=row["ExitCode"],
         started=started,
         elapsed_s=max(0.0, ended - started),
-        nodes=int(row["NNodes"]) if row["NNodes"].isdigit() else 0,
+        nodes=_count(row["NNodes"]),
         node_list=row["NodeList"],
         max_rss_bytes=_amount(row["MaxRSS"], 1024.0),
         energy_j=_energy(row),
@@ -278,6 +308,11 @@ def _amount(text: str, step: float) -> float | None:
         return None
     value = float(match[1]) * step ** _PREFIXES[match[2]]
     return value if 0 < value < _NO_VALUE else None
+
+
+def _count(text: str) -> int:
+    """`12`; Slurm writes 1024 as `1K`."""
+    return int(_amount(text, 1024.0) or 0)
 
 
 def _seconds(text: str) -> float | None:

@@ -61,8 +61,7 @@ class Slurm:
         said = []
         for cluster, ids in by_cluster.items():
             where = [f"--clusters={cluster}"] if cluster else []
-            for start in range(0, len(ids), _AT_ONCE):
-                said.append(_scancel([*where, *ids[start : start + _AT_ONCE]]))
+            said += [_scancel([*where, *ids[start : start + _AT_ONCE]]) for start in range(0, len(ids), _AT_ONCE)]
         return "; ".join(filter(None, said))
 
 
