@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from hypothesis import example, given, settings

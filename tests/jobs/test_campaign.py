@@ -22,7 +22,7 @@ from dlbench.jobs.campaign.packing import job_of
 from dlbench.jobs.campaign.reopening import reopen
 from dlbench.jobs.campaign.standing import standing
 from dlbench.jobs.campaign.waiting import wait
-from dlbench.jobs.scheduler import Answer, DoubtError, QueueFullError, Scheduler, StuckError, UnansweredError
+from dlbench.jobs.scheduler import Answer, DoubtError, Queue, QueueFullError, Scheduler, StuckError, UnansweredError
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
@@ -453,6 +453,16 @@ def test_a_scheduler_that_does_not_answer_is_waited_for(root: Path, desk: Desk) 
     submitted(root, desk)
     desk.is_silent = True
     assert not wait(root, "s", QUIET, QUIET, 0.05, 0.01).is_over
+
+
+def test_accounting_that_does_not_answer_is_told(root: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(root, 1)
+    submitted(root, desk)
+    silent = Queue(no_history="sacct failed: Connection refused")
+    monkeypatch.setattr(Desk, "query", lambda *_, **__: silent)
+    (one,) = wait(root, "s", QUIET, QUIET, 5, 0.01).runs.values()
+    told = "job 1 is no longer queued, and Slurm did not say how it ended (sacct failed: Connection refused)"
+    assert one.story.startswith(told)
 
 
 @pytest.mark.parametrize("failed", [True, False])

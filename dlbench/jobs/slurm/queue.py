@@ -44,7 +44,7 @@ def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = 
     if shutil.which("squeue") is None:
         queued = Queue(unanswered="squeue is not on PATH")
     else:
-        wheres = [[]] * ("" in places) + [[f"--clusters={named}"]] * bool(named)
+        wheres: list[list[str]] = [[]] * ("" in places) + [[f"--clusters={named}"]] * bool(named)
         asked = ["--noheader", "--array", "--states=all", f"--user={owners}"]
         told = [_squeue([*asked, *where, _FORMAT]) for where in wheres]
         queued = Queue(
@@ -57,7 +57,8 @@ def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = 
             missing.setdefault(cluster_of(job), []).append(job)
     if not missing or shutil.which("sacct") is None:
         return queued
-    ended, why = {}, []
+    ended: dict[str, QueuedJob] = {}
+    why: list[str] = []
     for cluster, jobs in missing.items():
         found, problem = _sacct(jobs, cluster, owners)
         ended |= found
