@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -85,7 +87,9 @@ def _print(path: Path, content: bytes, lines: int, *, is_one: bool) -> None:
 
 
 def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None:
-    """Prints what is added, until the run has a record, or its launcher gave it up, and nothing was added since."""
+    """Prints what is added, until the run has a record, its launcher gave it up or its job is over, and nothing was
+    added since.
+    """
     from dlbench.cli.streams import cleaned
     from dlbench.jobs.campaign.completing import EVERY_S
     from dlbench.jobs.campaign.logs import logs_of
@@ -95,8 +99,14 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
     is_over, asked = False, time.monotonic()
     while True:
         grew = False
-        for path in logs_of(folder, rank):
-            with open_file(path) as file:
+        paths: list[Path] = []
+        with suppress(UserError):  # a new attempt has put them aside
+            paths = logs_of(folder, rank)
+        for path in paths:
+            added = b""
+            with suppress(FileNotFoundError), open_file(path) as file:
+                if sizes.get(path, 0) > file.seek(0, os.SEEK_END):  # that of a new attempt
+                    sizes[path] = 0
                 file.seek(sizes.get(path, 0))
                 added = _whole_lines(file, is_over=is_over)
             if not added:
@@ -121,9 +131,9 @@ def _whole_lines(file: IO[bytes], *, is_over: bool) -> bytes:
 
 
 def _is_over(folder: RunFolder) -> bool:
-    """Whether the job of a run ended without a record."""
+    """Whether nothing is to come of a run, as where its job ended without a record."""
     from dlbench.jobs.campaign.outlook import outlooks
     from dlbench.records.collectives_scan import read_launched
 
     (one,), _ = outlooks([read_launched(folder.path)])
-    return one.is_failed
+    return one.ahead == "nothing"

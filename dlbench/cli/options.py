@@ -48,6 +48,7 @@ OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "max_jobs",
             "follow",
             "every",
+            "cancelled",
         ),
     ),
     ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "no_progress", "help")),

@@ -14,6 +14,7 @@ from dlbench.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.completing import Submitted
+    from dlbench.jobs.campaign.reopening import Reopened
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.scripts.job import Job
 
@@ -29,8 +30,18 @@ def root_of(out: Path) -> Path:
     return out.absolute()
 
 
-def resume_series(series: str, out: Path, *, max_jobs: int | None, follow: bool, every_s: float) -> None:
+def resume_series(
+    series: str, out: Path, *, max_jobs: int | None, follow: bool, every_s: float, with_cancelled: bool = False
+) -> None:
     """`dlbench submit --resume SERIES`: submits what is left of a series, as often as it is called.
+
+    Args:
+        series: its name.
+        out: folder of all runs.
+        max_jobs: as of `submit_rest`, as are the next two.
+        follow: as above.
+        every_s: as above.
+        with_cancelled: whether runs whose job was cancelled before they began are submitted, too.
 
     Raises:
         UserError: there is no such series of this user, or another process submits it.
@@ -46,11 +57,29 @@ def resume_series(series: str, out: Path, *, max_jobs: int | None, follow: bool,
     file = require_own(root, series)
     scheduler_named(file.scheduler).require()
     prepare_output(out)
-    again = reopen(root, series, scheduler_named(file.scheduler))
-    if again:
-        _say(f"series {series}: {again} run{'s' * (again > 1)} never began before their job ended: in new jobs now")
+    _say_reopened(series, out, reopen(root, series, scheduler_named(file.scheduler), with_cancelled=with_cancelled))
     with Interruption() as interruption:
         submit_rest(root, series, out, interruption, max_jobs=max_jobs or file.max_jobs, follow=follow, every_s=every_s)
+
+
+def _say_reopened(series: str, out: Path, done: Reopened) -> None:
+    """What became of runs that never began, and what the new jobs may cost."""
+    from dlbench.cli.dry_run import cost_lines
+
+    if done.campaign is not None:
+        whose = "its job" if done.runs == 1 else "their job"
+        runs = f"{done.runs} run{'s' * (done.runs > 1)}"
+        _say(f"series {series}: {runs} never began before {whose} ended, and will be submitted again")
+        for line in cost_lines(done.campaign):
+            _say(line)
+    if done.cancelled:
+        count, jobs = len(done.cancelled), done.cancelled_jobs
+        are, them = ("are", "them") if count > 1 else ("is", "it")
+        command = _command("submit", "--resume", series, "--cancelled", "--out", str(out))
+        _say(
+            f"series {series}: {count} run{'s' * (count > 1)} of cancelled job{'s' * (len(jobs) > 1)} "
+            f"{', '.join(jobs)} never began and {are} left out; {command} submits {them} again"
+        )
 
 
 def submit_rest(

@@ -38,6 +38,7 @@ class SubmitCommand(shared.GroupedCommand):
 @click.option(
     "--rotate-nodes", metavar="HOSTS", help="Repeats on n[1-8] in turn: differences between nodes average out."
 )
+@click.option("--cancelled", is_flag=True, help="With --resume SERIES: runs of cancelled jobs, too, that never began.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
 
@@ -58,6 +59,8 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     if options["workload"] is None and options["resume"] is not None:
         _resume(options)
         return
+    if options["cancelled"]:
+        raise UserError("--cancelled goes with --resume SERIES alone")
     if options["workload"] is None:
         raise UserError("give a WORKLOAD, e.g. resnet50; or --resume SERIES alone")
     if system is None:
@@ -103,7 +106,7 @@ def _resume(options: dict[str, Any]) -> None:
     from dlbench.cli.series import resume_series
 
     context = click.get_current_context()
-    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every"}
+    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every", "cancelled"}
     source = click.core.ParameterSource.COMMANDLINE
     for param in context.command.params:
         if param.name not in of_series and context.get_parameter_source(param.name or "") is source:
@@ -114,6 +117,7 @@ def _resume(options: dict[str, Any]) -> None:
         max_jobs=options["max_jobs"],
         follow=options["follow"],
         every_s=options["every"],
+        with_cancelled=options["cancelled"],
     )
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dlbench.cli.options import duration, output_folder
 from dlbench.errors import ExitCode
+
+if TYPE_CHECKING:
+    from dlbench.jobs.campaign.waiting import Outcome
 
 
 @click.command()
@@ -26,7 +31,7 @@ from dlbench.errors import ExitCode
     help="Time between two looks at Slurm.",
 )
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
-    """Wait until nothing more is to come of SERIES, and say how it ended.
+    """Wait until nothing more is to come of SERIES, keep what Slurm's accounting says of it, and say how it ended.
 
     Ends with 0 if all its runs are valid, with 3 if one is not, and with 124 after the time-out, which cancels nothing.
 
@@ -43,6 +48,8 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     root = root_of(out)
     with Interruption() as interruption:
         now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
+        if now.is_over:
+            _keep_accounting(root, now, interruption.check)
     wanted = [run_id for job in now.standing.series.jobs for run_id in job.runs]
     for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
         click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.story.splitlines())}"), err=True)
@@ -54,3 +61,18 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
         sys.exit(int(ExitCode.TIMEOUT))
     if not now.is_valid:
         sys.exit(int(ExitCode.RUN_FAILED))
+
+
+def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> None:
+    """Writes what Slurm says of the jobs beside their runs: many sites delete it after some time."""
+    from dlbench.jobs.campaign.completing import sleep
+    from dlbench.jobs.slurm.accounting import settled_accounting
+    from dlbench.records.collectives_scan import read_launched
+
+    if now.standing.series.scheduler != "slurm":
+        return
+    runs = [read_launched(root / run_id) for run_id in now.runs if (root / run_id).is_dir()]
+    why_not = settled_accounting(runs, lambda seconds: sleep(seconds, check))
+    if why_not:
+        count, first = len(why_not), next(iter(why_not.values()))
+        click.echo(f"note: no accounting of {count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}", err=True)

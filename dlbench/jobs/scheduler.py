@@ -30,6 +30,10 @@ class DoubtError(RunError):
     """The scheduler said neither yes nor no: the job may be queued."""
 
 
+class StuckError(RunError):
+    """Jobs that have to leave the queue first never start."""
+
+
 class UnansweredError(RunError):
     """The scheduler does not say what is queued."""
 
@@ -77,6 +81,8 @@ class Queue:
     """By id."""
     unanswered: str = ""
     """Why jobs that are left out may still be known; empty if the scheduler answered."""
+    no_history: str = ""
+    """Why nothing is known of jobs that are left out, though they have ended; empty if they were asked for."""
 
     def of(self, job_id: str) -> list[QueuedJob]:
         """The job of an id; of an array's, its elements."""
@@ -85,9 +91,12 @@ class Queue:
         return self._elements.get(job_id, [])
 
     def find(self, folder: RunFolder, comment: str) -> str:
-        """The id of the job with this comment, else of the one that was submitted from this folder; empty if none."""
+        """The id of the job with this comment, else of the one that was submitted from this folder; empty if none.
+
+        By its folder alone no job is found that has ended: the run may have had another one before.
+        """
         by_comment = (job for job in self.jobs.values() if comment and job.comment == comment)
-        by_folder = (job for job in self.jobs.values() if job.folder == str(folder.path))
+        by_folder = (job for job in self.jobs.values() if job.folder == str(folder.path) and job.phase != "over")
         found = next(by_comment, None) or next(by_folder, None)
         return "" if found is None else array_of(found.job_id) or found.job_id
 
@@ -98,6 +107,11 @@ class Queue:
             if array := array_of(job.job_id):
                 found.setdefault(array, []).append(job)
         return found
+
+
+def cluster_of(job_id: str) -> str:
+    """The cluster that took a job, e.g. ``c`` of ``12;c``; empty: the one here."""
+    return job_id.partition(";")[2]
 
 
 def array_of(job_id: str) -> str:
@@ -138,6 +152,9 @@ class Scheduler(Protocol):
     def variables(self, job: Job) -> Sequence[str]:
         """Names of the environment variables that a job is given."""
 
+    def clusters(self, job: Job) -> Sequence[str]:
+        """Names of the clusters that a job may go to; an empty one for the cluster here."""
+
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int]) -> Answer:
         """Runs that command.
 
@@ -148,12 +165,13 @@ class Scheduler(Protocol):
                 process is killed meanwhile.
         """
 
-    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = ()) -> Queue:
+    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
         """This user's jobs in few calls, however many they are.
 
         Args:
             job_ids: jobs that are asked for where the queue has forgotten them, too.
             users: whose jobs beside this user's.
+            clusters: as of `clusters`, asked beside those of the ids; where there is neither, the one here.
         """
 
     def cancel(self, job_ids: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli as command_line
 from dlbench.jobs.box.box import Box
+from dlbench.jobs.campaign.file import SeriesFile, SeriesJob, write_series
 from dlbench.jobs.slurm.accounting import job_energies, with_accounting
 from dlbench.jobs.submission import Submission
 from dlbench.node.ranks import switch_of
@@ -303,6 +304,27 @@ def test_what_a_shared_job_did_not_come_to_took_nothing(tmp_path: Path, slurm: C
     assert found.points[0].node_hours == pytest.approx(180 / 3600)
 
 
+@pytest.mark.parametrize(("text", "nodes"), [("1K", 1024), ("1.50K", 1536), ("1023", 1023), ("", 0)])
+def test_large_numbers_of_nodes_count(tmp_path: Path, slurm: Callable[..., Path], text: str, nodes: int) -> None:
+    """sacct shortens what can be divided by 512."""
+    runs = series(tmp_path / "runs", [("7", (0,))])
+    slurm("sacct", [row("7", NNodes=text)])
+    (run,), _ = with_accounting(runs)
+    assert run.accounting is not None
+    assert (run.accounting.attempts[0].nodes, run.accounting.job_node_s) == (nodes, nodes * 100)
+
+
+def test_more_jobs_than_an_argument_holds_are_asked_for_in_parts(
+    tmp_path: Path, slurm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlbench.jobs.slurm.accounting.MAX_IDS", 4)
+    runs = series(tmp_path / "runs", [("7", (0,)), ("8", (1,)), ("9", (2,))])
+    calls = slurm("sacct", [row("7"), row("8"), row("9")])
+    found, why_not = with_accounting(runs)
+    assert (why_not, all(run.accounting is not None for run in found)) == ({}, True)
+    assert [line.rpartition("=")[2] for line in calls.read_text().splitlines()] == ["7,8", "9"]
+
+
 def test_a_folder_that_cannot_be_written_hinders_nothing(tmp_path: Path, slurm: Callable[..., Path]) -> None:
     runs = series(tmp_path / "runs", [("7", (0,))])
     slurm("sacct", [row("7")])
@@ -400,6 +422,35 @@ def test_the_command_tells_the_cost_on_one_screen(
     done = CliRunner().invoke(command_line, ["cost", "runs"])
     assert "none of these runs was submitted to Slurm" in done.output
     assert done.exit_code == 6
+
+
+def test_wait_keeps_what_the_jobs_took(
+    tmp_path: Path, slurm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs without a figure, too; accounting hears of the end of a job a moment later."""
+    monkeypatch.setattr("dlbench.jobs.slurm.accounting.SETTLING_S", (0.0, 0.01, 0.01))
+    monkeypatch.chdir(tmp_path)
+    runs = series(tmp_path / "runs", [("7", (0, 1)), ("8", (2,))], {2: Story(state="invalid")})
+    ids = [run.plan.run_id for run in runs]
+    jobs = tuple(
+        SeriesJob(runs=of_job, time_limit="00:10:00", array_limit=None, comment="c") for of_job in (ids[:2], ids[2:])
+    )
+    (tmp_path / "runs" / ".series").mkdir()
+    file = SeriesFile(
+        id="s", owner="root", created=utc_now(), requests=("dlbench submit",), chain=True, python="/p", jobs=jobs
+    )
+    write_series(tmp_path / "runs", file)
+    calls = slurm("sacct", [row("7"), row("8", "RUNNING", End="Unknown")])
+    done = CliRunner().invoke(command_line, ["wait", "s"])
+    assert (done.exit_code, done.stdout) == (3, "series s: 2 of 3 runs valid, 1 invalid\n")
+    assert "note: no accounting of 1 run: job 8 has not ended" in done.stderr
+    assert [run.accounting is not None for run in scan(tmp_path / "runs").runs] == [True, True, False]
+    # Only what is not kept is asked for again.
+    assert [line.rpartition("=")[2] for line in calls.read_text().splitlines()] == ["7,8", "8", "8"]
+    slurm("sacct", [row("8", "COMPLETED")])
+    done = CliRunner().invoke(command_line, ["wait", "s"])
+    assert "note" not in done.stderr
+    assert RunFolder(tmp_path / "runs" / ids[2]).accounting.exists()
 
 
 @pytest.mark.parametrize(

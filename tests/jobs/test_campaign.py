@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,20 +16,21 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs import known_schedulers
 from dlbench.jobs.campaign.beginning import begin
 from dlbench.jobs.campaign.cancelling import cancel_run, cancel_series
-from dlbench.jobs.campaign.completing import Submitted, complete, feed
+from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, complete, feed
 from dlbench.jobs.campaign.file import FOLDER, append, feeding, held, is_held, known_jobs, series_path
 from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.reopening import reopen
 from dlbench.jobs.campaign.standing import standing
 from dlbench.jobs.campaign.waiting import wait
-from dlbench.jobs.scheduler import Answer, DoubtError, QueueFullError, Scheduler, UnansweredError
+from dlbench.jobs.scheduler import Answer, DoubtError, Queue, QueueFullError, Scheduler, StuckError, UnansweredError
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
-from dlbench.records.status import write_failure
+from dlbench.records.status import write_failure, write_status
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request
 from tests.support.desk_scheduler import Desk
-from tests.support.run_factory import constant, write_run
+from tests.support.run_factory import constant, status, write_run
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
 QUIET: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -277,6 +279,70 @@ def test_a_full_queue_is_waited_for_while_a_job_of_the_series_may_leave_it(root:
         feed(root, "t", other, QUIET, QUIET, QUIET, None, 0.01)
 
 
+@pytest.mark.parametrize("chain", [True, False])
+def test_a_queue_whose_jobs_never_start_is_not_waited_for(root: Path, desk: Desk, chain: bool) -> None:
+    begun(root, 4, chain=chain)
+    submitted(root, desk, 2)
+    desk.stuck = "PartitionTimeLimit"
+    with pytest.raises(StuckError, match=r"series s: --max-jobs .* job 1 waits for PartitionTimeLimit"):
+        feed(root, "s", desk, QUIET, QUIET, QUIET, 2, 0.01)
+    # One that runs leaves room when it ends.
+    desk.set_state("R", "1")
+    assert submitted(root, desk, 2) == []
+
+
+def test_a_scheduler_that_never_says_yes_nor_no_is_given_up(
+    root: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a site's plugin refuses a job in words of its own."""
+    monkeypatch.setattr("dlbench.jobs.campaign.completing.MOST_S", 0.0)
+    begun(root, 3)
+    desk.before = lambda number: Answer(doubt="sbatch failed: Unspecified error") if number > 1 else None
+    with pytest.raises(DoubtError, match="Unspecified error"):
+        feed(root, "s", desk, QUIET, QUIET, QUIET, None, 0.001)
+    assert desk.times == 1 + MOST_DOUBTS
+    # As long as some are taken it goes on.
+    desk.before = lambda number: Answer(doubt="it is busy") if number % 3 else None
+    feed(root, "s", desk, QUIET, QUIET, QUIET, None, 0.001)
+    exactly_once(root, desk, 3)
+
+
+def test_another_process_at_work_on_the_series_is_waited_for(root: Path, desk: Desk) -> None:
+    begun(root, 2)
+    told: list[str] = []
+    with held(root, "s") as lock:
+        kept = [os.dup(lock)]
+
+    def check() -> None:
+        if told and kept:
+            os.close(kept.pop())
+
+    feed(root, "s", desk, check, QUIET, told.append, None, 0.01)
+    assert "being submitted by another process" in told[0]
+    exactly_once(root, desk, 2)
+
+
+def test_a_look_at_a_series_does_not_stop_who_submits_it(root: Path, desk: Desk) -> None:
+    """`dlbench status` and `dlbench wait` have the lock for a moment."""
+    begun(root, 2)
+    with held(root, "s") as lock:
+        kept = os.dup(lock)
+    threading.Timer(0.05, os.close, [kept]).start()
+    assert submitted(root, desk) == ["1", "2"]
+
+
+def test_a_job_that_had_the_folder_before_is_not_taken_for_a_new_one(root: Path, desk: Desk) -> None:
+    """A run that never began is in a new job, of which sbatch says neither yes nor no."""
+    begun(root, 1)
+    submitted(root, desk)
+    desk.set_state("T")
+    assert reopen(root, "s", desk).runs == 1
+    desk.before = lambda number: Answer(doubt="Socket timed out") if number == 2 else None
+    with pytest.raises(DoubtError):
+        submitted(root, desk)
+    assert submitted(root, desk) == ["2"]
+
+
 # Cancelling
 
 
@@ -387,6 +453,35 @@ def test_a_scheduler_that_does_not_answer_is_waited_for(root: Path, desk: Desk) 
     submitted(root, desk)
     desk.is_silent = True
     assert not wait(root, "s", QUIET, QUIET, 0.05, 0.01).is_over
+
+
+def test_accounting_that_does_not_answer_is_told(root: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(root, 1)
+    submitted(root, desk)
+    silent = Queue(no_history="sacct failed: Connection refused")
+    monkeypatch.setattr(Desk, "query", lambda *_, **__: silent)
+    (one,) = wait(root, "s", QUIET, QUIET, 5, 0.01).runs.values()
+    told = "job 1 is no longer queued, and Slurm did not say how it ended (sacct failed: Connection refused)"
+    assert one.story.startswith(told)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_failed_run_whose_job_was_requeued_is_waited_for(root: Path, desk: Desk, failed: bool) -> None:
+    """The log of a job that was preempted says so until the next attempt begins."""
+    begun(root, 1)
+    submitted(root, desk)
+    folder = RunFolder(root / standing(root, "s").series.jobs[0].runs[0])
+    if failed:
+        write_status(folder, status(0, "n0", "failed"))
+    (folder.path / "slurm-1.out").write_text(
+        "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT x DUE TO PREEMPTION ***\n"
+    )
+    now = wait(root, "s", QUIET, QUIET, 0.05, 0.01)
+    assert (now.is_over, now.text) == (False, "series s: 0 of 1 run valid, 1 Q")
+    (one,) = now.runs.values()
+    assert "its job was requeued" in one.story
+    desk.set_state("F")
+    assert wait(root, "s", QUIET, QUIET, 5, 0.01).text == "series s: 0 of 1 run valid, 1 failed"
 
 
 # Two people

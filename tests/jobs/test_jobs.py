@@ -736,6 +736,8 @@ def test_a_run_that_fails_stops_none_and_the_job_says_so(
     assert [row[3] for row in told_by(cluster)] == [str(folder.plan) for folder in folders]
     errors = done.stderr.splitlines()
     assert [line.split()[2] for line in errors] == [job.run_ids[number] for number in failing]
+    told = "words of a rank\ndlbench: the run ended with exit code 7\n"
+    assert [folder.launch_log.read_text() == told for folder in folders] == [n in failing for n in range(4)]
     assert all("ended with 7" in line and "launch.log" in line for line in errors)
     assert done.stdout.splitlines()[-1] == f"dlbench: {len(failing)} of 4 runs failed"
 
@@ -798,7 +800,7 @@ def test_each_job_of_an_array_takes_its_run(cluster: Cluster, tmp_path: Path) ->
     for number, folder in enumerate(folders, 1):
         done = cluster.run(script, SLURM_ARRAY_TASK_ID=str(number), FAILING=str(folders[1].plan))
         assert (done.returncode, [row[3] for row in told_by(cluster)]) == (7 * (number == 2), [str(folder.plan)])
-        assert folder.launch_log.read_text() == "words of a rank\n"
+        assert folder.launch_log.read_text().startswith("words of a rank\n")
     assert {f"--output={folders[0].path}/slurm-%A_%a.out", "--array=1-4%1"} <= {*sbatch_arguments(job, folders[0])}
 
 
@@ -1175,6 +1177,51 @@ def test_jobs_of_another_cluster_are_asked_for_there(tmp_path: Path, program: Pr
     assert (moved.phase, moved.advice) == ("running", "it runs on another cluster of the federation")
 
 
+def test_jobs_here_and_on_another_cluster_are_asked_for_where_they_are(tmp_path: Path, program: Program) -> None:
+    """Of runs of two systems in one folder."""
+    far = "echo 'CLUSTER: far'; echo '12|RUNNING|N/A|None||/r'"
+    program("squeue", f"case $* in *--clusters=far*) {far};; *) echo '12|PENDING|N/A|Priority||/r';; esac")
+    program("sacct", "case $* in *--clusters=far*) echo '14_2|TIMEOUT|0:0';; *) echo '14_2|FAILED|1:0';; esac")
+    queue = ask(["12", "12;far", "14_2", "14;far"], ())
+    told = {ref: [job.state for job in queue.of(ref)] for ref in ("12", "12;far", "14_2", "14;far")}
+    assert told == {"12": ["PENDING"], "12;far": ["RUNNING"], "14_2": ["FAILED"], "14;far": ["TIMEOUT"]}
+    assert [call[0] for call in calls(tmp_path)] == ["squeue", "squeue", "sacct", "sacct"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "comment", "folder"),
+    [
+        ("token|/a|b/c", "token", "/a|b/c"),
+        ("a site's | own|/runs/a", "a site's | own", "/runs/a"),
+        ("(null)|/a|b", "", "/a|b"),
+        ("x|", "x", ""),
+    ],
+)
+def test_a_separator_in_a_comment_or_a_folder_is_part_of_it(
+    program: Program, rest: str, comment: str, folder: str
+) -> None:
+    program("squeue", f"echo '7|PENDING|N/A|Priority|{rest}'".replace("site's", "site'\\''s"))
+    (job,) = ask(["7"], ()).of("7")
+    assert (job.comment, job.folder) == (comment, folder)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1", "Connection refused"),
+        ("echo 'Slurm accounting storage is disabled' >&2; exit 1", ""),
+        ("true", ""),
+    ],
+)
+def test_accounting_that_does_not_answer_is_not_a_job_that_is_forgotten(
+    program: Program, answer: str, words: str
+) -> None:
+    program("squeue", "true")
+    program("sacct", answer)
+    queue = ask(["7"], ())
+    assert (queue.unanswered, words in queue.no_history, bool(queue.no_history)) == ("", True, bool(words))
+
+
 @pytest.mark.parametrize(
     ("reason", "words", "is_stuck"),
     [
@@ -1190,7 +1237,12 @@ def test_jobs_of_another_cluster_are_asked_for_there(tmp_path: Path, program: Pr
         ("AssocGrpNodeLimit", "others must end", False),
         ("PartitionNodeLimit", "more nodes than its partition allows", True),
         ("PartitionTimeLimit", "more time", True),
-        ("ReqNodeNotAvail", "down, drained or reserved", False),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "down, drained or reserved", False),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "nodes that it asks for are down",
+            False,
+        ),
         ("BadConstraints", "no node is as it asks for", True),
         ("InvalidQOS", "may not run where", True),
     ],

@@ -238,6 +238,22 @@ def test_the_last_part_of_a_run_to_a_quality_is_no_history(tmp_path: Path) -> No
         assert estimates([wanted], tmp_path)["now"].earlier == 1
 
 
+@pytest.mark.parametrize(
+    ("max_time", "seconds"), [("00:06:00", 360.0), ("00:05:00", 300.0), ("00:04:00", 420.0), ("0", 420.0)]
+)
+def test_a_margin_does_not_make_a_run_too_long_for_its_site(tmp_path: Path, max_time: str, seconds: float) -> None:
+    """Earlier runs took 4 minutes: with their start they fit into 6 and into 5, and not into 4."""
+    overrides = {"system.slurm.max_time": max_time}
+    (before,) = plans_of(points=(1,), series="then", overrides=overrides)
+    earlier(tmp_path, before, 240.0)
+    plans = plans_of(points=(1,), overrides=overrides)
+    found = estimates(plans, tmp_path)[plans[0].run_id]
+    assert found.seconds == seconds
+    assert found.text.endswith("within system.slurm.max_time") == (seconds < 420)
+    (job,) = campaign_of(plans, tmp_path).jobs
+    assert limit_seconds(job.time_limit) == seconds
+
+
 def test_what_was_asked_for_wins_over_earlier_runs(tmp_path: Path) -> None:
     (before,) = plans_of(points=(1,), series="then")
     earlier(tmp_path, before, 30.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dlbench.cli import cli as command_line
 from dlbench.jobs.campaign.beginning import begin
 from dlbench.jobs.campaign.completing import Submitted, complete
 from dlbench.jobs.campaign.packing import Packing, jobs_of
@@ -52,7 +55,7 @@ def test_what_a_job_did_not_come_to_is_submitted_again(tmp_path: Path, program: 
     # What Slurm told of the job that they were in (`dlbench cost`) does not begin a run, nor is it true any more then.
     one_b.accounting.write_text("{}")
     ended(program, j41="TIMEOUT", j42="RUNNING")
-    assert reopen(root, "s", Slurm()) == 1
+    assert reopen(root, "s", Slurm()).runs == 1
     assert not one_b.accounting.exists()
     assert standing(root, "s").text == "2 of 3 jobs submitted"
     (new,) = again(root)
@@ -62,11 +65,11 @@ def test_what_a_job_did_not_come_to_is_submitted_again(tmp_path: Path, program: 
     assert kept.job_id == new.job_id.partition(";")[0] != "41"
     # No other job, however often it is asked; and the run that began is left to itself.
     ended(program, j41="TIMEOUT", j42="RUNNING", **{f"j{new.job_id}": "PENDING"})
-    assert reopen(root, "s", Slurm()) == 0
+    assert reopen(root, "s", Slurm()).runs == 0
     assert again(root) == []
     # Then the whole of the other job ends before it began, and so does the new one.
-    ended(program, j41="TIMEOUT", j42="NODE_FAIL", **{f"j{new.job_id}": "CANCELLED"})
-    assert reopen(root, "s", Slurm()) == 3
+    ended(program, j41="TIMEOUT", j42="NODE_FAIL", **{f"j{new.job_id}": "BOOT_FAIL"})
+    assert reopen(root, "s", Slurm()).runs == 3
     assert (two_a.path / "earlier-slurm-42.out").exists()
     assert sorted(run for one in again(root) for run in one.job.run_ids) == sorted(
         folder.path.name for folder in (two_a, two_b, one_b)
@@ -84,7 +87,7 @@ def test_jobs_that_were_completed_and_a_scheduler_that_does_not_answer_change_no
     submitted(root, program)
     program("squeue", answer)
     before = (root / ".series" / "s.json").read_text()
-    assert reopen(root, "s", Slurm()) == 0
+    assert reopen(root, "s", Slurm()).runs == 0
     assert (root / ".series" / "s.json").read_text() == before
 
 
@@ -93,20 +96,93 @@ def test_a_job_that_slurm_forgot_is_over_if_it_wrote_anything(tmp_path: Path, pr
     one_a, *_ = submitted(root, program)
     ended(program)
     program("sacct", "true")
-    assert reopen(root, "s", Slurm()) == 0
+    assert reopen(root, "s", Slurm()).runs == 0
     (one_a.path / "slurm-41.out").write_text("srun: error")
-    assert reopen(root, "s", Slurm()) == 2
+    assert reopen(root, "s", Slurm()).runs == 2
 
 
 def test_elements_of_an_array_that_never_began_are_packed_anew(tmp_path: Path, program: Program) -> None:
     root = tmp_path / "runs"
     one_a, _, _, one_b = submitted(root, program, packing="runs")
     one_b.launch_log.write_text("began")
-    ended(program, j41_1="CANCELLED", j41_2="TIMEOUT", j42_1="RUNNING", j42_2="PENDING")
-    assert reopen(root, "s", Slurm()) == 1
+    ended(program, j41_1="PREEMPTED", j41_2="TIMEOUT", j42_1="RUNNING", j42_2="PENDING")
+    assert reopen(root, "s", Slurm()).runs == 1
     (new,) = again(root)
     assert new.job.run_ids == (one_a.path.name,)
     assert standing(root, "s").text == "3 of 3 jobs submitted"
+    # What stays of the array is known by its id, whatever becomes of the folder.
+    shutil.rmtree(one_b.path)
+    assert "41" in standing(root, "s").ids
+    assert standing(root, "s").text == "3 of 3 jobs submitted"
+
+
+def test_runs_of_cancelled_jobs_come_back_only_if_they_are_asked_for(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    _, two_a, two_b, _ = submitted(root, program)
+    ended(program, j41="TIMEOUT", j42="CANCELLED")
+    done = reopen(root, "s", Slurm())
+    assert done.runs == 2
+    assert set(done.cancelled) == {two_a.path.name, two_b.path.name}
+    assert done.cancelled_jobs == ("42",)
+    assert len(again(root)) == 1
+    assert reopen(root, "s", Slurm(), with_cancelled=True).runs == 2
+    assert {run for one in again(root) for run in one.job.run_ids} == {two_a.path.name, two_b.path.name}
+
+
+@pytest.mark.parametrize(
+    ("end", "is_cancelled"),
+    [
+        ("CANCELLED AT 2026-03-01T12:00:00 ***", True),
+        ("CANCELLED AT 2026-03-01T12:00:00 DUE TO TIME LIMIT ***", False),
+        ("CANCELLED AT 2026-03-01T12:00:00 DUE TO PREEMPTION ***", False),
+    ],
+)
+def test_of_a_job_that_slurm_forgot_its_log_says_whether_it_was_cancelled(
+    tmp_path: Path, program: Program, end: str, is_cancelled: bool
+) -> None:
+    root = tmp_path / "runs"
+    one_a, *_ = submitted(root, program)
+    ended(program)
+    (one_a.path / "slurm-41.out").write_text(f"run 1\nslurmstepd: error: *** JOB 41 ON n1 {end}\n")
+    done = reopen(root, "s", Slurm())
+    assert (done.runs, len(done.cancelled)) == ((0, 2) if is_cancelled else (2, 0))
+
+
+def test_what_accounting_told_does_not_make_a_run_begin(tmp_path: Path, program: Program) -> None:
+    """`dlbench cost` and `dlbench wait` keep what the job took in the folders of all its runs."""
+    root = tmp_path / "runs"
+    one_a, _, _, one_b = submitted(root, program)
+    one_a.launch_log.write_text("began")
+    for folder in (one_a, one_b):
+        folder.accounting.write_text("{}")
+    ended(program, j41="TIMEOUT", j42="RUNNING")
+    assert reopen(root, "s", Slurm()).runs == 1
+    assert not one_b.accounting.exists()
+    assert one_a.accounting.exists()
+
+
+def test_the_command_says_what_it_takes_in_again_and_what_it_leaves_out(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(tmp_path / "runs", program)
+    monkeypatch.chdir(tmp_path)
+    ended(program, j41="TIMEOUT", j42="CANCELLED")
+    done = CliRunner().invoke(command_line, ["submit", "--resume", "s"])
+    assert done.exit_code == 0, done.output
+    assert "series s: 2 runs never began before their job ended, and will be submitted again" in done.stderr
+    assert "Total: 1 job, 2 runs, at most" in done.stderr
+    left = "2 runs of cancelled job 42 never began and are left out"
+    command = "dlbench submit --resume s --cancelled --out runs"
+    assert f"series s: {left}; {command} submits them again" in done.stderr
+    ended(program, j42="CANCELLED", j43="RUNNING")
+    told = CliRunner().invoke(command_line, ["status", "runs"]).stdout
+    assert "job 42 ended as CANCELLED before this run began; dlbench submit --resume s --cancelled submits it" in told
+    done = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--cancelled"])
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.split()) == 1
+    assert "left out" not in done.stderr
+    wrong = CliRunner().invoke(command_line, ["submit", "cosmoflow", "--system", "box", "--nodes", "1", "--cancelled"])
+    assert "--cancelled goes with --resume SERIES alone" in str(wrong.exception)
 
 
 @pytest.mark.parametrize("stops", ["_clear", "append", "write_series"])
@@ -116,7 +192,7 @@ def test_a_reopening_that_is_cut_off_is_made_up_for(
     root = tmp_path / "runs"
     one_a, two_a, two_b, one_b = submitted(root, program)
     one_a.launch_log.write_text("began")
-    ended(program, j41="TIMEOUT", j42="CANCELLED")
+    ended(program, j41="TIMEOUT", j42="NODE_FAIL")
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

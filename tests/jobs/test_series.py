@@ -12,6 +12,7 @@ import pytest
 
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.beginning import begin, forget
+from dlbench.jobs.campaign.cancelling import cancel_series
 from dlbench.jobs.campaign.completing import Submitted, complete
 from dlbench.jobs.campaign.file import is_held
 from dlbench.jobs.campaign.packing import job_of, jobs_of
@@ -176,6 +177,41 @@ def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monke
     assert submission is not None
     assert submission.job_id == "41"
     assert "--dependency=afterany:41" in calls(tmp_path)[-2]
+
+
+def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of its jobs may be other jobs' here."""
+    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    root = tmp_path / "runs"
+    root.mkdir()
+    request = Request(
+        workload="cosmoflow",
+        preset="ci",
+        system="box",
+        points=(1,),
+        points_are="nodes",
+        repeats=3,
+        series="s",
+        overrides={"system.slurm.extra": "clusters=far"},
+    )
+    made = [job_of([plan]) for plan in expand(request, machine_cores=4)]
+    begin(root, made, chain=False, python="/python", request="dlbench submit ...")
+    there = standing(root, "s").series.jobs
+    listed = "".join(f"echo '{n}|RUNNING|N/A|None|{job.comment}|/x'; " for n, job in enumerate(there[:2], 1))
+    program("squeue", f"case $* in *--clusters=far*) echo 'CLUSTER: far'; {listed};; esac")
+    # Of the second sbatch does not say that it took it.
+    program("sbatch", f'{SBATCH} [ $n = 2 ] && exit 1; echo "$n;far"')
+    told: list[Submitted] = []
+    complete(root, "s", Slurm(), lambda: None, told.append, 2)
+    assert [one.job_id for one in told] == ["1;far", "2;far"]
+    complete(root, "s", Slurm(), lambda: None, told.append, 2)
+    assert len(told) == 2  # two run
+    program("scancel", "true")
+    done = cancel_series(root, "s", Slurm())
+    assert done.text == "2 jobs cancelled, 1 never submitted and taken out of the series"
+    assert calls(tmp_path)[-1] == ["scancel", "--clusters=far", "1", "2"]
 
 
 def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dlbench.cli import cli as dlbench
-from dlbench.reading.comparability import NOT_SHAPING, NOT_SHAPING_OPTIONS, group_id, is_shaping, repeat_id, told_of
+from dlbench.reading.comparability import (
+    NOT_SHAPING,
+    NOT_SHAPING_OPTIONS,
+    averaged_id,
+    group_id,
+    is_shaping,
+    planned_id,
+    repeat_id,
+    told_of,
+)
 from dlbench.reading.repeats import unlike_runs
 from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
@@ -73,6 +82,43 @@ def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Pa
     anew = other.record
     assert anew is not None
     assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Equal runs."""
+    out = tmp_path_factory.mktemp("six")
+    for plan in plans(points=(1,), repeats=6):
+        write_run(out, plan, constant(PHASES))
+    return scan(out).runs
+
+
+def with_attempts(runs: Sequence[Run], attempts: Sequence[tuple[int, int]]) -> list[Run]:
+    """The runs, each with an attempt and a first step."""
+    found = []
+    for run, (attempt, first_step) in zip(runs, attempts, strict=True):
+        assert run.record is not None
+        record = run.record.model_copy(update={"attempt": attempt, "first_step": first_step})
+        found.append(dataclasses.replace(run, record=record))
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 5])), min_size=6, max_size=6))
+@settings(max_examples=8)  # each makes some thirty digests
+def test_runs_that_went_on_after_an_interruption_are_averaged_with_no_clean_one(
+    six: list[Run], attempts: list[tuple[int, int]]
+) -> None:
+    """Those that began anew are clean: nothing of an earlier attempt is in their figures."""
+    runs = with_attempts(six, attempts)
+    went_on = [attempt > 1 and first_step > 0 for attempt, first_step in attempts]
+    for digest in (averaged_id, repeat_id):
+        assert {(digest(run), gone) for run, gone in zip(runs, went_on, strict=True)} == {
+            (digest(with_attempts(six[:1], [(2, 5) if gone else (1, 0)])[0]), gone) for gone in set(went_on)
+        }
+    assert len({averaged_id(run) for run in runs}) == len(set(went_on))
+    assert len({group_id(run) for run in runs}) == len(set(went_on))
+    # A run that died is looked for in both.
+    assert len({planned_id(run) for run in runs}) == 1
 
 
 def test_nodes_that_are_shared_are_a_doubt(tmp_path: Path) -> None:

@@ -156,6 +156,39 @@ def test_what_kept_a_job_from_starting_a_rank_is_told(tmp_path: Path, log: str, 
     assert expected in read_run(folder.path).story
 
 
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("", "it ended with exit code 7 before any rank started; see launch.log"),
+        (
+            "dlbench: error: this Slurm has no MPI plugin pmi2; use another\n",
+            "it ended with exit code 7 before any rank started: this Slurm has no MPI plugin pmi2; use another; see",
+        ),
+        ("/spool/slurm_script: line 9: mpi: not found\n", "before any rank started: mpi: not found; see launch.log"),
+    ],
+)
+def test_a_run_of_a_shared_job_that_started_no_rank_has_the_code_of_its_script(
+    tmp_path: Path, log: str, expected: str
+) -> None:
+    """Also while the job goes on with its other runs."""
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = create(tmp_path, plan)
+    folder.launch_log.write_text(f"{log}dlbench: the run ended with exit code 7\n")
+    run = read_run(folder.path)
+    assert run.state == "failed"
+    assert expected in run.story
+
+
+def test_the_code_of_its_script_stands_back_where_a_rank_is_known(tmp_path: Path) -> None:
+    line = "dlbench: the run ended with exit code 137\n"
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    assert run_with(tmp_path / "a", KILLED + line, name="launch.log").startswith("rank 6 was the first to end")
+    own = status(2, "n0", "failed", "no such file", failure="own")
+    assert "exit code 137" not in run_with(tmp_path / "b", line, own, name="launch.log")
+    assert run_with(tmp_path / "c", line, name="launch.log").startswith("it ended with exit code 137; see launch.log")
+
+
 def test_what_a_rank_could_tell_its_log_only_is_told(tmp_path: Path) -> None:
     log = "3: dlbench: error: /runs/a/record.json: cannot be written: No space left on device\n"
     story = run_with(tmp_path, log + "srun: error: n0: task 3: Exited with exit code 3\n")

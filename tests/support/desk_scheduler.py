@@ -11,7 +11,7 @@ from dlbench.jobs.scheduler import Answer, Phase, Queue, QueuedJob
 from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
 
-PHASES: dict[str, Phase] = {"Q": "waiting", "R": "running", "F": "over"}
+PHASES: dict[str, Phase] = {"Q": "waiting", "R": "running", "F": "over", "T": "over"}
 
 
 @dataclass(kw_only=True)
@@ -25,6 +25,8 @@ class Desk:
     after: Callable[[int], Answer | None] = lambda number: None
     """The same when it is taken."""
     is_silent: bool = False
+    stuck: str = ""
+    """Why jobs that wait never start; empty: they will."""
     cancelled: list[str] = field(default_factory=list)
     times: int = 0
 
@@ -64,12 +66,24 @@ class Desk:
         rows = [[row[0], state if row[0] in job_ids or not job_ids else row[1], *row[2:]] for row in self.lines()]
         self.queue.write_text("".join("|".join(row) + "\n" for row in rows))
 
-    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = ()) -> Queue:
+    def clusters(self, job: Job) -> Sequence[str]:
+        """There is one."""
+        return ("",)
+
+    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
         """All jobs."""
         if self.is_silent:
             return Queue(unanswered="qstat failed: no server")
         found = [
-            QueuedJob(job_id=job, state=state, phase=PHASES[state], comment=comment, folder=folder)
+            QueuedJob(
+                job_id=job,
+                state=state,
+                phase=PHASES[state],
+                comment=comment,
+                folder=folder,
+                reason=self.stuck,
+                is_stuck=bool(self.stuck) and PHASES[state] == "waiting",
+            )
             for job, state, comment, folder in self.lines()
         ]
         return Queue(jobs={job.job_id: job for job in found})

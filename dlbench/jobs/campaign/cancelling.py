@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,10 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
         jobs: list[tuple[str, SeriesJob]] = []
         kept: list[SeriesJob] = []
         unsure = 0
-        queue = _queue(scheduler) if now.known else Queue()
+        unknown = [number for number, state in enumerate(now.states) if state == "unsure"]
+        all_jobs = jobs_of_series(root, now.series) if unknown else []
+        clusters = {*now.clusters, *(place for number in unknown for place in scheduler.clusters(all_jobs[number]))}
+        queue = _queue(scheduler, clusters) if now.known else Queue()
         for number, (entry, state, job_id) in enumerate(zip(now.series.jobs, now.states, now.ids, strict=True)):
             if state == "missing":
                 continue
@@ -66,7 +69,7 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
                 found = queue.find(RunFolder(root / entry.runs[0]), entry.comment)
                 unsure += not found
                 if found:
-                    job = jobs_of_series(root, now.series)[number]
+                    job = all_jobs[number]
                     folders = [RunFolder(root / run_id) for run_id in entry.runs]
                     command = scheduler.command(job, folders[0], None, entry.comment)
                     keep_submission(job, folders, found, command, scheduler.variables(job))
@@ -105,7 +108,7 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
             f"{run_id}: shares job {submission.job_id} with {len(submission.runs) - 1} other runs; cancel the series, "
             f"or all of them: scancel {submission.job_id}"
         )
-    queue = _queue(scheduler)
+    queue = _queue(scheduler, [submission.cluster])
     comment = next((word[len("--comment=") :] for word in submission.command if word.startswith("--comment=")), "")
     place = next((word[len("--chdir=") :] for word in submission.command if word.startswith("--chdir=")), "")
     active, is_mine = _told(queue, submission.reference, comment, Path(place) if place else folder.path)
@@ -116,8 +119,8 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
     return Cancelled(jobs=tuple(mine), over=1 - len(mine))
 
 
-def _queue(scheduler: Scheduler) -> Queue:
-    queue = scheduler.query()
+def _queue(scheduler: Scheduler, clusters: Collection[str]) -> Queue:
+    queue = scheduler.query(clusters=sorted(clusters))
     if queue.unanswered:
         raise UnansweredError(f"{queue.unanswered}: nothing was cancelled; try again")
     return queue

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path
+from dlbench.jobs.campaign.file import BusyError, append, held, jobs_of_series, require_own, series_path
 from dlbench.jobs.campaign.standing import Standing, standing
 from dlbench.jobs.campaign.submitting import folders_of, submit
-from dlbench.jobs.scheduler import DoubtError, Queue, QueueFullError, Scheduler, UnansweredError
+from dlbench.jobs.scheduler import DoubtError, Queue, QueueFullError, Scheduler, StuckError, UnansweredError
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.submission import keep_submission
 
@@ -20,6 +20,9 @@ EVERY_S = 60.0
 
 MOST_S = 600.0
 """The longest pause, after it did not answer or took no job several times."""
+
+MOST_DOUBTS = 10
+"""How often in succession `feed` submits a job of which the scheduler says neither yes nor no: in more than an hour."""
 
 _SLICE_S = 0.5
 
@@ -60,6 +63,7 @@ def complete(
         RefusedError: the scheduler refused a job. What was submitted before stays, here and below.
         DoubtError: it did not say whether it took a job.
         UnansweredError: it does not say what is queued.
+        StuckError: `max_jobs` of the series are in its queue, and none of them ever starts.
     """
     require_own(root, series_id)
     with held(root, series_id) as lock:
@@ -67,7 +71,7 @@ def complete(
         if now.submitted == now.total:
             return now
         jobs = jobs_of_series(root, now.series)
-        queue = _queue_for(now, scheduler, is_counted=max_jobs is not None)
+        queue = _queue_for(now, jobs, scheduler, is_counted=max_jobs is not None)
         room = _Room(now, queue, max_jobs)
         for number, after in _missing(now, queue, room):
             job, entry = jobs[number], now.series.jobs[number]
@@ -75,6 +79,7 @@ def complete(
             if now.states[number] == "unsure":
                 found = queue.find(folders_of(root, job)[0], entry.comment)
             if not found and not room.takes(job):
+                _require_movement(now, queue, room)
                 break
             check()
             folders = folders_of(root, job)
@@ -113,6 +118,23 @@ class _Room:
             self._active += len(job.plans) if job.is_array else 1
 
 
+def _require_movement(now: Standing, queue: Queue, room: _Room) -> None:
+    """Proves that the queue may get room.
+
+    Raises:
+        StuckError: the jobs of the series that are in it never start.
+    """
+    active = [job for job_id in now.ids if job_id for job in queue.of(job_id) if job.phase != "over"]
+    # In a chain the others wait for the first.
+    first = active[:1] if now.series.chain else active
+    if room.taken or not active or not all(job.is_stuck for job in first):
+        return
+    one = first[0]
+    raise StuckError(
+        f"series {now.series.id}: --max-jobs leaves no room, and job {one.job_id} waits for {one.reason}: {one.advice}"
+    )
+
+
 def _missing(now: Standing, queue: Queue, room: _Room) -> Iterator[tuple[int, str | None]]:
     """Numbers of the jobs to submit, from 0, each with the id of the job that it is to wait for."""
     for number, state in enumerate(now.states):
@@ -136,7 +158,7 @@ def _active(queue: Queue, job_id: str) -> list[str]:
     return [job.job_id for job in queue.of(job_id) if job.phase != "over"]
 
 
-def _queue_for(now: Standing, scheduler: Scheduler, *, is_counted: bool) -> Queue:
+def _queue_for(now: Standing, jobs: Sequence[Job], scheduler: Scheduler, *, is_counted: bool) -> Queue:
     """What the scheduler has, where that must be known.
 
     Raises:
@@ -145,7 +167,7 @@ def _queue_for(now: Standing, scheduler: Scheduler, *, is_counted: bool) -> Queu
     unsure = now.states.count("unsure")
     if not unsure and not (now.submitted and (is_counted or now.series.chain)):
         return Queue(unanswered="not asked")
-    queue = scheduler.query()
+    queue = scheduler.query(clusters=sorted(now.clusters.union(*map(scheduler.clusters, jobs))))
     if queue.unanswered and unsure:
         raise UnansweredError(
             f"series {now.series.id}: {queue.unanswered}, and without an answer nobody knows whether {unsure} "
@@ -185,21 +207,28 @@ def feed(
         every_s: seconds between two looks at the queue; more where it is full or does not answer.
 
     Raises:
-        UserError, RefusedError: as of `complete`.
+        UserError, RefusedError, StuckError: as of `complete`.
+        DoubtError: the scheduler said neither yes nor no `MOST_DOUBTS` times, and no more jobs were taken.
     """
-    pause, told = every_s, ""
+    pause, told, doubts, submitted = every_s, "", 0, -1
     while True:
         why = ""
         try:
             now = complete(root, series_id, scheduler, check, on_submitted, max_jobs)
         except QueueFullError as error:
             now, why = standing(root, series_id), str(error)
-            if not _holds_some(scheduler.query(), now):
+            if not _holds_some(scheduler.query(clusters=sorted(now.clusters)), now):
                 raise  # nothing of it would ever leave
-        except (DoubtError, UnansweredError) as error:
+        except DoubtError as error:
+            now, why = standing(root, series_id), str(error)
+            doubts = 1 + doubts * (now.submitted == submitted)
+            if doubts == MOST_DOUBTS:
+                raise  # what sbatch says is a refusal that dlbench does not know
+        except (BusyError, UnansweredError) as error:
             now, why = standing(root, series_id), str(error)
         if now.submitted == now.total:
             return now
+        submitted = now.submitted
         pause = min(2 * pause, max(MOST_S, every_s)) if why else every_s
         words = f"series {series_id}: {now.text}; waiting for the queue" + (f": {why}" if why else "")
         if words != told:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +30,14 @@ from dlbench.specs.plan import LaunchPlan, RunPlan
 FOLDER = ".series"
 """Below the folder of all runs; what reads runs passes over names that begin with a dot."""
 
+_LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.05
+
 _MAX_PLANS = 1 << 30
 """Bytes of all plans of a series: one has some 10 kB."""
+
+
+class BusyError(UserError):
+    """Another process is submitting the series."""
 
 
 class SeriesJob(Spec):
@@ -188,15 +195,11 @@ def held(root: Path, series_id: str) -> Iterator[int]:
         A descriptor: a program that inherits it keeps the lock as long as it runs.
 
     Raises:
-        UserError: another one does.
+        BusyError: another one does.
         RunError: the file cannot be made.
     """
     with _appending(series_path(root, series_id, "plans")) as file:
-        with suppress(OSError):
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"series {series_id} is being submitted by another process") from None
+        _lock(file.fileno(), series_id)
         yield file.fileno()
 
 
@@ -205,16 +208,32 @@ def feeding(root: Path, series_id: str) -> Iterator[None]:
     """Says to others that this process goes on with the series, also while it waits.
 
     Raises:
-        UserError: another one does.
+        BusyError: another one does.
         RunError: the file cannot be made.
     """
     with _appending(series_path(root, series_id, "jobs")) as file:
-        with suppress(OSError):
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"series {series_id} is being submitted by another process") from None
+        _lock(file.fileno(), series_id)
         yield
+
+
+def _lock(number: int, series_id: str) -> None:
+    """Takes a lock, if the file system has any.
+
+    Raises:
+        BusyError: another process has it.
+    """
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Who only looks (`is_held`) has it for a moment, too.
+            if not left:
+                raise BusyError(f"series {series_id} is being submitted by another process") from None
+            time.sleep(_LOCK_PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def append(path: Path, text: str) -> None:

@@ -87,6 +87,17 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
         return _not_submitted(run)
     job = submission.job_id
     told = next(iter(queue.of(submission.reference)), None)
+    if state == "failed" and told is not None and told.phase == "waiting":
+        # What failed was an earlier attempt: a job that waits has none that is under way.
+        return Outlook(
+            run_id=run_id,
+            state=told.state,
+            job=job,
+            story=f"its job was requeued {_expected(run, submission, told)}".strip() + f"; {story}",
+            reason=told.reason,
+            starts=told.starts,
+            ahead="nothing" if told.is_stuck else "comes",
+        )
     if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
         return Outlook(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
     if state == "interrupted" and told is not None and told.phase != "over":
@@ -109,7 +120,7 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
     # Of a script that failed by itself, its log says more.
     if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
         assert isinstance(run.plan, RunPlan | CommPlan)
-        resume = f"dlbench submit --resume {run.plan.series.id}"
+        resume = f"dlbench submit --resume {run.plan.series.id}{' --cancelled' * (told.state == 'CANCELLED')}"
         why = f"job {job} ended as {told.state} before this run began; {resume} submits it again"
         return Outlook(run_id=run_id, state="failed", job=job, story=why)
     if told.phase == "over":
@@ -147,6 +158,8 @@ def _unlisted(submission: Submission, queue: Queue) -> str:
     job = submission.job_id
     if queue.unanswered:
         return f"Slurm did not say what became of job {job} ({queue.unanswered})"
+    if queue.no_history:
+        return f"job {job} is no longer queued, and Slurm did not say how it ended ({queue.no_history})"
     if owner := submission.other_owner:
         return f"job {job} is of user {owner}: Slurm no longer knows it, or shows it to its owner alone"
     return f"Slurm no longer knows job {job}"

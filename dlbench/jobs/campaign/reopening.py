@@ -1,26 +1,61 @@
-"""Runs whose job ended before it came to them, at its time limit say, become jobs of their series again."""
+"""Runs whose job ended before it came to them, at its time limit say, become jobs of their series again.
+
+Those of a job that was cancelled do not, unless they are asked for: whoever ran scancel did not want them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dlbench.errors import RunError
 from dlbench.jobs.campaign.beginning import entry_of
-from dlbench.jobs.campaign.campaign import campaign_of
+from dlbench.jobs.campaign.campaign import Campaign, campaign_of
 from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path, write_series
 from dlbench.jobs.campaign.standing import Standing, never_began, standing
 from dlbench.jobs.scheduler import Queue, Scheduler
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
+from dlbench.records.job.log import was_cancelled
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 _LOG = re.compile(r"slurm-[0-9_]+\.out")
 
 
-def reopen(root: Path, series_id: str, scheduler: Scheduler) -> int:
-    """Takes runs that never began, of jobs that have ended, into new jobs of their series; returns how many runs.
+@dataclass(frozen=True, kw_only=True)
+class Reopened:
+    """Runs that never began, though their jobs have ended."""
+
+    campaign: Campaign | None = None
+    """Of those that are in new jobs now; None if there are none."""
+    cancelled: tuple[str, ...] = ()
+    """Those that were left alone, because their jobs were cancelled."""
+    cancelled_jobs: tuple[str, ...] = ()
+    """Ids of these."""
+
+    @property
+    def runs(self) -> int:
+        """How many are in new jobs now."""
+        return 0 if self.campaign is None else len(self.campaign.plans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """A run in whose folder nothing lies but what a submission wrote, and Slurm's log."""
+
+    run_id: str
+    job_id: str
+    """Of an element of an array its own."""
+    log: Path | None
+    """Of its job, if that wrote anything, and so began."""
+
+
+def reopen(root: Path, series_id: str, scheduler: Scheduler, *, with_cancelled: bool = False) -> Reopened:
+    """Takes runs that never began, of jobs that have ended, into new jobs of their series.
 
     Nothing happens while the scheduler does not answer. Runs that began are left to themselves, and so are all of a
     job that it says was completed.
@@ -29,6 +64,7 @@ def reopen(root: Path, series_id: str, scheduler: Scheduler) -> int:
         root: folder of all runs, absolute.
         series_id: the series.
         scheduler: took its jobs.
+        with_cancelled: whether runs of jobs that were cancelled are taken, too.
 
     Raises:
         UserError: there is no such series of this user, or another process submits it.
@@ -38,55 +74,67 @@ def reopen(root: Path, series_id: str, scheduler: Scheduler) -> int:
     require_own(root, series_id)
     with held(root, series_id):
         now = standing(root, series_id)
-        waiting = {number: _not_begun(root, now, number) for number in range(now.total) if now.ids[number]}
-        if not any(waiting.values()):
-            return 0
-        queue = scheduler.query([now.ids[number] for number, runs in waiting.items() if runs])
+        waiting = [one for number in range(now.total) if now.ids[number] for one in _not_begun(root, now, number)]
+        if not waiting:
+            return Reopened()
+        queue = scheduler.query(list(dict.fromkeys(one.job_id for one in waiting)))
         if queue.unanswered:
-            return 0
-        left = {
-            number: runs
-            for number, runs in waiting.items()
-            if runs and _was_cut_off(queue, now.ids[number], has_log=_has_log(root, runs[0]))
-        }
-        if left:
-            _renew(root, now, left)
-        return sum(map(len, left.values()))
+            return Reopened()
+        ends = {one.run_id: _end(queue, one) for one in waiting}
+        cancelled = [one for one in waiting if ends[one.run_id] == "cancelled" and not with_cancelled]
+        left = {run_id for run_id, end in ends.items() if end == "cut off" or (end == "cancelled" and with_cancelled)}
+        return Reopened(
+            campaign=_renew(root, now, left) if left else None,
+            cancelled=tuple(one.run_id for one in cancelled),
+            cancelled_jobs=tuple(dict.fromkeys(one.job_id.partition(";")[0] for one in cancelled)),
+        )
 
 
-def _not_begun(root: Path, now: Standing, number: int) -> list[str]:
-    """The runs of a job in whose folders nothing lies but what a submission wrote, and Slurm's log."""
-    runs = now.series.jobs[number].runs
-    return [run_id for run_id in runs if never_began(RunFolder(root / run_id))]
+def _not_begun(root: Path, now: Standing, number: int) -> list[_Waiting]:
+    """The runs of a job that never began."""
+    found = []
+    for run_id in now.series.jobs[number].runs:
+        folder = RunFolder(root / run_id)
+        if not never_began(folder):
+            continue
+        submission = read_submission(folder)
+        job_id = now.ids[number] if submission is None else submission.reference
+        log = None if submission is None else root / submission.log
+        found.append(_Waiting(run_id=run_id, job_id=job_id, log=log if log is not None and log.exists() else None))
+    return found
 
 
-def _has_log(root: Path, run_id: str) -> bool:
-    """Whether the job of a run wrote anything, and so began."""
-    submission = read_submission(RunFolder(root / run_id))
-    return submission is not None and (root / submission.log).exists()
+def _end(queue: Queue, one: _Waiting) -> Literal["cut off", "cancelled", ""]:
+    """How the job of a run ended without it; empty where it goes on, or nobody knows.
 
-
-def _was_cut_off(queue: Queue, job_id: str, *, has_log: bool) -> bool:
-    """Whether a job has ended, and not by itself; one that the scheduler has forgotten must have begun."""
-    jobs = queue.of(job_id)
+    Of a job that the scheduler has forgotten its log tells: it must have begun.
+    """
+    jobs = queue.of(one.job_id)
     if not jobs:
-        return has_log
-    return all(job.phase == "over" for job in jobs) and any(not job.state.startswith("COMPLETED") for job in jobs)
+        if one.log is None:
+            return ""
+        return "cancelled" if was_cancelled(one.log) else "cut off"
+    if any(job.phase != "over" for job in jobs) or all(job.state == "COMPLETED" for job in jobs):
+        return ""
+    return "cancelled" if any(job.state == "CANCELLED" for job in jobs) else "cut off"
 
 
-def _renew(root: Path, now: Standing, left: dict[int, list[str]]) -> None:
+def _renew(root: Path, now: Standing, runs: Collection[str]) -> Campaign:
     """Whatever is cut off here is found again by the next call: folders are cleared first, the series is last."""
     series = now.series
-    runs = {run_id for of_job in left.values() for run_id in of_job}
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
-    made = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain).jobs
+    campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)
+    made = campaign.jobs
     for run_id in sorted(runs):
         _clear(RunFolder(root / run_id))
-    # A job goes by its first run: the ids of old ones are no longer theirs.
-    append(series_path(root, series.id, "jobs"), "".join(f"{job.run_ids[0]} \n" for job in made))
     rest = [job.model_copy(update={"runs": tuple(one for one in job.runs if one not in runs)}) for job in series.jobs]
+    # A job goes by its first run: the ids of old ones are no longer theirs, but those of the runs that stay.
+    lines = [f"{job.runs[0]} {job_id}\n" for job, job_id in zip(rest, now.ids, strict=True) if job.runs and job_id]
+    lines += [f"{job.run_ids[0]} \n" for job in made]
+    append(series_path(root, series.id, "jobs"), "".join(lines))
     kept = [job for job in rest if job.runs]
     write_series(root, series.model_copy(update={"jobs": (*kept, *map(entry_of, made))}))
+    return campaign
 
 
 def _position(plan: LaunchPlan) -> int:
@@ -101,7 +149,8 @@ def _clear(folder: RunFolder) -> None:
         RunError: a file cannot be removed.
     """
     try:
-        for path in (folder.submission, folder.script, folder.accounting):  # that of the job before
+        # What accounting says is of the job that ended, and would be taken for the new one's.
+        for path in (folder.submission, folder.script, folder.accounting):
             path.unlink(missing_ok=True)
         for path in folder.path.iterdir():
             if _LOG.fullmatch(path.name):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.campaign.file import FOLDER, SeriesFile, SeriesJob, known_jobs, read_series
-from dlbench.jobs.scheduler import array_of
+from dlbench.jobs.scheduler import array_of, cluster_of
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.sharing import WithheldError
@@ -37,6 +37,11 @@ class Standing:
     def submitted(self) -> int:
         """Jobs that Slurm took."""
         return sum(state in ("submitted", "begun") for state in self.states)
+
+    @property
+    def clusters(self) -> set[str]:
+        """Those that took its jobs; an empty name: the one here."""
+        return {cluster_of(job_id) for job_id in self.ids if job_id}
 
     @property
     def known(self) -> bool:

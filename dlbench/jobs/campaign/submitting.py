@@ -68,18 +68,18 @@ def submit(
             _take_back(folder)
         kind = QueueFullError if answer.is_full else RefusedError
         raise kind(f"{command[0]} refused {name}: {answer.refusal}")
-    job_id = answer.job_id or _find(scheduler, folders[0], comment)
+    job_id = answer.job_id or _find(scheduler, job, folders[0], comment)
     if not job_id:
         raise DoubtError(f"{name}: {answer.doubt}; {_MAYBE_QUEUED}")
     keep_submission(job, folders, job_id, command, scheduler.variables(job))
     return job_id
 
 
-def _find(scheduler: Scheduler, folder: RunFolder, comment: str) -> str:
+def _find(scheduler: Scheduler, job: Job, folder: RunFolder, comment: str) -> str:
     """The id of the job that was submitted from a folder, if the scheduler knows it; empty if not."""
     for wait_s in _LOOKS_S:
         time.sleep(wait_s)
-        queue = scheduler.query()
+        queue = scheduler.query(clusters=scheduler.clusters(job))
         if queue.unanswered:
             return ""
         if found := queue.find(folder, comment):

@@ -59,9 +59,10 @@ class Estimate:
             return f"time limit of {format_seconds(self.seconds)} a run" if self.seconds else "no time limit"
         of = f"{self.earlier} earlier run{'s' * (self.earlier > 1)}"
         longest = "the longest " if self.earlier > 1 else ""
+        within = "" if self.seconds >= MARGIN * self.longest_s + START_S else ", within system.slurm.max_time"
         return (
             f"estimated from {of}: {longest}{format_seconds(self.longest_s)} a run, margin {MARGIN:g}, and "
-            f"{START_S:g} s for its start"
+            f"{START_S:g} s for its start{within}"
         )
 
 
@@ -113,8 +114,10 @@ def _estimate(plan: LaunchPlan, earlier: Sequence[_Earlier]) -> Estimate:
     if not earlier:
         return Estimate(seconds=limit_seconds(plan.system.slurm.time_limit))
     took = sorted(one.scaled(plan) for one in earlier)
+    seconds, longest = MARGIN * took[-1] + START_S, limit_seconds(plan.system.slurm.max_time)
     return Estimate(
-        seconds=MARGIN * took[-1] + START_S,
+        # No margin makes a run too long for its site that fits.
+        seconds=longest if longest and took[-1] + START_S <= longest < seconds else seconds,
         expected_s=took[len(took) // 2],
         earlier=len(took),
         longest_s=took[-1],

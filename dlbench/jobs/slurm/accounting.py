@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scripts.images import STEP as IMAGE_STEP
 from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.queue import MAX_IDS
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
@@ -67,6 +68,10 @@ _COMES_BACK_S = 120
 """How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s."""
 _ELEMENTS = re.compile(r"(\d+)_\[([0-9,:-]+)(?:%\d+)?\]")
 """Elements of an array that have not been started, as sacct and squeue list them together."""
+_NOT_ENDED = "has not ended"
+SETTLING_S = (0.0, 2.0, 5.0, 10.0)
+"""Pauses before Slurm is asked for jobs that have written their last record, seconds."""
+
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
 
 _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
@@ -102,7 +107,7 @@ def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
     for submission in jobs.values():
         # Of an array all: elements that never started have no row of their own.
         by_cluster.setdefault(submission.cluster, []).append(submission.job_id.partition("_")[0])
-    answers = {cluster: _ask(list(dict.fromkeys(ids)), cluster) for cluster, ids in by_cluster.items()}
+    answers = {cluster: _ask_all(list(dict.fromkeys(ids)), cluster) for cluster, ids in by_cluster.items()}
     for run_id, submission in jobs.items():
         found = _of_run(run_id, submission, answers[submission.cluster])
         if isinstance(found, str):
@@ -124,6 +129,24 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
             run = replace(run, accounting=new)
         found.append(run)
     return found, told.why_not
+
+
+def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
+    """Keeps what Slurm says of runs whose jobs are ending; returns why there is nothing, by run id.
+
+    slurmctld tells accounting of an end with a delay: for some seconds it is asked again.
+
+    Args:
+        runs: of one series, say.
+        pause: waits so many seconds.
+    """
+    for wait_s in SETTLING_S:
+        if wait_s:
+            pause(wait_s)
+        runs, why_not = with_accounting(runs)
+        if not any(why.endswith(_NOT_ENDED) for why in why_not.values()):
+            break
+    return why_not
 
 
 def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[str, str]]:
@@ -154,6 +177,14 @@ class _Answer:
     rows: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
     why_not: str = ""
     """Why sacct did not say; empty where it did."""
+
+
+def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
+    """One call, where an argument can hold all ids."""
+    size = MAX_IDS // (1 + max(map(len, jobs)))
+    parts = [_ask(jobs[start : start + size], cluster) for start in range(0, len(jobs), size)]
+    rows = {job: lines for part in parts for job, lines in part.rows.items()}
+    return replace(next((part for part in parts if part.why_not), parts[0]), rows=rows)
 
 
 def _ask(jobs: Sequence[str], cluster: str) -> _Answer:
@@ -224,7 +255,7 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
     # sacct writes "CANCELLED by 1000".
     last = _word(own[-1])
     if last == "REQUEUED" or any(_word(row) not in _ENDED for row in rows):
-        return f"job {submission.job_id} has not ended"
+        return f"job {submission.job_id} {_NOT_ENDED}"
     if last in _MAY_COME_BACK and time.time() - (_seconds(own[-1]["End"]) or 0.0) < _COMES_BACK_S:
         return f"job {submission.job_id} was ended just now ({last}), and may be started again"
     job_runs = submission.runs or (run_id,)
@@ -283,7 +314,6 @@ def _not_measured(accounting: RunAccounting, answer: _Answer, no_energy: str) ->
 
 def _attempt(row: Mapping[str, str]) -> Attempt:
     started, ended = _started(row), _seconds(row["End"])
-    nodes = int(row["NNodes"]) if row["NNodes"].isdigit() else 0
     limit = row.get("TimelimitRaw", "")  # minutes
     return Attempt(
         state=_word(row),
@@ -291,7 +321,7 @@ def _attempt(row: Mapping[str, str]) -> Attempt:
         eligible=_seconds(row["Eligible"]),
         started=started,
         ended=ended if ended is not None else started or 0.0,
-        nodes=nodes,
+        nodes=_count(row["NNodes"]),
         node_list=_nodes(row),
         time_limit_s=60.0 * int(limit) if limit.isdigit() and int(limit) else _limit(row.get("Timelimit", "")),
         partition=row["Partition"],
@@ -308,7 +338,7 @@ def _step(row: Mapping[str, str]) -> Step:
         exit_code=row["ExitCode"],
         started=started,
         elapsed_s=max(0.0, ended - started),
-        nodes=int(row["NNodes"]) if row["NNodes"].isdigit() else 0,
+        nodes=_count(row["NNodes"]),
         node_list=row["NodeList"],
         max_rss_bytes=_amount(row["MaxRSS"], 1024.0),
         energy_j=_energy(row),
@@ -341,6 +371,11 @@ def _amount(text: str, step: float) -> float | None:
         return None
     value = float(match[1]) * step ** _PREFIXES[match[2]]
     return value if 0 < value < _NO_VALUE else None
+
+
+def _count(text: str) -> int:
+    """`12`; Slurm writes 1024 as `1K`."""
+    return int(_amount(text, 1024.0) or 0)
 
 
 def _seconds(text: str) -> float | None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from dlbench.jobs.scheduler import Phase, Queue, QueuedJob
+from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, cluster_of
 from dlbench.jobs.slurm.call import call
 from dlbench.jobs.slurm.reasons import advice_on
 
@@ -22,11 +22,12 @@ FINAL = frozenset(
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 _ELSEWHERE = "it runs on another cluster of the federation"
 _FORMAT = "--format=%i|%T|%S|%r|%k|%Z"
-_MAX_IDS = 100_000
+_NO_ACCOUNTING = "accounting storage is disabled"
+MAX_IDS = 100_000
 """Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN)."""
 
 
-def ask(job_ids: Sequence[str], users: Sequence[str]) -> Queue:
+def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = ()) -> Queue:
     """This user's jobs, those of other users that are named, and of these ids what sacct knows besides.
 
     squeue is asked by user: a list of a thousand ids would be asked for one by one by the controller, and an argument
@@ -35,24 +36,34 @@ def ask(job_ids: Sequence[str], users: Sequence[str]) -> Queue:
     Args:
         job_ids: ids, with `;CLUSTER` where sbatch named one.
         users: names or numbers.
+        clusters: as of `dlbench.jobs.scheduler.Scheduler.query`.
     """
-    clusters = sorted({cluster for job in job_ids if (cluster := job.partition(";")[2])})
+    places = {*clusters, *map(cluster_of, job_ids)} or {""}
+    named = ",".join(sorted(places - {""}))
     owners = ",".join(dict.fromkeys([str(os.getuid()), *users]))
-    named = [f"--clusters={','.join(clusters)}"] if clusters else []
     if shutil.which("squeue") is None:
         queued = Queue(unanswered="squeue is not on PATH")
     else:
-        queued = _squeue(["--noheader", "--array", "--states=all", f"--user={owners}", *named, _FORMAT])
-    known = {job.partition("_")[0] for job in queued.jobs}
-    missing = [job for job in job_ids if job not in queued.jobs and job not in known]
+        wheres: list[list[str]] = [[]] * ("" in places) + [[f"--clusters={named}"]] * bool(named)
+        asked = ["--noheader", "--array", "--states=all", f"--user={owners}"]
+        told = [_squeue([*asked, *where, _FORMAT]) for where in wheres]
+        queued = Queue(
+            jobs={job_id: job for one in told for job_id, job in one.jobs.items()},
+            unanswered="; ".join(one.unanswered for one in told if one.unanswered),
+        )
+    missing: dict[str, list[str]] = {}
+    for job in job_ids:
+        if not queued.of(job):
+            missing.setdefault(cluster_of(job), []).append(job)
     if not missing or shutil.which("sacct") is None:
         return queued
-    # Highest exit code of the steps: 0:125 is Slurm's own for a step that ran out of memory.
-    form = "--format=JobID,State,DerivedExitCode"
-    wanted = ",".join(dict.fromkeys(job.partition(";")[0] for job in missing))
-    which = [f"--jobs={wanted}"] if len(wanted) < _MAX_IDS else [f"--user={owners}", "--starttime=now-30days"]
-    ended = _sacct(["--noheader", "--parsable2", "-X", form, *named, *which], missing)
-    return Queue(jobs={**ended, **queued.jobs}, unanswered=queued.unanswered)
+    ended: dict[str, QueuedJob] = {}
+    why: list[str] = []
+    for cluster, jobs in missing.items():
+        found, problem = _sacct(jobs, cluster, owners)
+        ended |= found
+        why += [problem] * bool(problem)
+    return Queue(jobs={**ended, **queued.jobs}, unanswered=queued.unanswered, no_history="; ".join(why))
 
 
 def _squeue(arguments: Sequence[str]) -> Queue:
@@ -62,7 +73,7 @@ def _squeue(arguments: Sequence[str]) -> Queue:
     jobs: dict[str, QueuedJob] = {}
     for cluster, line in _by_cluster(done.stdout):
         job, state, starts, reason, rest = [*(part.strip() for part in line.split("|", 4)), "", "", "", "", ""][:5]
-        comment, _, folder = rest.rpartition("|")  # a comment may hold anything
+        comment, folder = _comment_and_folder(rest)
         if not job or not state:
             continue
         job_id, state = f"{job}{cluster}", state.split()[0]
@@ -82,6 +93,15 @@ def _squeue(arguments: Sequence[str]) -> Queue:
     return Queue(jobs=jobs, unanswered=why)
 
 
+def _comment_and_folder(text: str) -> tuple[str, str]:
+    """`COMMENT|FOLDER`, both of which may hold the sign between them; a folder begins with a slash."""
+    comment, mark, folder = text.partition("|/")
+    if mark:
+        return comment, f"/{folder}"
+    comment, _, folder = text.rpartition("|")
+    return comment, folder
+
+
 def _by_cluster(text: str) -> Iterator[tuple[str, str]]:
     """Lines of squeue, each with `;CLUSTER` where it lists several."""
     cluster = ""
@@ -92,21 +112,27 @@ def _by_cluster(text: str) -> Iterator[tuple[str, str]]:
             yield cluster, line
 
 
-def _sacct(arguments: Sequence[str], wanted: Sequence[str]) -> dict[str, QueuedJob]:
-    done, _ = _said("sacct", arguments)
-    refs = {job.partition(";")[0]: job for job in wanted}
-    arrays = {job: ref for job, ref in refs.items() if "_" not in job}
+def _sacct(wanted: Sequence[str], cluster: str, owners: str) -> tuple[dict[str, QueuedJob], str]:
+    """What accounting says of jobs of one cluster (empty: the one here), and why it says nothing."""
+    ids = list(dict.fromkeys(job.partition(";")[0] for job in wanted))
+    asked, text = set(ids), ",".join(ids)
+    which = [f"--jobs={text}"] if len(text) < MAX_IDS else [f"--user={owners}", "--starttime=now-30days"]
+    where = [f"--clusters={cluster}"] if cluster else []
+    # Highest exit code of the steps: 0:125 is Slurm's own for a step that ran out of memory.
+    form = "--format=JobID,State,DerivedExitCode"
+    done, why = _said("sacct", ["--noheader", "--parsable2", "-X", form, *where, *which])
+    if _NO_ACCOUNTING in why.lower():
+        why = ""
+    suffix = f";{cluster}" if cluster else ""
     jobs: dict[str, QueuedJob] = {}
     for line in [] if done is None else done.stdout.splitlines():
         job, state, code = [*(part.strip() for part in line.split("|")), "", "", ""][:3]
-        array, mark, number = job.partition("_")
-        ref = refs.get(job) or (f"{array}_{number}" if mark and array in arrays else "")
-        if not ref or not state:
+        if not state or (job not in asked and job.partition("_")[0] not in asked):
             continue
         # sacct writes "CANCELLED by 1000".
         word = "OUT_OF_MEMORY" if code == "0:125" else state.split()[0]
-        jobs[ref] = QueuedJob(job_id=ref, state=word, phase=_phase(word))
-    return jobs
+        jobs[f"{job}{suffix}"] = QueuedJob(job_id=f"{job}{suffix}", state=word, phase=_phase(word))
+    return jobs, why
 
 
 def _phase(state: str) -> Phase:

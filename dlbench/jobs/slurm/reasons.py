@@ -23,7 +23,7 @@ _LATER = (
     (r"JobHeldUser", "it is held: `scontrol release {id}` lets it start"),
     (r"JobHeldAdmin", "an administrator holds it: ask them"),
     (r"PartitionDown|PartitionInactive", "its partition takes no jobs: ask the administrators, or cancel"),
-    (r"ReqNodeNotAvail.*", "nodes that it asks for are down, drained or reserved"),
+    (r"(ReqNodeNotAvail|Nodes[ _]required).*", "nodes that it asks for are down, drained or reserved"),
     (r"(QOS|Assoc)(Max|Grp)\w*|AssociationJobLimit|QOSResourceLimit", "a limit of the account or QOS: others must end"),
 )
 _STUCK = "it never starts so: cancel it, and submit with another request"

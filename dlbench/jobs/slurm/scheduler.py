@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from dlbench.jobs.scheduler import Answer, Queue
+from dlbench.jobs.scheduler import Answer, Queue, cluster_of
 from dlbench.jobs.scripts.batch import keeps_own_comment, render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.call import call
@@ -40,26 +40,39 @@ class Slurm:
         """As `slurm.export` says."""
         return exported_names(job.plans)
 
+    def clusters(self, job: Job) -> Sequence[str]:
+        """As the system file says by --clusters."""
+        named = [word.partition("=")[2] for word in job.shape.system.slurm.extra if word.startswith("clusters=")]
+        return named[-1].split(",") if named else ("",)
+
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
         """Runs sbatch."""
         return sbatch(job, command, keep_open)
 
-    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = ()) -> Queue:
-        """One squeue, and at most one sacct."""
-        return ask(job_ids, users)
+    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
+        """One squeue, and at most one sacct; where jobs are on other clusters, too, as many for those."""
+        return ask(job_ids, users, clusters)
 
     def cancel(self, job_ids: Sequence[str]) -> str:
-        """One scancel for some thousand ids."""
+        """One scancel for some thousand ids of a cluster."""
+        by_cluster: dict[str, list[str]] = {}
+        for job in job_ids:
+            by_cluster.setdefault(cluster_of(job), []).append(job.partition(";")[0])
         said = []
-        for start in range(0, len(job_ids), _AT_ONCE):
-            chunk = [job.partition(";")[0] for job in job_ids[start : start + _AT_ONCE]]
-            try:
-                done = call(["scancel", *chunk])
-            except subprocess.TimeoutExpired as late:
-                said.append(f"scancel gave no answer within {late.timeout:g} s")
-            except OSError as error:
-                said.append(f"scancel cannot be started: {error.strerror or error}")
-            else:
-                if done.returncode != 0:
-                    said.append(" ".join(done.stderr.split())[:300] or f"scancel ended with {done.returncode}")
-        return "; ".join(said)
+        for cluster, ids in by_cluster.items():
+            where = [f"--clusters={cluster}"] if cluster else []
+            said += [_scancel([*where, *ids[start : start + _AT_ONCE]]) for start in range(0, len(ids), _AT_ONCE)]
+        return "; ".join(filter(None, said))
+
+
+def _scancel(arguments: Sequence[str]) -> str:
+    """What it said against it; empty if nothing."""
+    try:
+        done = call(["scancel", *arguments])
+    except subprocess.TimeoutExpired as late:
+        return f"scancel gave no answer within {late.timeout:g} s"
+    except OSError as error:
+        return f"scancel cannot be started: {error.strerror or error}"
+    if done.returncode == 0:
+        return ""
+    return " ".join(done.stderr.split())[:300] or f"scancel ended with {done.returncode}"

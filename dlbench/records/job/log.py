@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlbench.opening import read_end
 from dlbench.records.folder import RunFolder
@@ -34,6 +35,7 @@ _MPIRUN = re.compile(r"mpirun noticed that process rank (\d+) with PID \d+ on no
 _ABORTED = re.compile(
     r"Terminating StepId=|Terminating job step|Job step aborted|\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED"
 )
+_CANCELLED = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 _WHOLE_JOB = (
     (re.compile(r"CANCELLED AT \S+ DUE TO TIME LIMIT"), "Slurm ended the job at its time limit"),
     (re.compile(r"CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on"), "a node of the job failed"),
@@ -45,8 +47,12 @@ _WHOLE_JOB = (
 )
 _NO_PROGRAM = re.compile(r"slurmstepd\S*: error: execve\(\): (.+)$", re.MULTILINE)
 _ERROR = re.compile(r"^ *(\d+): dlbench: error: (?:/\S*/)?(.+)$", re.MULTILINE)
+_OWN_ERROR = re.compile(r"^dlbench: error: (.+)$", re.MULTILINE)
 _SCRIPT = re.compile(r"\bslurm_script: line \d+: (.+)$", re.MULTILINE)
 """What bash says of a command of the job's script that it cannot run."""
+
+_CODE = re.compile(r"^dlbench: the run ended with exit code (\d+)$", re.MULTILINE)
+"""What the script of a job of several runs says of each that failed (slurm/job.sbatch.j2)."""
 
 _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
 ATTEMPT_MARK = "dlbench: attempt "
@@ -97,7 +103,7 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
         return Failure(reason=f"no rank started: {no_program[1][:_TOLD]}")
     ending = _first(text)
     if ending is None:
-        return None
+        return _of_its_script(text, statuses)
     cause = first_cause(statuses)
     if cause is not None and cause.failure == "own" and not _came_before(ending, cause):
         return None
@@ -139,6 +145,15 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
     return (told_by_srun.rank, number) if told_by_srun is not None and number is not None else None
 
 
+def was_cancelled(path: Path) -> bool:
+    """Whether the log of a job says that somebody cancelled it: then Slurm gives no other reason."""
+    try:
+        text = read_end(path, END_OF_LOG).decode("utf-8", "replace")
+    except OSError:
+        return False
+    return _CANCELLED.search(text.rpartition(ATTEMPT_MARK)[2]) is not None
+
+
 def _log_of(folder: RunFolder) -> str:
     """The end of the log into which the ranks' launcher wrote."""
     outputs = sorted(folder.path.glob("slurm-*.out"), key=lambda path: (len(path.name), path.name))
@@ -150,6 +165,18 @@ def _text_of(folder: RunFolder, name: str) -> str:
         return read_end(folder.path / name, END_OF_LOG).decode("utf-8", "replace")
     except OSError:  # there is none, or it may not be read
         return ""
+
+
+def _of_its_script(text: str, statuses: Sequence[RankStatus]) -> Failure | None:
+    """How the part of the job's script ended that is the run's, where neither srun nor a rank said why."""
+    code = _CODE.search(text)
+    if code is None or any(status.stage == "failed" for status in statuses):
+        return None
+    if statuses:
+        return Failure(reason=f"it ended with exit code {code[1]}; see launch.log")
+    said = [*_OWN_ERROR.findall(text)[:1], *_SCRIPT.findall(text)[-1:], ""][0][:_TOLD]
+    words = f": {said}" if said else ""
+    return Failure(reason=f"it ended with exit code {code[1]} before any rank started{words}; see launch.log")
 
 
 def _of_the_whole_job(text: str) -> str:

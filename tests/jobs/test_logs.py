@@ -1,0 +1,84 @@
+"""Logs that are followed while Slurm starts a job again, and until nothing more is to come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from dlbench.cli import cli as command_line
+from dlbench.jobs.submission import Submission
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
+from dlbench.records.interrupted import write_interrupted
+from tests.support.programs import Program
+from tests.support.run_factory import plans, write_unfinished
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run in job 7 that has begun."""
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = write_unfinished(tmp_path / "runs", plan)
+    submission = Submission(
+        job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log=f"{plan.run_id}/slurm-7.out"
+    )
+    write_json(folder.submission, submission.model_dump(mode="json"))
+    folder.launch_log.write_text("first attempt, step 1\n")
+    return folder
+
+
+def follow(monkeypatch: pytest.MonkeyPatch, run: RunFolder, *stages: Callable[[], object]) -> list[str]:
+    """What the command prints, where one stage happens between two looks."""
+    left = list(stages)
+
+    def pause(seconds: float) -> None:
+        assert left, "it goes on though nothing is to come"
+        left.pop(0)()
+
+    monkeypatch.setattr("dlbench.jobs.campaign.completing.EVERY_S", 0.0)
+    monkeypatch.setattr("dlbench.cli.logs.time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    done = CliRunner().invoke(command_line, ["logs", str(run.path), "--follow"])
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+def test_a_new_attempt_s_log_is_followed_from_its_beginning(
+    run: RunFolder, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("squeue", "echo '7|RUNNING|N/A|None||/r'")
+
+    def put_aside() -> None:
+        (run.path / "attempt-0001").mkdir()
+        run.launch_log.rename(run.path / "attempt-0001" / "launch.log")
+
+    told = follow(
+        monkeypatch,
+        run,
+        put_aside,
+        lambda: run.launch_log.write_text("second\n"),
+        lambda: run.launch_log.write_text("second\nthird\n"),
+        lambda: run.record.touch(),
+        lambda: None,
+    )
+    assert told == ["first attempt, step 1", "second", "third"]
+
+
+@pytest.mark.parametrize("end", ["true", "echo '7|COMPLETED|N/A|None||/r'"])
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_run_whose_job_is_over_is_not_followed_for_ever(
+    run: RunFolder, program: Program, monkeypatch: pytest.MonkeyPatch, end: str, is_interrupted: bool
+) -> None:
+    """It stopped in good order and Slurm did not start it again; or Slurm has forgotten it."""
+    program("squeue", "echo '7|RUNNING|N/A|None||/r'")
+
+    def over() -> None:
+        program("squeue", end)
+        if is_interrupted:
+            write_interrupted(run, 3, None)
+
+    assert follow(monkeypatch, run, over, lambda: None, lambda: None) == ["first attempt, step 1"]
