@@ -38,7 +38,7 @@ class SubmitCommand(shared.GroupedCommand):
 @click.option(
     "--rotate-nodes", metavar="HOSTS", help="Repeats on n[1-8] in turn: differences between nodes average out."
 )
-@click.option("--cancelled", is_flag=True, help="With --resume SERIES: runs of cancelled jobs, too, that never began.")
+@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     help="Time between two looks at Slurm.",
 )
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
-    """Wait until nothing more is to come of SERIES, keep what Slurm's accounting says of it, and say how it ended.
+    """Wait until nothing more is to come of SERIES, and say how it ended.
+
+    What Slurm's accounting says of its jobs is kept beside the runs (accounting.json), because it forgets.
 
     Ends with 0 if all its runs are valid, with 3 if one is not, and with 124 after the time-out, which cancels nothing.
 

@@ -785,7 +785,7 @@ def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_pat
     assert [row["state"] for row in rows] == ["PENDING", "RUNNING", "failed", "incomplete", "valid"]
     assert rows[2]["story"].startswith("job 13 ended as CANCELLED without a record")
     assert "slurm-13.out" in rows[2]["story"]
-    assert rows[3]["story"].startswith("Slurm no longer knows job 14")
+    assert rows[3]["story"].startswith("job 14 is no longer queued, and Slurm did not say how it ended (sacct failed")
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 1  # one question for all jobs, and none about a run that is done
     assert f"--user={os.getuid()} " in calls[0]
