@@ -6,7 +6,7 @@ set -e -o pipefail
 target=${1:?usage: ./install.sh NEW-FOLDER [PYTHON]}
 python=${2:-python@PYTHON@}
 horovod=@HOROVOD@
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 
 if [ -e "$target" ]; then
   echo "install.sh: error: $target exists already; choose another folder" >&2
@@ -25,6 +25,9 @@ if ! wrong=$(cd -- "$here" && sha256sum --check --quiet --strict MANIFEST.sha256
   exit 4
 fi
 
+# Half an installation is none.
+trap 'echo "install.sh: error: $target is not complete, and is removed" >&2; rm -rf -- "$target"' EXIT
+trap 'exit 130' HUP INT TERM
 "$python" -I -m venv "$target"
 pip=("$target/bin/python" -I -m pip --isolated --disable-pip-version-check --quiet install --no-index --find-links "$here/wheels")
 own=("$here"/wheels/dlbench-*.whl)
@@ -34,5 +37,6 @@ if [ "$horovod" = 1 ]; then
   "${pip[@]}" cffi cloudpickle packaging psutil pyyaml
   "${pip[@]}" --no-deps "$here"/horovod/*.whl
 fi
+trap - EXIT HUP INT TERM
 echo "installed: $target/bin/dlbench"
 [ ! -d "$here/data" ] || echo "data: $here/data"

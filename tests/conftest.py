@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -38,7 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """GPUs are for the tests of `-m gpu` alone: all others test what runs everywhere, and share no CUDA context."""
+    """GPUs are for the tests of `-m gpu` alone: all others test what runs everywhere, and share no CUDA context.
+
+    `nohup`, and a shell's `&` in a script, start programs that ignore signals. Those that tests start must not.
+    """
+    for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
     if not is_for_gpus(config):
         hide_gpus()
 
@@ -68,6 +75,12 @@ def _group(item: pytest.Item) -> str:
     """
     file = item.nodeid.partition("::")[0]
     return "slurm" if item.get_closest_marker("slurm") or file in _SPINNING else file
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Says so where this pytest-xdist does not hand out groups whole, instead of making every fixture many times."""
+    if getattr(session.config.option, "loadgroup", False) and session.items:
+        assert "@" in session.items[0].nodeid, "this pytest-xdist does not know groups under this pytest"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.gate.content import Content, content_of, digest
 from dlbench.reading import environments
-from dlbench.reading.comparability import system_content
+from dlbench.reading.comparability import AFTER_INTERRUPTION, system_content
 from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named, shared_nodes, unlike_runs
@@ -67,7 +67,8 @@ class Side:
     """What a person calls it: a path."""
     points: tuple[SidePoint, ...]
     left_out: tuple[str, ...]
-    """Runs without figures, and runs from which something was taken away on purpose, a line each."""
+    """Runs without figures, runs that went on after an interruption, and those from which something was taken away on
+    purpose, a line each."""
     damaged: tuple[str, ...]
 
 
@@ -100,20 +101,24 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
 
 
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
-    """Runs with all these properties, and a line for those from which something was taken away on purpose.
+    """Runs with all these properties, and a line for each kind, or run, that is left out.
 
     For properties see `dlbench.reading.selection`. Runs of another variant than `plain` are left out unless they were
-    asked for: they ran to be subtracted.
+    asked for: they ran to be subtracted. Always left out are runs that went on after an interruption: they are no
+    repeats of those that ran through.
 
     Raises:
         UserError: no run has them; names the values that there are.
     """
     runs = select(scan.runs, name, where, option)
+    resumed = [run.plan.run_id for run in runs if run.record is not None and run.record.goes_on]
+    left_out = [f"{run_id}: resumed {AFTER_INTERRUPTION}" for run_id in resumed]
+    through = [run for run in runs if run.record is None or not run.record.goes_on]
     if "variant" in where:
-        return runs, []
-    plain = [run for run in runs if run.plan.series.variant == "plain"]
-    twins = len(runs) - len(plain)
-    return plain, [f"{twins} control runs (run --decompose, --watch-cost)"] * bool(twins)
+        return through, left_out
+    plain = [run for run in through if run.plan.series.variant == "plain"]
+    twins = len(through) - len(plain)
+    return plain, left_out + [f"{twins} control runs (run --decompose, --watch-cost)"] * bool(twins)
 
 
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:

@@ -12,7 +12,7 @@ from dlbench.history.prune import dropped_kinds
 from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import read_json
 from dlbench.reading.causes import Causes
-from dlbench.reading.comparability import chosen_settings, group_id, system_content
+from dlbench.reading.comparability import AFTER_INTERRUPTION, chosen_settings, group_id, system_content
 from dlbench.reading.hosts.slow_nodes import host_ratios
 from dlbench.reading.metrics import METRICS, metrics_by_run
 from dlbench.reading.table import WithoutFigures, tabulate
@@ -21,7 +21,7 @@ from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
 from dlbench.records.scan import Run, Scan, read_run
 from dlbench.report.wording import short_data
 
-ENTRIES_VERSION = 2
+ENTRIES_VERSION = 3
 """To be counted up when entries of the same folders come out differently: an index of before is made anew then."""
 
 
@@ -151,12 +151,13 @@ def _label(run: Run) -> str:
     shown = "".join(f", {key}={value}" for key, value in chosen_settings(run).items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
+    resumed = f", resumed {AFTER_INTERRUPTION}" if run.record is not None and run.record.goes_on else ""
     train = plan.workload.train
     to_accuracy = "" if goal(run) == THROUGHPUT else f", {goal(run)}"
     return (
         f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {precision(run)}, batch "
         f"{train.batch_per_rank} per rank, {short_data(data_source(run))}, {plan.series.scaling} "
-        f"scaling{to_accuracy}{shown}{variant}{side}"
+        f"scaling{to_accuracy}{shown}{variant}{side}{resumed}"
     )
 
 

@@ -4,7 +4,8 @@
 (`dlbench.records.registry`) names what a reader must see. Two runs can agree there and still differ in something
 `--set` changed (a learning rate, an image size); such runs are kept apart by a digest of everything in the plan that
 decides what is computed and how ranks are started. So are runs from which something was taken away on purpose to
-compare others with them. Comparable runs may have other software: that is what gates and trends are for.
+compare others with them, and runs that went on after an interruption. Comparable runs may have other software: that is
+what gates and trends are for.
 
 **Repeats** (`repeat_id`): comparable, asked of the system alike (partition, exclusive nodes, modules, Python, ...:
 `system_content`) and met by equal software and machines (what their records say of both). Only repeats may be averaged
@@ -55,6 +56,10 @@ NOT_SHAPING_OPTIONS = frozenset(
     }
 )
 """The same for options of `system.slurm.extra`, by sbatch's names."""
+
+
+AFTER_INTERRUPTION = "after an interruption"
+"""What is said of runs that went on from an earlier attempt (`Record.goes_on`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,18 +149,14 @@ def told_of(run: Run) -> dict[str, str]:
 def planned_id(run: Run) -> str:
     """`averaged_id` without what only a record tells: finds runs that were to join a group and died."""
     content = _averaged_content(run)
-    content.pop("goes_on", None)
+    content.pop("resumed", None)
     for name in ("device", "precision"):
         del content["registered"][name]
     return digest_of(content)
 
 
 def _averaged_content(run: Run) -> dict[str, Any]:
-    content = {**comparable_content(run), "system": system_content(run.plan)}
-    # Its times add up over several starts, with cold caches in their middle: never averaged with one that ran through.
-    if run.record is not None and run.record.goes_on:
-        content["goes_on"] = True
-    return content
+    return {**comparable_content(run), "system": system_content(run.plan)}
 
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:
@@ -220,6 +221,10 @@ def comparable_content(run: Run) -> dict[str, Any]:
     # Sides of a paired comparison are kept apart even where both set the same (an A/A comparison).
     if plan.series.side:
         content["side"] = plan.series.side
+    # It trained on from other weights; to a quality, its times add up over several starts. No repeat of one that ran
+    # through.
+    if run.record is not None and run.record.goes_on:
+        content["resumed"] = AFTER_INTERRUPTION
     return content
 
 

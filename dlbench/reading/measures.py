@@ -151,9 +151,11 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
 
 
 def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
-    """The figures of a run, or, in a sentence, why it has none."""
+    """The figures of a run that is subtracted from others of its series; or, in a sentence, why it cannot be."""
     if run.state != "valid":
         return None, f"{run.plan.run_id} is {run.state}: {run.story}"
+    if run.record is not None and run.record.goes_on:
+        return None, f"{run.plan.run_id} was resumed after an interruption: no repeat of runs that ran through"
     try:
         return measure(run), ""
     except IncompleteDataError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
@@ -53,6 +53,15 @@ class RunTable:
             return {}
         rows = zip(self.figures["run_id"], self.figures["block"], self.figures["repeat"], strict=True)
         return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
+
+
+def without_resumed(table: RunTable) -> RunTable:
+    """The same, where runs that went on after an interruption yield no figure: for repeats that must be alike."""
+    why = "resumed after an interruption, so no repeat of runs that ran through"
+    resumed = [run for run in table.runs.values() if run.record is not None and run.record.goes_on]
+    left_out = tuple(WithoutFigures(run=run, state=run.state, why=why) for run in resumed)
+    kept = {run_id: run for run_id, run in table.runs.items() if run not in resumed}
+    return replace(table, runs=kept, without=(*table.without, *left_out)) if resumed else table
 
 
 def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:

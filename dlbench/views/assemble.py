@@ -10,6 +10,7 @@ import dlbench
 from dlbench.history.page.report import TrendsReport
 from dlbench.reading import environments, scaling
 from dlbench.reading.comparability import (
+    AFTER_INTERRUPTION,
     Condition,
     asked_apart,
     chosen_settings,
@@ -173,6 +174,8 @@ def _conditions(run: Run) -> tuple[Condition, ...]:
     titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
     values = comparable_values(run)
     found = [Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value]
+    if run.record is not None and run.record.goes_on:
+        found.append(Condition(name="resumed", title="Resumed", value=AFTER_INTERRUPTION))
     return _cleaned([*found, Condition(name="data_set", title="Data set", value=data_title(run))])
 
 

@@ -335,6 +335,27 @@ def test_runs_that_were_to_be_subtracted_are_left_out(tmp_path: Path) -> None:
     assert "5 control runs (run --decompose" in " ".join(result.output.split())
 
 
+def resumed_after(interruption: int) -> Story:
+    """Attempt 2 at a run, which went on from a checkpoint."""
+    return Story(record={"attempt": 2, "first_step": interruption, "resumed_from": "/runs/x/checkpoints/step-00000007"})
+
+
+def test_runs_that_went_on_after_an_interruption_are_never_compared(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", STEADY[:5], series="new")
+    (late,) = plans(points=(1,), repeats=1, series="late")
+    write_run(new, in_own_session(late, 1), constant([part * 3 for part in PHASES_MS]), resumed_after(7))
+    result = call("compare", old, new)
+    assert result.exit_code == 0, result.output
+    assert f"{late.run_id}: resumed after an interruption" in " ".join(result.output.split())
+    made = call("baseline", new, "-o", tmp_path / "baseline.json")
+    assert late.run_id in made.output
+    assert late.run_id not in (tmp_path / "baseline.json").read_text()
+    alone = tmp_path / "alone"
+    write_run(alone, late, constant(PHASES_MS), resumed_after(7))
+    error = refused("compare", old, alone)
+    assert (error.exit_code, "resumed after an interruption" in str(error)) == (ExitCode.INCOMPLETE, True)
+
+
 def test_times_and_environments_on_both_sides_are_told(tmp_path: Path, old: Path) -> None:
     new = write_side(
         tmp_path / "new",

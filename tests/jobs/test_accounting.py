@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli as command_line
 from dlbench.jobs.box.box import Box
 from dlbench.jobs.campaign.file import SeriesFile, SeriesJob, write_series
-from dlbench.jobs.slurm.accounting import with_accounting
+from dlbench.jobs.slurm.accounting import job_energies, with_accounting
 from dlbench.jobs.submission import Submission
 from dlbench.node.ranks import switch_of
 from dlbench.records.files import write_json
@@ -30,6 +30,7 @@ from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
 from dlbench.units import utc_now
 from dlbench.views.campaign_cost.numbers import campaign_cost
+from dlbench.views.campaign_cost.view import cost_section
 from tests.support.run_factory import Story, constant, plans, write_run
 
 START = 1_772_366_400
@@ -132,7 +133,7 @@ def test_a_run_of_a_shared_job_is_told_by_its_own_step_and_kept(tmp_path: Path, 
     with_accounting(scan(tmp_path / "runs").runs)
     (call,) = calls.read_text().splitlines()
     assert call.startswith("sacct %s ")
-    assert call.endswith("--jobs=7,8_2")
+    assert call.endswith("--jobs=7,8")
 
 
 def test_without_accounting_squeue_tells_times_and_no_memory(tmp_path: Path, slurm: Callable[..., Path]) -> None:
@@ -155,6 +156,13 @@ def test_without_accounting_squeue_tells_times_and_no_memory(tmp_path: Path, slu
         ([], "Slurm no longer knows job 7"),
         ([row("7", "RUNNING", End="Unknown")], "job 7 has not ended"),
         ([row("7"), row("7.0", "RUNNING", End="Unknown")], "job 7 has not ended"),
+        # For some seconds sacct does not know that the job waits again.
+        ([row("7", "REQUEUED")], "job 7 has not ended"),
+        (
+            [row("7", "PREEMPTED", End=str(int(time.time()) - 5))],
+            "job 7 was ended just now (PREEMPTED), and may be started again",
+        ),
+        ([row("7", "PREEMPTED"), row("7", "PENDING", End="Unknown")], "job 7 has not ended"),
         # Another job, of the year before, which had this number.
         ([row("7", begin=-31_000_000, last=-30_000_000)], "Slurm no longer knows job 7"),
     ],
@@ -189,6 +197,132 @@ def test_more_jobs_than_an_argument_holds_are_asked_for_in_parts(
     found, why_not = with_accounting(runs)
     assert (why_not, all(run.accounting is not None for run in found)) == ({}, True)
     assert [line.rpartition("=")[2] for line in calls.read_text().splitlines()] == ["7,8", "9"]
+
+
+def test_the_step_that_holds_an_image_is_none_of_the_run(tmp_path: Path, slurm: Callable[..., Path]) -> None:
+    runs = series(tmp_path / "runs", [("7", (0,))])
+    slurm(
+        "sacct",
+        [
+            row("7", begin=60, last=160),
+            row("7.0", "FAILED", begin=61, last=160, MaxRSS="9G", ExitCode="1:0", JobName="dlbench-image"),
+            row("7.1", begin=70, last=150, MaxRSS="1G", JobName=runs[0].plan.run_id),
+        ],
+    )
+    (run,), _ = with_accounting(runs)
+    one = run.accounting
+    assert one is not None
+    assert (one.run_s, one.run_node_s, one.max_rss_bytes) == (80, 160, 2**30)
+    found = campaign_cost([run])
+    assert found is not None
+    parts = {part.name: part.node_hours * 3600 for part in found.parts}
+    assert sum(parts.values()) == pytest.approx(200)
+    assert "lost" not in parts
+
+
+def test_jobs_that_never_started_took_nothing_and_hide_nothing(tmp_path: Path, slurm: Callable[..., Path]) -> None:
+    runs = series(tmp_path / "runs", [("7", (0,)), ("8", (1, 2)), ("9_2", (3,)), ("9_7", (4,))])
+    cancelled = {"Start": "None", "NodeList": "None assigned"}
+    slurm(
+        "sacct",
+        [
+            row("7", begin=60, last=160, ConsumedEnergy="2M"),
+            row("7.0", begin=60, last=160, JobName=runs[0].plan.run_id),
+            row("8", "CANCELLED by 1000", **cancelled),
+            row("9_1", begin=60, last=160),
+            row("9_[2-3,5-9:2%4]", "CANCELLED by 1000", **cancelled),
+        ],
+    )
+    told, why_not = with_accounting(runs)
+    assert why_not == {}
+    for run in told[1:]:
+        assert run.accounting is not None
+        assert (run.accounting.waited_s, run.accounting.job_node_s, run.accounting.energy_j) == (None, 0, None)
+        assert set(run.accounting.not_measured.values()) == {f"job {run.accounting.job_id} ended before it was started"}
+    found = campaign_cost(told)
+    assert found is not None
+    assert (found.jobs, found.energy_j, found.median_wait_s) == (4, 2e6, 60)
+    assert found.node_hours * 3600 == pytest.approx(200)
+    (point,) = found.points
+    assert (point.energy_j, point.node_hours) == (2e6, pytest.approx(200 / 3600))
+
+
+def test_runs_without_figures_are_on_no_other_set_of_nodes(tmp_path: Path) -> None:
+    """Their nodes are known from Slurm alone, which writes the same ones otherwise."""
+    runs = series(tmp_path, [("7", (0, 1, 2))], {2: Story(state="invalid")})
+    ids = [run.plan.run_id for run in runs]
+    unlike = replace(runs[2], record=None)
+    told = [replace(run, accounting=accounting(run, ids, 2, [(0, 9)], 30)) for run in (*runs[:2], unlike)]
+    found = campaign_cost(told)
+    assert found is not None
+    assert [point.node_sets for point in found.points] == [1]
+    words = "\n".join(cost_section(found).words)
+    assert "All runs of a point had the same nodes" in words
+    lost = campaign_cost([replace(run, record=None) for run in told])
+    assert lost is not None
+    assert "nodes:" not in "\n".join(cost_section(lost).words)
+
+
+def test_squeue_says_the_end_of_a_job_that_never_started_as_its_start(
+    tmp_path: Path, slurm: Callable[..., Path]
+) -> None:
+    runs = series(tmp_path / "runs", [("7", (0,))])
+    slurm("sacct", [], code=1)
+    cells = ("7", "CANCELLED", START + 5, START + 160, START + 160, 2, "10:00", "batch", "lab", "normal", "")
+    slurm("squeue", ["|".join(str(cell).ljust(30) for cell in cells) + "|"])
+    (run,), _ = with_accounting(runs)
+    assert run.accounting is not None
+    assert (run.accounting.waited_s, run.accounting.attempts[0].started) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("energies", "joules"), [(("1M", "2M"), 3e6), (("", "2M"), None), (("1M", ""), None), (("", ""), None)]
+)
+def test_energy_is_that_of_all_attempts_or_none(
+    tmp_path: Path, slurm: Callable[..., Path], energies: tuple[str, str], joules: float | None
+) -> None:
+    runs = series(tmp_path / "runs", [("7", (0,))])
+    slurm(
+        "sacct",
+        [
+            row("7", "REQUEUED", begin=10, last=20, ConsumedEnergy=energies[0]),
+            row("7", begin=50, last=70, Eligible=str(START + 20), ConsumedEnergy=energies[1]),
+        ],
+    )
+    (run,), _ = with_accounting(runs)
+    assert run.accounting is not None
+    assert run.accounting.job_energy_j == joules
+    why = run.accounting.not_measured.get("energy_j", "")
+    assert ("a part of" in why, "AcctGatherEnergyType" in why) == (joules is None and any(energies), not any(energies))
+    told, why = job_energies([run])
+    assert told == {}
+    assert ("2 attempts of job 7 together" in why[run.plan.run_id]) == (joules is not None)
+    found = campaign_cost([run])
+    assert found is not None
+    # Nodes are asked for anew each time; what the first attempt took is lost.
+    assert found.asked_node_hours == pytest.approx(2 * 2 * 600 / 3600)
+    assert {part.name: part.node_hours * 3600 for part in found.parts}["lost"] == pytest.approx(10)
+
+
+def test_what_a_shared_job_did_not_come_to_took_nothing(tmp_path: Path, slurm: Callable[..., Path]) -> None:
+    made = plans(points=(1,), repeats=2, launcher="srun-gloo")
+    write_run(tmp_path / "runs", made[0], constant([100.0] * len(PHASES)), Story())
+    RunFolder(tmp_path / "runs" / made[1].run_id).path.mkdir()
+    RunFolder(tmp_path / "runs" / made[1].run_id).plan.write_text(made[1].to_json())
+    ids = tuple(plan.run_id for plan in made)
+    for run_id in ids:
+        submission = Submission(
+            job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="slurm.out", runs=ids
+        )
+        write_json(RunFolder(tmp_path / "runs" / run_id).submission, submission.model_dump(mode="json"))
+    slurm("sacct", [row("7", "TIMEOUT"), row("7.0", begin=60, last=150, JobName=ids[0])])
+    told, _ = with_accounting(scan(tmp_path / "runs").runs)
+    found = campaign_cost(told)
+    assert found is not None
+    parts = {part.name: part.node_hours * 3600 for part in found.parts}
+    assert (parts["between"], parts.get("unknown")) == (pytest.approx(20), None)
+    assert [run.node_hours for run in found.runs] == [pytest.approx(180 / 3600), 0]
+    assert found.points[0].node_hours == pytest.approx(180 / 3600)
 
 
 def test_a_folder_that_cannot_be_written_hinders_nothing(tmp_path: Path, slurm: Callable[..., Path]) -> None:

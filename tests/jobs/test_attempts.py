@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dlbench.jobs.scripts.templates import render
 
-KEPT = ("plan.json", "job.sbatch", "submission.json", "accounting.json", "slurm-7.out", "slurm-7_1.out")
+KEPT = ("plan.json", "job.sbatch", "submission.json", "slurm-7.out", "slurm-7_1.out")
 LEFT = (
+    "accounting.json",
     "rank-0000.status.json",
     "node-0000.status.json",
     "launch.log",

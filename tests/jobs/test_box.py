@@ -79,7 +79,7 @@ def test_slurm_conf_says_where_everything_is() -> None:
     for wanted in (
         "SlurmctldHost=boxctl(198.18.0.17)",
         "SlurmctldPort=23456",
-        "AuthInfo=socket=/tmp/box/munge/socket,cred_expire=20",
+        "AuthInfo=socket=/tmp/box/munge/socket,cred_expire=10",
         "TmpFS=/tmp/box/tmp.%n",
         "JobCompLoc=/tmp/box/jobcomp.txt",
         "NodeName=n1 NodeAddr=198.18.0.18 CPUs=4 RealMemory=1000 State=UNKNOWN",

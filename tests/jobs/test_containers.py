@@ -29,7 +29,7 @@ from dlbench.specs.system.container import ContainerSpec
 from dlbench.specs.system.container_image import with_image
 from dlbench.specs.system.system import SystemSpec
 from tests.jobs.test_run_script import plan_of
-from tests.support import apptainer_stand_in
+from tests.support import apptainer_stand_in, container_root
 from tests.support.paths import ROOT
 
 PYTHON = "/opt/python"
@@ -74,6 +74,9 @@ def test_pyxis_is_told_by_srun() -> None:
     assert next(word for word in srun if word.startswith("--container-mounts=")).count(",") == 1
     assert srun[srun.index("python3") :][:4] == ["python3", "-P", "-m", "dlbench.supervisor"]
     assert plan.system.container.digest == DIGEST
+    # An image has one of its own, which would go before.
+    (named,) = [word for word in words_of(contained(kind="pyxis", image=name)) if word.startswith("--container-env=")]
+    assert "PYTHONPATH" in named.partition("=")[2].split(",")
 
 
 def test_podman_passes_in_what_is_named() -> None:
@@ -84,7 +87,49 @@ def test_podman_passes_in_what_is_named() -> None:
         assert {gpu, "--env=API", "--env=MY", "--env=SLURM*", "--network=host", "--ipc=host", "--read-only"} <= set(
             words
         )
+        assert {"--env=CUDA_VISIBLE_DEVICES", "--env=ROCR_VISIBLE_DEVICES"} <= set(words)  # the job's, not the node's
         assert words[words.index("torch:1") + 1 :][:3] == ["python3", "-P", "-m"]
+
+
+def test_no_place_is_mounted_twice() -> None:
+    plan = contained(kind="podman", image="torch:1", mounts=["/runs/x:/runs/x:rw", "/a", "/a:/b"])
+    mounts = [word.removeprefix("--volume=") for word in words_of(plan) if word.startswith("--volume=")]
+    assert mounts[-3:] == ["/runs/x:/runs/x:rw", "/a:/a", "/a:/b"]
+    places = [mount.split(":")[1] for mount in mounts]
+    assert len(places) == len(set(places))
+
+
+@pytest.mark.parametrize(
+    ("path", "mounted"),
+    [
+        ("$SCRATCH/a-b", '"$SCRATCH"/a-b'),
+        ("$SCRATCH.d/x", '"$SCRATCH".d/x'),
+        ("$SCRATCH-7", '"$SCRATCH"-7'),
+        ("/scratch/$USER/{host}", '/scratch/"$USER"'),
+        ("/local/of-{host}/x", "/local"),
+        ("~/x y", "\"$HOME\"'/x y'"),
+        ("/local-{host}", ""),
+    ],
+)
+def test_what_samples_are_staged_to_is_mounted(path: str, mounted: str) -> None:
+    plan = contained(kind="apptainer", image="/a.sif")
+    system = plan.system.model_dump() | {"storage": {"local": {"path": path}}}
+    data = plan.workload.data.model_copy(update={"staging": "replicate", "staging_tier": "local"})
+    workload = plan.workload.model_copy(update={"data": data})
+    plan = plan.model_copy(update={"system": SystemSpec.model_validate(system), "workload": workload})
+    if not mounted:
+        with pytest.raises(UserError, match=r"/local-\{host\}: cannot be mounted"):
+            words_of(plan)
+        return
+    script = render_job(job_of([plan]), [RunFolder(Path("/runs/x"))], PYTHON)
+    told = subprocess.run(
+        ["/bin/bash", "-c", f"printf %s {mounted}:{mounted}"],
+        capture_output=True, text=True, check=True, env=(places := {"SCRATCH": "/s", "USER": "me", "HOME": "/h"}),
+    ).stdout  # fmt: skip
+    line = next(line for line in script.splitlines() if "apptainer exec" in line)
+    start = f"srun() {{ printf '%s\\n' \"$@\"; }}; TMPDIR=/tmp dlbench_run=/runs/x; {line}"
+    words = subprocess.run(["/bin/bash", "-c", start], capture_output=True, text=True, check=True, env=places).stdout
+    assert told in words.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -170,26 +215,13 @@ def test_nothing_of_it_is_run_by_the_shell(text: str) -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """A root file system with nothing in it but the places where this machine's own are mounted."""
-    root = tmp_path / "root"
-    for name in ("usr", "etc", "proc", "sys", "dev", "tmp", "var/tmp", "run", "root"):
-        (root / name).mkdir(parents=True)
-    for name in ("bin", "sbin", "lib", "lib64"):
-        (root / name).symlink_to(f"usr/{name}")
-    (root / "etc" / "only-in-the-image").touch()
-    return root
+    return container_root.made(tmp_path / "root")
 
 
 def run_contained(tmp_path: Path, launcher: str, ranks: int, path: str, **container: Any) -> dict[str, Any]:
     """The record's environment of a run whose ranks are in a container."""
-    mounts = dict.fromkeys(
-        str(Path(place).resolve())
-        for place in ("/usr", "/etc/ssl", sys.prefix, sys.base_prefix)
-        if Path(place).exists()
-    )
-    mounts = [one for one in mounts if not any(one != other and Path(one).is_relative_to(other) for other in mounts)]
     system = tmp_path / "contained.yaml"
-    keys = {"python": sys.executable, "mounts": [f"{one}:{one}:ro" for one in mounts], **container}
+    keys = {"python": sys.executable, "mounts": container_root.mounts(), **container}
     content = {"format": "dlbench.system", "version": 1, "name": "contained", "title": "T", "node": {"cores": 2}}
     system.write_text(json.dumps({**content, "launch": {"launcher": launcher}, "container": keys}))
     words = ["run", "cosmoflow", "--preset", "ci", "--engine", "ddp" if ranks > 1 else "single"]
@@ -207,19 +239,12 @@ def run_contained(tmp_path: Path, launcher: str, ranks: int, path: str, **contai
     return environment
 
 
-def packed(root: Path) -> Path:
-    image = root.with_suffix(".sqsh")
-    subprocess.run(
-        ["mksquashfs", root, image, "-quiet", "-no-progress"], check=True, timeout=60, stdout=subprocess.DEVNULL
-    )
-    return image
-
-
+@pytest.mark.nightly  # tests/real/test_slurm_containers.py has it on two nodes
 @pytest.mark.skipif(bool(apptainer_stand_in.lacking()), reason=apptainer_stand_in.lacking())
 def test_a_run_in_a_root_of_its_own(tmp_path: Path, image: Path) -> None:
     apptainer_stand_in.install(tmp_path)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    file = packed(image)
+    file = container_root.packed(image)
     found = run_contained(tmp_path, "local", 1, path, kind="apptainer", image=str(file))
     assert found["container.image"] == str(file)
     assert found["container.sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
@@ -234,7 +259,9 @@ def test_a_run_in_a_root_of_its_own(tmp_path: Path, image: Path) -> None:
 )
 @pytest.mark.parametrize("launcher", ["local", "mpirun"])
 def test_a_run_in_apptainer(tmp_path: Path, image: Path, launcher: str) -> None:
-    found = run_contained(tmp_path, launcher, 2, os.environ["PATH"], kind="apptainer", image=str(packed(image)))
+    found = run_contained(
+        tmp_path, launcher, 2, os.environ["PATH"], kind="apptainer", image=str(container_root.packed(image))
+    )
     assert found["container.kind"] == "apptainer"
 
 
@@ -243,7 +270,7 @@ def test_a_run_in_apptainer(tmp_path: Path, image: Path, launcher: str) -> None:
 def test_mpirun_starts_a_container_for_each_rank(tmp_path: Path, image: Path) -> None:
     apptainer_stand_in.install(tmp_path)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    found = run_contained(tmp_path, "mpirun", 2, path, kind="apptainer", image=str(packed(image)))
+    found = run_contained(tmp_path, "mpirun", 2, path, kind="apptainer", image=str(container_root.packed(image)))
     assert found["container.kind"] == "apptainer"
 
 

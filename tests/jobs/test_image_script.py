@@ -160,3 +160,45 @@ def test_a_folder_that_another_job_holds_stays(tmp_path: Path) -> None:
         subprocess.run(["flock", "--nonblock", str(held.fileno())], pass_fds=[held.fileno()], check=True)
         assert node.run()[0] == 0
         assert node.left == ["dlb-image-5"]
+
+
+def test_a_folder_of_this_job_that_somebody_holds_is_not_taken_away(tmp_path: Path) -> None:
+    """As where image.folder is one that nodes share."""
+    node = Node(tmp_path)
+    other = node.local / "dlb-image-7"
+    other.mkdir()
+    (other / "1").mkdir()
+    with (other / ".held").open("w") as held:
+        subprocess.run(["flock", "--nonblock", str(held.fileno())], pass_fds=[held.fileno()], check=True)
+        code, said = node.run()
+    assert (code, node.left) == (5, ["dlb-image-7"])
+    assert "ranks start" not in said
+    assert sorted(path.name for path in other.iterdir()) == [".held", "1"]
+
+
+def test_a_folder_that_another_job_took_for_abandoned_is_made_anew(tmp_path: Path) -> None:
+    """Two jobs that begin on one node: one cleans up in the instant in which the other's folder has no holder yet."""
+    node = Node(tmp_path)
+    flock = tmp_path / "bin" / "flock"
+    flock.write_text(
+        "#!/bin/bash\n"
+        'if [ "${@: -1}" = 9 ] && mkdir "$LOCAL/../once" 2>/dev/null; then rm -rf "$LOCAL"/dlb-image-7; fi\n'
+        f'exec {shutil.which("flock")} "$@"\n'
+    )
+    flock.chmod(0o755)
+    code, said = node.run()
+    assert (code, said.splitlines()[:1]) == (0, ["ranks start"]), said
+    assert (tmp_path / "once").exists()
+    assert node.left == []
+
+
+@pytest.mark.parametrize("when", ["while it is copied", "before"])
+def test_a_node_that_is_lost_while_it_unpacks_is_one_line(tmp_path: Path, when: str) -> None:
+    """srun ends then: nobody reads what the script says to it."""
+    node = Node(tmp_path)
+    ready = "echo ready\n" if when != "before" else ""
+    (tmp_path / "bin" / "srun").write_text(f"#!/bin/bash\n{ready}exit 1\n")
+    (tmp_path / "bin" / "sbcast").write_text("#!/bin/bash\nsleep 0.5\n")
+    code, said = node.run()
+    assert code == 5, said
+    assert said == f"dlbench: error: the image cannot be unpacked in {node.local}/dlb-image-7 on every node\n"

@@ -266,6 +266,15 @@ def several_sizes() -> Job:
     return job
 
 
+def may_begin_anew() -> Job:
+    """Repeats in one job that Slurm may end early, and start again."""
+    asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (1,)}
+    overrides = {"system.slurm.requeue": True, "checkpoint.every_steps": 2}
+    made = expand(Request(**asked, system="box", repeats=2, overrides=overrides), machine_cores=4, now=NOW)
+    (job,) = jobs_of([plan.model_copy(update={"dlbench_version": "0.0.0"}) for plan in made])
+    return job
+
+
 def an_array() -> Job:
     """The same of one size, in jobs of their own."""
     asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
@@ -277,6 +286,7 @@ def an_array() -> Job:
 SIDES: dict[str, Callable[[], Job]] = {
     "packed-sizes": several_sizes,
     "array": an_array,
+    "requeue": may_begin_anew,
     "sides-box": lambda: sides_of({}, {"engine.name": "ddp"}),
     "sides-mpirun": lambda: sides_of({}, {"system.launch.launcher": "mpirun"}, repeats=3, ranks_per_node=2),
     "sides-everything": two_environments,
@@ -537,7 +547,7 @@ def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, pl
         assert [program, *cluster.arguments(program)] == expected
         seen = cluster.environment(program)
         assert (seen["ONE"], seen["TWO"]) == (one, two)
-        assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711" if launcher == "mpirun" else None)
+        assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711-0" if launcher == "mpirun" else None)
 
 
 def test_the_words_of_the_script_are_those_of_the_plan(cluster: Cluster) -> None:
@@ -1153,6 +1163,21 @@ def test_elements_of_an_array_are_told_apart(program: Program) -> None:
     assert [job.state for job in queue.of("12")] == ["RUNNING", "PENDING"]
     assert [job.state for job in queue.of("13")] == ["COMPLETED", "FAILED"]
     assert queue.find(RunFolder(Path("/elsewhere")), "c") == "12"
+
+
+def test_elements_that_were_cancelled_before_they_started_are_found_in_accounting(
+    tmp_path: Path, program: Program
+) -> None:
+    """sacct has one row for all of them."""
+    program("squeue", "true")
+    program("sacct", "echo '13_1|COMPLETED|0:0'; echo '13_[2-3,7%1]|CANCELLED by 0|0:0'")
+    queue = ask(["13_1", "13_3", "13_7", "13_8"], ())
+    assert {job_id: job.state for job_id, job in queue.jobs.items()} == {
+        "13_1": "COMPLETED",
+        "13_3": "CANCELLED",
+        "13_7": "CANCELLED",
+    }
+    assert "--jobs=13" in calls(tmp_path)[-1]
 
 
 def test_jobs_of_another_cluster_are_asked_for_there(tmp_path: Path, program: Program) -> None:

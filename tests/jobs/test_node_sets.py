@@ -47,6 +47,14 @@ def test_in_turn_every_node_is_used_alike(pool: int, size: int, turns: int) -> N
     assert all(hosts_of(one) != hosts_of(other) for one, other in pairwise(found))
 
 
+def test_brackets_anywhere_in_a_name_are_counted() -> None:
+    (first, second) = on_node_sets(series(2, (2,)), "rotate", "rack[0-1]n[1-2]", share_one_job=False)
+    assert hosts_of(first) == ["rack0n1", "rack0n2"]
+    assert hosts_of(second) == ["rack1n1", "rack1n2"]
+    (one,) = on_node_sets(series(1, (2,)), "same", "n[09-10]-ib", share_one_job=False)
+    assert one.system.slurm.nodelist == "n09-ib,n10-ib"
+
+
 def test_points_that_share_a_job_share_its_nodes() -> None:
     found = on_node_sets(series(2), "rotate", "n[1-3]", share_one_job=True)
     assert {(plan.series.repeat, plan.system.slurm.nodelist) for plan in found} == {(0, "n[1-2]"), (1, "n[1,3]")}
@@ -55,7 +63,16 @@ def test_points_that_share_a_job_share_its_nodes() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "hosts", "words"),
-    [("same", "n1", "names 1 nodes, and a run takes 2"), ("rotate", "n[1-2]", "nothing to rotate over; 3 or more")],
+    [
+        ("same", "n1", "names 1 nodes, and a run takes 2"),
+        ("rotate", "n[1-2]", "nothing to rotate over; 3 or more"),
+        ("same", "n[3-1]", "--same-nodes n[3-1]: 'n[3-1]': '3-1' is no number and no range"),
+        ("same", "n[1-2-3]", "'1-2-3' is no number"),
+        ("same", "n[,]", "is no number"),
+        ("same", "n[1-2", "has no other"),
+        ("same", "n[1-999999999]", "stands for more than 65,536 hosts"),
+        ("same", "r[1-999]n[1-999]", "stands for more than 65,536 hosts"),
+    ],
 )
 def test_too_few_nodes_are_refused(mode: Any, hosts: str, words: str) -> None:
     with pytest.raises(UserError, match=words.replace("[", r"\[")):

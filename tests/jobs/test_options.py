@@ -36,7 +36,14 @@ def test_memory_and_cores_are_asked_for_once() -> None:
     assert asked(mem="200G", exclusive=False) == [cores, "--mem=200G"]
     assert asked(extra="mem-per-cpu=2G") == [cores, "--mem-per-cpu=2G"]
     assert asked(mem_per_gpu="60G", cpus_per_gpu=8) == ["--cpus-per-gpu=8", "--mem-per-gpu=60G"]
-    for wrong in ({"mem": "1G", "mem_per_gpu": "1G"}, {"gpu_request": "none", "cpus_per_gpu": 1}, {"mem": "-1"}):
+    for wrong in (
+        {"mem": "1G", "mem_per_gpu": "1G"},
+        {"mem": "1G", "extra": "mem-per-cpu=2G"},
+        {"mem_per_gpu": "1G", "extra": "mem-per-cpu=2G"},
+        {"gpu_request": "none", "cpus_per_gpu": 1},
+        {"gres": "craynetwork:1,gpu:4"},
+        {"mem": "-1"},
+    ):
         with pytest.raises(ValueError, match=r"mem|gpu"):
             asked(**wrong)
 

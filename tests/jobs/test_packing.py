@@ -17,10 +17,11 @@ from dlbench.jobs.campaign.campaign import campaign_of, held_nodes, refuse_above
 from dlbench.jobs.campaign.packing import Packing, job_of, jobs_of
 from dlbench.jobs.campaign.walltime import MARGIN, START_S, estimates
 from dlbench.jobs.scripts.job import Job, limit_seconds, time_text
-from dlbench.records.folder import create
+from dlbench.records.folder import RunFolder, create
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, RunPlan
 from dlbench.specs.requests import Request
+from tests.support.run_factory import edit_json, quality_plans
 
 ASKED: dict[str, Any] = {"workload": "cosmoflow", "preset": "ci", "points_are": "nodes", "system": "box", "series": "s"}
 
@@ -238,6 +239,19 @@ def test_a_margin_does_not_make_a_run_too_long_for_its_site(tmp_path: Path, max_
     assert found.text.endswith("within system.slurm.max_time") == (seconds < 420)
     (job,) = campaign_of(plans, tmp_path).jobs
     assert limit_seconds(job.time_limit) == seconds
+
+
+def test_the_last_part_of_a_run_to_a_quality_is_no_history(tmp_path: Path) -> None:
+    """What was resumed after an interruption has a record of the time since then alone; runs of speed measure anew."""
+    made = (plans_of(points=(1,), series="then"), quality_plans(points=(1,), repeats=1, series="then"))
+    for (before,), is_known in zip(made, (True, False), strict=True):
+        earlier(tmp_path, before, 30.0)
+        folder = RunFolder(tmp_path / before.run_id)
+        edit_json(folder.record, attempt=2, first_step=7)
+        wanted = before.model_copy(update={"run_id": "now"})
+        assert estimates([wanted], tmp_path)["now"].earlier == is_known
+        edit_json(folder.record, attempt=1, first_step=0)
+        assert estimates([wanted], tmp_path)["now"].earlier == 1
 
 
 def test_what_was_asked_for_wins_over_earlier_runs(tmp_path: Path) -> None:

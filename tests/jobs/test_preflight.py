@@ -27,7 +27,10 @@ from dlbench.records.files import write_json
 from dlbench.specs.choices import choose_system
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.system.system import SystemSpec
+from tests.jobs.test_jobs import Cluster, cluster
 from tests.support.programs import Program
+
+__all__ = ["cluster"]
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -147,6 +150,8 @@ def test_a_system_that_fits(slurm: Any) -> None:
         ({}, {"slurm": {"partition": "gpus"}}, "partition", "wrong", "did you mean gpu?"),
         ({"State": "DRAIN"}, {}, "partition", "wrong", "use one that is UP"),
         ({"MaxTime": "00:30:00"}, {}, "time limit", "wrong", "slurm.time_limit: 00:30:00"),
+        ({"MaxTime": "12:00:00"}, {}, "longest job", "doubt", "slurm.max_time: 12:00:00"),
+        ({"MaxTime": "7-00:00:00"}, {"slurm": {"max_time": "0"}}, "longest job", "doubt", "slurm.max_time: 7-00:00:00"),
         ({"MaxNodes": "1"}, {}, "nodes", "wrong", "--nodes 1"),
         ({"OverSubscribe": "FORCE:4"}, {}, "exclusive", "wrong", "use another partition"),
         ({"OverSubscribe": "NO"}, {"slurm": {"exclusive": False}}, "exclusive", "doubt", "slurm.exclusive: true"),
@@ -178,6 +183,12 @@ def test_what_does_not_fit_is_said_with_what_would(
     told = found(**changes)[subject]
     assert told[0] == state
     assert remedy in told[2]
+
+
+def test_jobs_of_several_runs_that_fit_the_partition_are_no_finding(slurm: Any) -> None:
+    for most in ("1-00:00:00", "2-00:00:00", "UNLIMITED"):
+        slurm(MaxTime=most)
+        assert "longest job" not in found()
 
 
 def test_without_slurm_nothing_is_known(program: Program) -> None:
@@ -225,6 +236,25 @@ def test_bash_and_shellcheck_accept_the_script(system: str) -> None:
         if shutil.which(command[0]) is not None:
             done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("looked", "code"), [((0, 1), 0), ((1,), 3)])
+def test_ranks_exchange_where_all_could_look(
+    cluster: Cluster, tmp_path: Path, looked: tuple[int, ...], code: int
+) -> None:
+    folder = PreflightFolder(tmp_path / "it's [a] folder")
+    folder.seen.mkdir(parents=True)
+    writing = "".join(f"  touch {shlex.quote(str(folder.rank(rank)))}\n" for rank in looked)
+    (cluster.bin / "srun").write_text(
+        f'#!/bin/bash\necho >>"$DUMP/srun"\nif [[ " $* " == *" dlbench-preflight "* ]]; then\n{writing}  :\nfi\n'
+    )
+    (cluster.bin / "scontrol").write_text("#!/bin/bash\nprintf 'n1\\nn2\\n'\n")
+    (cluster.bin / "scontrol").chmod(0o755)
+    one = plan("box", launch={"launcher": "srun-gloo"})
+    done = cluster.run(render_preflight(job_of(one), folder, "/usr/bin/python3"), SLURM_JOB_NODELIST="n[1-2]")
+    assert (done.returncode, folder.ended.read_text()) == (code, f"{code}\n")
+    assert len((cluster.dump / "srun").read_text().splitlines()) == (2 if code == 0 else 1)
+    assert (f"{len(looked)} of 2 ranks could look" in done.stderr) is (code != 0)
 
 
 @given(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0/\n"), min_size=1, max_size=20))

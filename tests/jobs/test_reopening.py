@@ -52,8 +52,11 @@ def test_what_a_job_did_not_come_to_is_submitted_again(tmp_path: Path, program: 
     one_a.launch_log.write_text("began")
     (one_a.path / "slurm-41.out").write_text("run 1 of 2")
     (two_a.path / "slurm-42.out").write_text("slurmstepd: error: JOB 42 ON n1 CANCELLED DUE TO TIME LIMIT")
+    # What Slurm told of the job that they were in (`dlbench cost`) does not begin a run, nor is it true any more then.
+    one_b.accounting.write_text("{}")
     ended(program, j41="TIMEOUT", j42="RUNNING")
     assert reopen(root, "s", Slurm()).runs == 1
+    assert not one_b.accounting.exists()
     assert standing(root, "s").text == "2 of 3 jobs submitted"
     (new,) = again(root)
     assert new.job.run_ids == (one_b.path.name,)

@@ -50,7 +50,7 @@ def test_a_run_loads_and_sets_what_its_job_does(launcher: str) -> None:
     assert script.splitlines()[-1] == f"exec {last}"
 
 
-TOKEN = 'export DLBENCH_LAUNCH_TOKEN="${SLURM_JOB_ID}"'
+TOKEN = 'export DLBENCH_LAUNCH_TOKEN="${SLURM_JOB_ID}-${SLURM_RESTART_COUNT:-0}"'
 """Of a run it is made anew for each start."""
 
 

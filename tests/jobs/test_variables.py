@@ -45,7 +45,7 @@ def test_the_value_is_in_no_plan_script_or_command(tmp_path: Path, monkeypatch: 
     ]
     assert not [text for text in made if VALUE in text]
     assert RunPlan.model_validate(plan.model_dump(mode="json")) == plan
-    assert plan.system.launch.referenced == {"API_TOKEN", "PASSWORD"}
+    assert plan.system.launch.referenced == {"API_TOKEN", "PASSWORD", "SITE_TOKEN"}
     found = resolve(launch.rank_environment(plan))
     assert (found["API_TOKEN"], found["PASSWORD"]) == (VALUE, VALUE)
 

@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,21 +96,20 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> None:
     def there() -> None:
-        told: list[str] = []
         assert filled(files).share == 1
-        # The kernel's file is not for everybody. A page that another core has just put into the cache stays.
-        for _ in range(3):
-            told.clear()
+        # The kernel's file is not for everybody. A page that another core has just put into the cache, or that is on
+        # its way from the disk, stays: tried until none is.
+        for _ in range(50):
+            told: list[str] = []
             done(evict(files, told))
-            if (cached_pages(files).share or 0) <= FEW:
+            seen = [cached_pages(files) for _ in range(2)]
+            if max(look.share or 0 for look in seen) <= FEW:
                 break
+            time.sleep(0.1)
         assert told[0] == "emptied of these files by posix_fadvise"
         # mincore would call all of them cached.
-        for _ in range(2):
-            seen = cached_pages(files)
-            assert seen.evidence == "512 pages of 8 files asked for by reads that may not wait"
-            assert seen.share is not None
-            assert seen.share <= FEW
+        assert {look.evidence for look in seen} == {"512 pages of 8 files asked for by reads that may not wait"}
+        assert all(look.share is not None and look.share <= FEW for look in seen), seen
 
     as_nobody(there)
     seen = cached_pages(files)

@@ -101,17 +101,24 @@ def test_runs_that_went_on_after_an_interruption_are_averaged_with_no_clean_one(
             (digest(with_attempts(six[:1], [(2, 5) if gone else (1, 0)])[0]), gone) for gone in set(went_on)
         }
     assert len({averaged_id(run) for run in runs}) == len(set(went_on))
-    # They may be compared, and a run that died is looked for in both.
-    assert len({group_id(run) for run in runs}) == 1
+    assert len({group_id(run) for run in runs}) == len(set(went_on))
+    # A run that died is looked for in both.
     assert len({planned_id(run) for run in runs}) == 1
 
 
-def test_a_report_has_resumed_runs_apart(tmp_path: Path) -> None:
-    for number, plan in enumerate(plans(points=(1,), repeats=6)):
-        went_on = {"attempt": 2, "first_step": 5} if number % 3 == 0 else {}
+def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Path) -> None:
+    for plan in plans(points=(1,), repeats=6):
+        went_on = {"attempt": 2, "first_step": 7} if plan.series.repeat % 2 else {}
         write_run(tmp_path, plan, constant(PHASES), Story(record=went_on))
     report = assemble(scan(tmp_path))
-    assert sorted(len(point.run_ids) for group in report.groups for point in group.points) == [2, 4]
+    assert [[len(point.run_ids) for point in group.points] for group in report.groups] == [[3], [3]]
+    assert sorted("after an interruption" in group.label for group in report.groups) == [False, True]
+    one, other = scan(tmp_path).runs[:2]
+    assert group_id(one) != group_id(other)
+    # Begun anew it is a run like any other.
+    anew = other.record
+    assert anew is not None
+    assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
 
 
 def test_nodes_that_are_shared_are_a_doubt(tmp_path: Path) -> None:

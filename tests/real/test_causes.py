@@ -72,7 +72,7 @@ def running(tmp_path: Path, *words: str | Path) -> Iterator[subprocess.Popen[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad_of", [0, 1])
+@pytest.mark.parametrize("bad_of", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_bad_sample_is_told_alike_whichever_rank_meets_it(cli: Cli, tmp_path: Path, bad_of: int) -> None:
     data = images(tmp_path / "images", bad_of)
     done = cli("run", "resnet50", *DDP, "--data", data, "--repeats", "2", "--set", "measure.measured_steps=4")

@@ -16,7 +16,7 @@ from dlbench.jobs.box.equipment import Equipment
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 BOUND_S = 240
 YIELDING = Equipment(
@@ -43,7 +43,7 @@ class Job:
             *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "2", "--engine", "ddp"),
             *("--launcher", "srun-gloo", "--data", "synthetic", "--out", out, "--set", "measure.warmup_steps=1"),
             *("--set", f"measure.measured_steps={steps}", "--set", "checkpoint.every_steps=3"),
-            *("--set", "system.slurm.requeue=true", "--set", "system.slurm.warn_before_s=60"),
+            *("--set", "system.slurm.requeue=true", "--set", "system.slurm.warn_before_s=8"),
             **box.environment,
         )
         assert submitted.returncode == 0, submitted.stderr
@@ -92,7 +92,7 @@ class Job:
 
 def test_a_warned_run_keeps_a_checkpoint_and_goes_on(cli: Cli, box: Box, tmp_path: Path) -> None:
     """What --signal does before the time limit, without the wait for it."""
-    job = Job(cli, box, tmp_path / "runs", steps=60)
+    job = Job(cli, box, tmp_path / "runs", steps=40)
     job.until(job.measures)
     job.slurm("scancel", "--signal=USR1", job.id)
     job.goes_on_to_its_end()
@@ -102,23 +102,26 @@ def test_a_warned_run_keeps_a_checkpoint_and_goes_on(cli: Cli, box: Box, tmp_pat
     assert "resumed after interruption (attempt 2) at step" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.nightly
 def test_a_job_that_yields_with_a_grace_time_is_requeued_and_does_not_fail(cli: Cli, box: Box, tmp_path: Path) -> None:
-    job = Job(cli, box, tmp_path / "runs", steps=60)
+    job = Job(cli, box, tmp_path / "runs", steps=40)
     job.until(job.measures)
     job.slurm("sbatch", "-p", "urgent", "-N2", "--ntasks-per-node=2", "--output=/dev/null", "--wrap", "sleep 1")
     job.until(lambda: job.shows("Restarts=1"))
     job.goes_on_to_its_end()
 
 
+@pytest.mark.nightly
 def test_an_administrator_requeues_a_job(cli: Cli, box: Box, tmp_path: Path) -> None:
-    job = Job(cli, box, tmp_path / "runs", steps=60)
+    job = Job(cli, box, tmp_path / "runs", steps=40)
     job.until(job.measures)
     job.slurm("scontrol", "requeue", job.id)
     job.goes_on_to_its_end()
 
 
+@pytest.mark.nightly
 def test_a_job_whose_node_is_lost_goes_on(cli: Cli, box: Box, tmp_path: Path) -> None:
-    job = Job(cli, box, tmp_path / "runs", steps=60)
+    job = Job(cli, box, tmp_path / "runs", steps=40)
     job.until(job.measures)
     job.slurm("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     try:
@@ -128,6 +131,7 @@ def test_a_job_whose_node_is_lost_goes_on(cli: Cli, box: Box, tmp_path: Path) ->
     job.goes_on_to_its_end()
 
 
+@pytest.mark.nightly
 def test_a_cancelled_job_stays_cancelled(cli: Cli, box: Box, tmp_path: Path) -> None:
     job = Job(cli, box, tmp_path / "runs", steps=100_000)
     job.until(job.measures)

@@ -152,6 +152,11 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
         survey(str(tmp_path / "python"))
     with pytest.raises(UserError, match="its name says its kind"):
         pack(virtual(tmp_path), tmp_path / "image.zip", lambda line: None)
+    found = virtual(tmp_path / "second")
+    os.mkfifo(found.prefix / "pipe")
+    with pytest.raises(UserError, match=r"/my env/pipe: cannot be read: "):
+        pack(found, tmp_path / "image.tar", lambda line: None)
+    assert not list(tmp_path.glob("*image.tar*"))
 
 
 def test_an_image_that_is_not_the_planned_one_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.errors import UserError
+from dlbench.errors import RunError, UserError
 from dlbench.setup.prepare.folder import extras, prepare
 from dlbench.setup.prepare.manifest import write_manifest
 from tests.support.paths import ROOT
@@ -30,6 +30,22 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nod: no such set of packages; there are analysis, "):
         prepare(tmp_path / "new", ("nod",), with_horovod=False, data=None, say=silent)
     assert {"node", "analysis"} <= set(extras())
+
+
+def test_data_that_cannot_be_copied_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with pytest.raises(UserError, match="copied into itself"):
+        prepare(data / "new", (), with_horovod=False, data=data, say=silent)
+    assert not (data / "new").exists()
+    (data / "gone").symlink_to("nowhere")
+    pip = tmp_path / "pip"
+    pip.mkdir()
+    # What stands for pip makes the wheel that is looked for, and fetches nothing.
+    (pip / "pip.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path)!r}, 'new/wheels/dlbench-0.whl').touch()")
+    monkeypatch.setenv("PYTHONPATH", str(pip))
+    with pytest.raises(RunError, match=r"data/gone cannot be copied: .*No such file"):
+        prepare(tmp_path / "new", (), with_horovod=False, data=data, say=silent)
 
 
 def installed(folder: Path, target: Path, *before: str) -> subprocess.CompletedProcess[str]:
@@ -58,6 +74,31 @@ def test_the_script_installs_nothing_that_was_changed_or_is_for_another_python(t
         assert (done.returncode, wanted[version][1] in line) == (wanted[version][0], True), line
     (tmp_path / "new").mkdir()
     assert installed(folder, tmp_path / "new").returncode == 2
+    # It holds no dlbench, which pip finds out when the environment is made.
+    assert write_manifest(folder) > 0
+    done = installed(folder, tmp_path / "half")
+    assert done.returncode not in (0, 2, 4, 5)
+    assert done.stderr.splitlines()[-1] == f"install.sh: error: {tmp_path}/half is not complete, and is removed"
+    assert not (tmp_path / "half").exists()
+
+
+def test_the_script_installs_from_its_own_folder(tmp_path: Path) -> None:
+    """Wherever the shell looks for folders besides."""
+    text = (ROOT / "slurm" / "install.sh").read_text()
+    for mark, value in (("@PYTHON@", VERSION), ("@MACHINE@", platform.machine()), ("@HOROVOD@", "0")):
+        text = text.replace(mark, value)
+    for folder in (tmp_path / "made", tmp_path / "other" / "made"):
+        (folder / "wheels").mkdir(parents=True)
+        (folder / "wheels" / "x.whl").write_bytes(b"x")
+        (folder / "install.sh").write_text(text)
+        assert write_manifest(folder) > 0
+    (tmp_path / "made" / "wheels" / "x.whl").write_bytes(b"y")
+    done = subprocess.run(
+        ["bash", "made/install.sh", "new", sys.executable],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"], "CDPATH": str(tmp_path / "other")},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, "wheels/x.whl: FAILED" in done.stderr) == (4, True), done.stderr
 
 
 @pytest.mark.nightly

@@ -37,6 +37,10 @@ exec unshare --mount -- bash -c '
   for path in /dev /proc /sys /tmp; do
     mkdir -p "$root$path"; mount --rbind "$path" "$root$path"
   done
+  # As Apptainer does by itself.
+  for path in /etc/hosts /etc/resolv.conf; do
+    [ ! -e "$path" ] || { mkdir -p "$root/etc"; : >"$root$path"; mount --bind "$path" "$root$path"; }
+  done
   while [ "$number" -gt 0 ]; do
     IFS=: read -r from to how <<<"$1"
     if [ -d "$from" ]; then mkdir -p "$root$to"

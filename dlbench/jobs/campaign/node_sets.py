@@ -28,10 +28,13 @@ def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_
         share_one_job: whether points of different sizes share a job: then they share its nodes.
 
     Raises:
-        UserError: there are too few nodes, or the system names nodes already.
+        UserError: there are too few nodes, or none that Slurm could read, or the system names nodes already.
     """
     option = f"--{mode}-nodes {hosts}"
-    names = list(dict.fromkeys(expanded(hosts)))
+    try:
+        names = list(dict.fromkeys(expanded(hosts)))
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
     if named := next((plan.system.slurm.nodelist for plan in plans if plan.system.slurm.nodelist), None):
         raise UserError(f"{option}: the system names nodes already: slurm.nodelist is {named}")
     largest = max(plan.layout.nodes for plan in plans)

@@ -145,11 +145,13 @@ def _folders(out: Path) -> Iterable[RunFolder]:
 
 
 def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:
-    """Raises OSError or a kind of ValueError: it has no record."""
+    """Raises OSError or a kind of ValueError: it has no record, or one of its last part alone."""
     if "comm" in plan:
         record = read_json(folder.comm, MAX_JSON)
         return _Earlier(total_s=_seconds(record), steps=0, step_s=0.0, length=())
     record = read_json(folder.record, MAX_JSON)
+    if plan["measure"]["until"] == "quality" and record["attempt"] > 1 and record["first_step"]:
+        raise ValueError("resumed after an interruption: the record is of its last part")
     steps = int(record["steps"])
     measured = steps - int(plan["measure"]["warmup_steps"])
     measured_s = max(float(rank["measured_s"]) for rank in record["ranks"])

@@ -12,7 +12,6 @@ from dlbench.records.answers.preflight import PreflightFolder
 from dlbench.specs.plan import LaunchPlan
 
 MODULE = "dlbench.node.site_check"
-
 # Says what it can whatever is missing, and ends with 0: with another code the launcher would end the other ranks.
 _LOOK = """\
 folder=$1

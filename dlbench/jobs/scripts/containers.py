@@ -22,6 +22,12 @@ that is not named (podman-run(1), --env)."""
 _OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "TMPDIR")
 """What else dlbench sets for ranks."""
 
+_GRANTED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""By which Slurm says which GPUs of a node are the job's: not all sites keep a job from the others by other means."""
+
+_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+"""As nodes read the path of a tier (dlbench.datasets.staging.place)."""
+
 _MARK = secrets.token_hex(8)
 _PLACE = re.compile(rf"/DLBENCH-{_MARK}-([A-Za-z_][A-Za-z0-9_]*)-")
 
@@ -49,7 +55,7 @@ def srun_words(plan: LaunchPlan, folder: RunFolder) -> list[str]:
     container = plan.system.container
     if container.kind != "pyxis":
         return []
-    named = sorted({*plan.system.launch.environment, *_OWN})
+    named = sorted({*plan.system.launch.environment, *_OWN, *(["PYTHONPATH"] if _dlbench(plan) else [])})
     return [
         f"--container-image={container.image}",
         f"--container-mounts={','.join(_mounts(plan, folder))}",
@@ -102,7 +108,7 @@ def _podman(plan: LaunchPlan, folder: RunFolder) -> list[str]:
         "nvidia": ["--gpu"] if hpc else ["--device=nvidia.com/gpu=all"],
         "amd": ["--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"],
     }.get(_gpu(plan), [])
-    names = [*(f"{prefix}*" for prefix in _PREFIXES), *sorted({*_OWN, *plan.system.launch.environment})]
+    names = [*(f"{prefix}*" for prefix in _PREFIXES), *sorted({*_OWN, *_GRANTED, *plan.system.launch.environment})]
     names += [name for name in container.pass_in if name not in names]
     return [
         *(container.kind, "run", "--rm", "--pull=never", "--network=host", "--pid=host", "--ipc=host", *gpu),
@@ -137,7 +143,11 @@ def _package() -> Path:
 
 
 def _mounts(plan: LaunchPlan, folder: RunFolder) -> list[str]:
-    """SRC:DST or SRC:DST:ro, in order, each once."""
+    """SRC:DST or SRC:DST:ro, in order; what the system file mounts at a place goes before what would be there.
+
+    Podman refuses two mounts at one place.
+    """
+    given = {(mount.split(":") * 2)[1]: mount for mount in plan.system.container.mounts}
     found = {path: f"{path}:{path}" for path in (str(folder.path), _variable("TMPDIR"), *_scratch(plan))}
     package = _package()
     beside = [package.parent / name for name in ("workloads", "systems", "slurm", "reports")]
@@ -146,7 +156,8 @@ def _mounts(plan: LaunchPlan, folder: RunFolder) -> list[str]:
     for path in found:
         if re.search(r"[:,]", path):
             raise UserError(f"{path}: cannot be mounted in a container: its name holds a colon or a comma")
-    return [*found.values(), *(mount if ":" in mount else f"{mount}:{mount}" for mount in plan.system.container.mounts)]
+    own = [mount for path, mount in found.items() if path not in given]
+    return [*own, *(mount if ":" in mount else f"{mount}:{mount}" for mount in given.values())]
 
 
 def _inputs(plan: LaunchPlan) -> list[str]:
@@ -170,13 +181,14 @@ def _scratch(plan: LaunchPlan) -> list[str]:
 
 
 def _tier_folder(tier: TierSpec) -> str:
-    path = tier.path.partition("{host}")[0].rstrip("/") or "/"
+    """The folder of a tier, as far as its path is the same on every node."""
+    before, host, _ = tier.path.partition("{host}")
+    path = before.rpartition("/")[0] if host else before.rstrip("/")
+    if not path:
+        raise UserError(f"storage: {tier.path}: cannot be mounted in a container: begin it with a folder of every node")
     if path.startswith("~/"):
-        return _variable("HOME") + path[1:]
-    if path.startswith("$"):
-        name, slash, rest = path[1:].partition("/")
-        return _variable(name) + slash + rest
-    return path
+        path = _variable("HOME") + path[1:]
+    return _VARIABLE.sub(lambda found: _variable(found[1]), path)
 
 
 def facts(plan: LaunchPlan) -> dict[str, str]:

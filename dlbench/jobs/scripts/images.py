@@ -13,10 +13,13 @@ from dlbench.specs.system.image import ImageSpec
 FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
 
+STEP = "dlbench-image"
+"""What accounting calls the step that holds the images on the nodes, beside those of the runs."""
+
 
 def values_of(job: Job) -> dict[str, object]:
     """What the script's part for images is filled in with."""
-    return {"images": images_of(job), "image_folder": _folder(job.shape.system.image.folder)}
+    return {"images": images_of(job), "image_folder": _folder(job.shape.system.image.folder), "image_step": STEP}
 
 
 def images_of(job: Job) -> Sequence[ImageSpec]:

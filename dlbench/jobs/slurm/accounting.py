@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from dlbench.errors import IncompleteDataError, RunError
+from dlbench.jobs.scripts.images import STEP as IMAGE_STEP
 from dlbench.jobs.slurm.call import call
-from dlbench.jobs.slurm.queue import MAX_IDS
+from dlbench.jobs.slurm.queue import MAX_IDS, elements_of
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
@@ -64,7 +66,13 @@ _NOT_ENDED = "has not ended"
 SETTLING_S = (0.0, 2.0, 5.0, 10.0)
 """Pauses before Slurm is asked for jobs that have written their last record, seconds."""
 
+_MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
+"""Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
+_COMES_BACK_S = 120
+"""How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s."""
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
+
+_PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +103,8 @@ def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
             jobs[run.plan.run_id] = submission
     by_cluster: dict[str, list[str]] = {}
     for submission in jobs.values():
-        by_cluster.setdefault(submission.cluster, []).append(submission.job_id)
+        # Of an array all: elements that never started have no row of their own.
+        by_cluster.setdefault(submission.cluster, []).append(submission.job_id.partition("_")[0])
     answers = {cluster: _ask_all(list(dict.fromkeys(ids)), cluster) for cluster, ids in by_cluster.items()}
     for run_id, submission in jobs.items():
         found = _of_run(run_id, submission, answers[submission.cluster])
@@ -139,13 +148,20 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
 
 
 def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[str, str]]:
-    """Joules of each run that was submitted, by run id, and why there are none, by run id."""
+    """Joules of the last attempt at each run that was submitted, by run id, and why there are none, by run id.
+
+    What a rank or a sampler counted is of that attempt.
+    """
     told = accounting_of(runs)
     joules: dict[str, float] = {}
     why = dict(told.why_not)
     for run_id, one in told.accounting.items():
-        if one.energy_j is not None:
-            joules[run_id] = one.energy_j
+        is_alone = len(one.attempts) == 1
+        energy = one.energy_j if is_alone else one.steps[-1].energy_j if one.steps else None
+        if energy is not None:
+            joules[run_id] = energy
+        elif one.energy_j is not None:
+            why[run_id] = f"Slurm counted the {len(one.attempts)} attempts of job {one.job_id} together"
         else:
             why[run_id] = one.not_measured.get("energy_j", _NO_ENERGY)
     return joules, why
@@ -207,7 +223,9 @@ def _by_job(lines: Iterable[str], names: Sequence[str]) -> dict[str, list[dict[s
         cells = line.rstrip().removesuffix("|").split("|", len(names) - 1)
         if len(cells) == len(names):
             row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
-            found.setdefault(row["JobID"].partition(".")[0], []).append(row)
+            job = row["JobID"].partition(".")[0]
+            for one in elements_of(job):
+                found.setdefault(one, []).append({**row, "JobID": row["JobID"].replace(job, one, 1)})
     return found
 
 
@@ -220,16 +238,17 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
         gone = f"Slurm no longer knows job {submission.job_id}"
         return f"no accounting ({answer.why_not}), and {gone}" if answer.why_not else gone
     # sacct writes "CANCELLED by 1000".
-    if any(_word(row) not in _ENDED for row in rows):
+    last = _word(own[-1])
+    if last == "REQUEUED" or any(_word(row) not in _ENDED for row in rows):
         return f"job {submission.job_id} {_NOT_ENDED}"
+    if last in _MAY_COME_BACK and time.time() - (_seconds(own[-1]["End"]) or 0.0) < _COMES_BACK_S:
+        return f"job {submission.job_id} was ended just now ({last}), and may be started again"
     job_runs = submission.runs or (run_id,)
     numbered = [row for row in rows if re.fullmatch(r"\d+", row["JobID"].partition(".")[2])]
-    # A step is called like its run; in a job of one run all steps are its own.
-    mine = [row for row in numbered if row["JobName"] == run_id or len(job_runs) == 1]
-    energy = [joules for row in own if (joules := _energy(row)) is not None]
-    if not energy:
-        # Steps of one job count the same nodes.
-        energy = [max((joules for row in rows if (joules := _energy(row)) is not None), default=0.0)]
+    # A step is called like its run. Those of mpirun are not: in a job of one run they are its own.
+    mine = [row for row in numbered if row["JobName"] == run_id]
+    if not mine and len(job_runs) == 1:
+        mine = [row for row in numbered if row["JobName"] != IMAGE_STEP]
     accounting = RunAccounting(
         run_id=run_id,
         source=answer.source,
@@ -238,14 +257,34 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
         job_runs=job_runs,
         attempts=tuple(_attempt(row) for row in own),
         steps=tuple(_step(row) for row in mine),
-        job_energy_j=sum(energy) or None,
+        job_energy_j=_job_energy(own, rows),
         not_measured={},
     )
-    return accounting.model_copy(update={"not_measured": _not_measured(accounting, answer)})
+    no_energy = _PART_OF_ENERGY if any(_energy(row) is not None for row in rows) else _NO_ENERGY
+    return accounting.model_copy(update={"not_measured": _not_measured(accounting, answer, no_energy)})
 
 
-def _not_measured(accounting: RunAccounting, answer: _Answer) -> dict[str, str]:
+def _job_energy(own: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> float | None:
+    """Joules of all attempts of a job; None where that of one is missing.
+
+    Args:
+        own: rows of the job itself, one an attempt.
+        rows: these, and those of its steps.
+    """
+    ran = [row for row in own if _started(row) is not None and _started(row) != _seconds(row["End"])]
+    told = [joules for row in ran if (joules := _energy(row)) is not None]
+    if told:
+        return sum(told) if len(told) == len(ran) else None
+    # Steps of one job count the same nodes.
+    most = max((joules for row in rows if (joules := _energy(row)) is not None), default=None)
+    return most if len(ran) == 1 else None
+
+
+def _not_measured(accounting: RunAccounting, answer: _Answer, no_energy: str) -> dict[str, str]:
     """Why a figure is not there, by its name."""
+    if accounting.never_started:
+        no_start = f"job {accounting.job_id} ended before it was started"
+        return dict.fromkeys(("waited_s", "max_rss_bytes", "energy_j"), no_start)
     no_steps = (
         f"no accounting: {answer.why_not}" if answer.why_not else f"job {accounting.job_id} has no srun step of it"
     )
@@ -253,13 +292,13 @@ def _not_measured(accounting: RunAccounting, answer: _Answer) -> dict[str, str]:
         "waited_s": "Slurm does not tell when the job could have started",
         "run_s": no_steps,
         "max_rss_bytes": no_steps if not accounting.steps else "Slurm gathers none (JobAcctGatherType)",
-        "energy_j": no_steps if answer.why_not else _NO_ENERGY,
+        "energy_j": no_steps if answer.why_not else no_energy,
     }
     return {name: why for name, why in reasons.items() if getattr(accounting, name) is None}
 
 
 def _attempt(row: Mapping[str, str]) -> Attempt:
-    started, ended = _seconds(row["Start"]), _seconds(row["End"])
+    started, ended = _started(row), _seconds(row["End"])
     limit = row.get("TimelimitRaw", "")  # minutes
     return Attempt(
         state=_word(row),
@@ -268,7 +307,7 @@ def _attempt(row: Mapping[str, str]) -> Attempt:
         started=started,
         ended=ended if ended is not None else started or 0.0,
         nodes=_count(row["NNodes"]),
-        node_list="" if row["NodeList"] in ("None assigned", "(null)") else row["NodeList"],
+        node_list=_nodes(row),
         time_limit_s=60.0 * int(limit) if limit.isdigit() and int(limit) else _limit(row.get("Timelimit", "")),
         partition=row["Partition"],
         account=row["Account"],
@@ -289,6 +328,15 @@ def _step(row: Mapping[str, str]) -> Step:
         max_rss_bytes=_amount(row["MaxRSS"], 1024.0),
         energy_j=_energy(row),
     )
+
+
+def _started(row: Mapping[str, str]) -> float | None:
+    """When the job was given nodes; of one that was cancelled before, squeue says its end."""
+    return _seconds(row["Start"]) if _nodes(row) else None
+
+
+def _nodes(row: Mapping[str, str]) -> str:
+    return "" if row["NodeList"] in ("None assigned", "(null)") else row["NodeList"]
 
 
 def _word(row: Mapping[str, str]) -> str:

@@ -25,7 +25,8 @@ def libraries() -> tuple[dict[str, str], dict[str, str]]:
         try:
             importlib.import_module(module)
         except Exception as error:  # a library may raise anything while it is imported
-            broken[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1] or ''}"[:300]
+            said = next(iter(str(error).strip().splitlines()), "")
+            broken[name] = f"{type(error).__name__}: {said}"[:300]
             continue
         versions[name] = _version(name)
     return versions, broken

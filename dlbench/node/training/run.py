@@ -35,7 +35,7 @@ from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.pacing import Pacing
 from dlbench.node.training.pauses.between_steps import Pauses
-from dlbench.node.training.pauses.checkpoint import Progress
+from dlbench.node.training.pauses.checkpoint import Progress, find_checkpoint
 from dlbench.node.training.pauses.events import Events
 from dlbench.node.training.prepare import Prepared, lister_for, prepare
 from dlbench.node.training.shuffling import shuffled, told_of_samples
@@ -119,7 +119,7 @@ class RankRun:
             bring=self._stage,
             beat=self._beat,
             stage=self._watch.stage,
-            resume_from=self._own_checkpoints(),
+            resume_from=self._own_checkpoint(),
         )
         validation: EvaluationSource | None = None
         try:
@@ -175,10 +175,16 @@ class RankRun:
         self._engine.barrier()
         self._events.start_run()
 
-    def _own_checkpoints(self) -> str | None:
-        """The run's folder, where an earlier attempt at it left a checkpoint."""
-        folder = self._folder
-        return str(folder.path) if attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")) else None
+    def _own_checkpoint(self) -> str | None:
+        """The newest checkpoint that an earlier attempt at the run left; None without one.
+
+        Rank 0 decides: nodes may list a shared folder unlike for a while, and ranks of two minds would never meet.
+        """
+        folder, found = self._folder, None
+        if self._place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
+            found = str(find_checkpoint(folder.path))
+        newest = self._engine.gather(found)[0]
+        return None if newest is None else str(newest)
 
     def _stage(self, progress: Progress | None) -> Staging | None:
         if self._plan.workload.data.is_synthetic or self._plan.workload.data.staging == "none":

@@ -21,7 +21,7 @@ class Attempt(Spec):
     )
     started: NonNegative | None = Field(None, description="Seconds since 1970; null: it never started.")
     ended: NonNegative = Field(description="Seconds since 1970.")
-    nodes: CountOrZero = Field(description="Nodes that it held.")
+    nodes: CountOrZero = Field(description="Nodes that it held, or asked for where it never started.")
     node_list: str = Field(description="Their names, as Slurm writes them; empty: none.")
     time_limit_s: Positive | None = Field(None, description="What it asked for, seconds; null: no limit, or not told.")
     partition: str = Field("", description="Where it ran.")
@@ -57,7 +57,7 @@ class Step(Spec):
     nodes: CountOrZero = Field(description="Nodes that it used.")
     node_list: str = Field(description="Their names.")
     max_rss_bytes: NonNegative | None = Field(
-        None, description="Largest resident memory of a rank, as often as Slurm looked (JobAcctGatherFrequency)."
+        None, description="Largest resident memory of a task, as often as Slurm looked (JobAcctGatherFrequency)."
     )
     energy_j: Positive | None = Field(None, description="Of its nodes meanwhile, joules.")
 
@@ -78,6 +78,11 @@ class RunAccounting(Spec):
     steps: tuple[Step, ...] = Field((), description="The run's own steps, in order.")
     job_energy_j: Positive | None = Field(None, description="Of all the job's nodes, all attempts, joules.")
     not_measured: dict[str, str] = Field(description="Why a figure is not there, by its name.")
+
+    @property
+    def never_started(self) -> bool:
+        """Whether the job ended in the queue: it took nothing."""
+        return all(attempt.started is None for attempt in self.attempts)
 
     @property
     def waited_s(self) -> float | None:

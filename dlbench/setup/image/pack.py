@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.opening import file_sha256, open_file
+from dlbench.opening import file_sha256, open_file, why_unreadable
 from dlbench.setup.image.contents import Contents, Entry, contents_of
 from dlbench.setup.image.survey import Survey
 from dlbench.specs.system.image import ImageDescription, description_of
@@ -183,13 +183,20 @@ def _stream(contents: Contents, inside: bytes, sink: _Hashed) -> int:
                 tar.addfile(info)
                 continue
             assert entry.path is not None
-            with open_file(entry.path) as file:
+            with _source(entry.path) as file:
                 known = entry.path.stat()
                 info.mode, info.mtime = known.st_mode & 0o755 | 0o600, int(known.st_mtime)
                 size = known.st_size if entry.content is None else len(entry.content)
                 _add(tar, info, file if entry.content is None else io.BytesIO(entry.content), size)
             total += size
     return total
+
+
+def _source(path: Path) -> IO[bytes]:
+    try:
+        return open_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
 
 
 def _add(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], size: int) -> None:

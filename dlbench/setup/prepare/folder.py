@@ -50,8 +50,9 @@ def prepare(
         say: gets a line for each step.
 
     Raises:
-        UserError: the folder is not empty, or a set of packages is not known.
-        RunError: pip could not fetch or build something; the line holds the end of what it said.
+        UserError: the folder is not empty or lies in the data, or a set of packages is not known.
+        RunError: pip could not fetch or build something, and the line holds the end of what it said; or a file of the
+            data cannot be copied.
         EnvironmentLacksError: Horovod cannot be built here.
     """
     unknown = sorted(set(chosen) - set(extras()))
@@ -59,6 +60,8 @@ def prepare(
         raise UserError(f"--extra {unknown[0]}: no such set of packages; there are {', '.join(extras())}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already and is not empty; choose another folder")
+    if data is not None and folder.resolve().is_relative_to(data.resolve()):
+        raise UserError(f"{folder}: lies in --data {data}, and would be copied into itself; choose a folder elsewhere")
     wheels = folder / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     what = f"dlbench[{','.join(chosen)}]" if chosen else "dlbench"
@@ -71,10 +74,18 @@ def prepare(
         _add_horovod(folder, wheels, say)
     if data is not None:
         say(f"copying {data}")
-        shutil.copytree(data, folder / "data")
+        _copy(data, folder / "data")
     _write_script(folder, what, with_horovod=with_horovod)
     say("computing checksums")
     return write_manifest(folder)
+
+
+def _copy(data: Path, target: Path) -> None:
+    try:
+        shutil.copytree(data, target)
+    except shutil.Error as error:
+        source, _, why = error.args[0][0]
+        raise RunError(f"--data: {source} cannot be copied: {why}") from None
 
 
 def _own_wheel(wheels: Path) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from dlbench.errors import UserError
+
 _NUMBERED = re.compile(r"(.+?)([0-9]{1,18})", re.DOTALL)
-_RANGES = re.compile(r"([^\[\],]*)\[([0-9,-]+)\]", re.ASCII)
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_MOST_NAMES = 1 << 16
+"""More than a cluster has: a slip of the pen must not fill the memory."""
 
 
 def compressed(hosts: Iterable[str]) -> str:
@@ -63,13 +68,33 @@ def split_hosts(text: str) -> list[str]:
 
 
 def expanded(text: str) -> Iterator[str]:
-    """Every host of such a list by its name; a part that is written otherwise than with one range stays as it is."""
+    """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name.
+
+    Raises:
+        UserError: brackets that hold no ranges of numbers, or stand for more names than a cluster has.
+    """
     for part in split_hosts(text):
-        found = _RANGES.fullmatch(part)
-        if found is None:
-            yield part
-            continue
-        for one in found[2].split(","):
-            first, _, last = one.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                yield f"{found[1]}{number:0{len(first)}d}"
+        pieces = _BRACKETS.split(part)  # text, what is in brackets, text, ...
+        names = [""]
+        for number, piece in enumerate(pieces):
+            ends = [piece] if number % 2 == 0 else _numbers(piece, part)
+            if len(names) * len(ends) > _MOST_NAMES:
+                raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
+            names = [f"{name}{end}" for name in names for end in ends]
+        if any(character in "".join(pieces[::2]) for character in "[]"):
+            raise UserError(f"{part!r}: a bracket of it has no other")
+        yield from names
+
+
+def _numbers(inside: str, part: str) -> list[str]:
+    """What a pair of brackets holds, one by one; `part` is for messages."""
+    found: list[str] = []
+    for one in inside.split(","):
+        ends = _RANGE.fullmatch(one.strip())
+        first, last = (ends[1], ends[2] or ends[1]) if ends else ("1", "0")
+        if int(last) < int(first):
+            raise UserError(f"{part!r}: {one.strip()!r} is no number and no range; hosts are written as n[1-3,7]")
+        if int(last) - int(first) + len(found) >= _MOST_NAMES:
+            raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
+        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return found

@@ -77,8 +77,9 @@ class LaunchSpec(Spec):
 
     @property
     def referenced(self) -> frozenset[str]:
-        """Names of the variables whose values are given by reference."""
-        return frozenset(name for name, given in self.environment.items() if isinstance(given, VariableSource))
+        """Names of the variables whose values are given by reference, and of those that they are taken from."""
+        given = {name: one for name, one in self.environment.items() if isinstance(one, VariableSource)}
+        return frozenset(given) | {one.variable for one in given.values() if one.variable is not None}
 
     @field_validator("environment", mode="after")
     @classmethod

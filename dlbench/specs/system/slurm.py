@@ -109,14 +109,21 @@ class SlurmSpec(Spec):
         """What --mem is given; None for nothing."""
         if self.mem is not None:
             return None if self.mem == "site" else self.mem
-        asked = self.mem_per_gpu or any(word.startswith("mem-per-cpu=") for word in self.extra)
-        return "0" if self.exclusive and not asked else None
+        return "0" if self.exclusive and not (self.mem_per_gpu or self._per_cpu) else None
+
+    @property
+    def _per_cpu(self) -> bool:
+        return any(word.startswith("mem-per-cpu=") for word in self.extra)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         """sbatch(1), srun(1): which options exclude each other."""
         if self.mem not in (None, "site") and self.mem_per_gpu is not None:
             raise ValueError("mem and mem_per_gpu exclude each other")
+        if self._per_cpu and (self.mem not in (None, "site") or self.mem_per_gpu is not None):
+            raise ValueError("mem-per-cpu in extra excludes mem and mem_per_gpu")
+        if any(word.partition(":")[0] in ("gpu", "gres/gpu") for word in (self.gres or "").split(",")):
+            raise ValueError(f"gres {self.gres!r} asks for GPUs: gpu_request, gpu_type and gpu_count are for them")
         if self.mem_per_gpu == "site":
             raise ValueError("mem_per_gpu is a size, or not given")
         if self.hint is not None and (self.threads_per_core is not None or self.cpu_bind is not None):

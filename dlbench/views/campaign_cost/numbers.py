@@ -58,7 +58,7 @@ class PointCost:
     max_rss_bytes: float | None
     energy_j: float | None
     node_sets: int
-    """Different sets of nodes that its runs had."""
+    """Different sets of nodes that its runs with figures had."""
     most_switches: int
     """Leaf switches that a run spans at most; 0: not told."""
 
@@ -120,8 +120,12 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     parts = _parts(jobs, partial)
     waits = [one[0][1].waited_s for one in jobs.values()]
     known_waits = [wait for wait in waits if wait is not None]
-    why_no_energy = (one.not_measured.get("energy_j", "") for _, one in told.values() if one.energy_j is None)
-    energies = [_job_energy(held, job in partial) for job, held in jobs.items()]
+    why_no_energy = (
+        one.not_measured.get("energy_j", "")
+        for _, one in told.values()
+        if one.energy_j is None and not one.never_started
+    )
+    energies = [_job_energy(held, job in partial) for job, held in jobs.items() if not held[0][1].never_started]
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
@@ -131,7 +135,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         parts=tuple(Part(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
         median_wait_s=median(known_waits) if known_waits else None,
         longest_wait_s=max(known_waits, default=None),
-        energy_j=None if None in energies else sum(joules for joules in energies if joules is not None),
+        energy_j=_sum_of_all(energies),
         why_no_energy=next(why_no_energy, ""),
         points=_points(list(told.values())),
         runs=tuple(_run_cost(run, one) for run, one in told.values()),
@@ -140,20 +144,25 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
 
 
 def _asked(jobs: Iterable[RunAccounting]) -> float | None:
+    """Node-hours of all attempts: a job that is requeued asks for its nodes again."""
     total = 0.0
-    for job in jobs:
-        last = job.attempts[-1]
-        if last.time_limit_s is None:
+    for attempt in (attempt for job in jobs for attempt in job.attempts):
+        if attempt.time_limit_s is None:
             return None
-        total += last.nodes * last.time_limit_s
+        total += attempt.nodes * attempt.time_limit_s
     return total / 3600
+
+
+def _sum_of_all(values: Sequence[float | None]) -> float | None:
+    """None where one is not known, or there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _job_energy(held: Sequence[tuple[Run, RunAccounting]], is_partial: bool) -> float | None:
     if not is_partial:
         return held[0][1].job_energy_j
-    told = [one.energy_j for _, one in held]
-    return None if None in told else sum(joules for joules in told if joules is not None)
+    return _sum_of_all([one.energy_j for _, one in held])
 
 
 def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
@@ -180,17 +189,30 @@ def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Seq
 
 def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
     """Node-seconds of what the job held while a run was in it; None where that is not told."""
-    whole, seconds, nodes = one.run_node_s, one.run_s, run.plan.layout.nodes
-    if whole is None or seconds is None:
+    whole, seconds, nodes = _node_s(run, one), one.run_s, run.plan.layout.nodes
+    if whole is None:
         return None
+    if seconds is None:
+        return {}
     used = min(whole, nodes * seconds)
     parts: dict[PartName, float] = {"idle": whole - used}
     if run.state != "valid" or run.record is None:
         return {**parts, "no_figure": used}
-    lost = min(used, nodes * sum(step.elapsed_s for step in one.steps[:-1]))
+    earlier = one.steps[:-1] if one.steps else one.attempts[:-1]
+    lost = min(used, nodes * sum(each.elapsed_s for each in earlier))
     # Slurm counts whole seconds: a run cannot have measured for longer than it ran.
     measured = min(used - lost, nodes * max(rank.measured_s for rank in run.record.ranks))
     return {**parts, "lost": lost, "measured": measured, "overhead": used - lost - measured}
+
+
+def _node_s(run: Run, one: RunAccounting) -> float | None:
+    """Node-seconds of its job while a run was in it; None where that is not told.
+
+    Without a step of its own a run that srun was to start never began, and took nothing.
+    """
+    has_steps = one.source == "sacct" and run.plan.system.launch.launcher.startswith("srun")
+    never_began = one.never_started or (has_steps and run.record is None)
+    return 0.0 if one.run_node_s is None and never_began else one.run_node_s
 
 
 def _points(told: Sequence[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
@@ -205,7 +227,7 @@ def _points(told: Sequence[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
 def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAccounting]]) -> PointCost:
     costs = [_run_cost(run, one) for run, one in held]
     hours = [cost.node_hours for cost in costs]
-    energies = [cost.energy_j for cost in costs]
+    energies = [cost.energy_j for cost in costs if cost.node_hours != 0]
     waits = {one.job_id: one.waited_s for _, one in held if one.waited_s is not None}
     return PointCost(
         label=label,
@@ -216,8 +238,8 @@ def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAcco
         node_hours=None if None in hours else sum(one for one in hours if one is not None),
         waited_s=median(waits.values()) if waits else None,
         max_rss_bytes=max((cost.max_rss_bytes for cost in costs if cost.max_rss_bytes is not None), default=None),
-        energy_j=None if None in energies else sum(one for one in energies if one is not None),
-        node_sets=len({cost.node_list for cost in costs if cost.node_list}),
+        energy_j=_sum_of_all(energies),
+        node_sets=len({cost.node_list for cost in costs if cost.state == "valid"}),
         most_switches=max(len(cost.switches) for cost in costs),
     )
 
@@ -226,7 +248,7 @@ def _run_cost(run: Run, one: RunAccounting) -> RunCost:
     last = one.attempts[-1]
     ranks = run.record.ranks if run.record is not None else ()
     hosts = sorted({rank.host for rank in ranks})
-    node_s = one.run_node_s
+    node_s = _node_s(run, one)
     return RunCost(
         run_id=run.plan.run_id,
         state=run.state,

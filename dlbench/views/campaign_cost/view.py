@@ -91,7 +91,7 @@ def _words(found: CampaignCost) -> Iterator[str]:
     elif found.why_no_energy:
         yield f"Energy: not measured: {found.why_no_energy}."
     sets = max(point.node_sets for point in found.points)
-    if max(point.runs for point in found.points) > 1:
+    if max(point.results for point in found.points) > 1:
         yield (
             "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
             if sets == 1
@@ -111,7 +111,8 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     sources = " and ".join(sorted({run.source for run in found.runs}))
     yield (
         f"Source: {sources}, in whole seconds; measured steps: the runs' records. Queue wait: from when a job could "
-        "have started. Memory: the largest rank's resident memory, as often as Slurm looked."
+        "have started, all its starts added. Memory: resident memory of the largest task of srun, as often as Slurm "
+        "looked; a task is a rank with all that it started, or under mpirun all ranks of a node but the first."
     )
     if found.partial_jobs:
         yield f"Not all runs of {jobs_text(found.partial_jobs)} are here: these count with what the runs here took."

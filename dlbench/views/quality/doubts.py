@@ -60,11 +60,13 @@ def _of_attempt(run: Run, record: Record) -> Found:
     if before is not None:
         lost = f" of {before.step:,} done"
         gap = f", which took {format_seconds(seconds_between(before.at, record.started))} and is in no figure"
+    resumed = f"resumed {told} at step {record.first_step:,}{lost}"
+    if record.quality is None:
+        return "resumed", "note", f"{resumed}: all measured steps are of this attempt"
     return (
         "resumed",
-        "serious" if record.quality else "note",
-        f"resumed {told} at step {record.first_step:,}{lost}: times add up over the attempts, from checkpoint to "
-        f"checkpoint, without the time between them{gap}",
+        "serious",
+        f"{resumed}: times add up over the attempts, from checkpoint to checkpoint, without the time between them{gap}",
     )
 
 

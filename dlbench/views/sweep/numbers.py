@@ -14,7 +14,7 @@ from statistics import fmean, variance
 
 from dlbench.reading.comparability import told_of
 from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
-from dlbench.reading.table import RunTable
+from dlbench.reading.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, percent, place_text
@@ -164,6 +164,7 @@ def _identity(logs: Sequence[float]) -> tuple[float, ...]:
 
 def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """All series with swept keys that hold figures, in the order of their creation."""
+    table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
     series: dict[tuple[str, str], list[Run]] = {}
     for run in planned:

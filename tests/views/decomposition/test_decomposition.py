@@ -32,7 +32,7 @@ from dlbench.views.decomposition.view import decomposition_lines, decomposition_
 from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
-from tests.support.run_factory import constant, plans, write_run, write_unfinished
+from tests.support.run_factory import constant, edit_json, plans, write_run, write_unfinished
 from tests.support.volumes import write_volumes
 
 DATA = "/data/pictures"
@@ -351,6 +351,18 @@ def test_only_repeats_with_both_runs_count_and_the_rest_is_told(tmp_path: Path) 
     assert (reading.seconds.n, exchange.seconds.n) == (4, 3)
     assert len(point.missing) == 2
     assert all("out of memory" in line for line in point.missing)
+
+
+def test_a_run_that_went_on_after_an_interruption_is_subtracted_from_none(tmp_path: Path) -> None:
+    write_series(tmp_path, decomposed(repeats=5))
+    for run in scan(tmp_path).runs:
+        if (run.plan.series.variant, run.plan.series.repeat) == ("plain", 3):
+            edit_json(run.folder.record, attempt=2, first_step=7)
+    point = only_point(tmp_path)
+    assert {what.seconds.n for what in both(point)} == {4}
+    assert [line.partition(" ")[2] for line in point.missing] == [
+        "was resumed after an interruption: no repeat of runs that ran through"
+    ]
 
 
 def test_a_copied_folder_is_no_repeat(tmp_path: Path) -> None:

@@ -489,3 +489,15 @@ def test_table_for_programs_holds_every_setting(planted_report: model.Report) ->
     assert [row["setting"] for row in rows] == [one.label for one in settings]
     assert [row["verdict"] for row in rows] == [one.verdict for one in settings]
     assert [row["ratio"] for row in rows] == ["" if one.ratio is None else repr(one.ratio.value) for one in settings]
+
+
+def test_a_run_that_went_on_after_an_interruption_is_in_no_mean(tmp_path: Path) -> None:
+    def speed(plan: RunPlan) -> float:
+        return 0.5 if plan.series.axes["sync.fusion"] == "single" and plan.series.repeat == 1 else 1.0
+
+    def story(plan: RunPlan) -> Story:
+        return Story(record={"attempt": 2, "first_step": 7}) if speed(plan) < 1 else Story()
+
+    found = setting(swept(tmp_path, speed, story=story, **SINGLE), fusion="single")
+    assert (found.num_runs, found.num_planned) == (4, 5)
+    assert found.why == "valid: resumed after an interruption, so no repeat of runs that ran through"
