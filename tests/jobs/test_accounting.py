@@ -178,6 +178,27 @@ def test_what_is_not_known_is_not_kept(
     assert not run.folder.accounting.exists()
 
 
+@pytest.mark.parametrize(("text", "nodes"), [("1K", 1024), ("1.50K", 1536), ("1023", 1023), ("", 0)])
+def test_large_numbers_of_nodes_count(tmp_path: Path, slurm: Callable[..., Path], text: str, nodes: int) -> None:
+    """sacct shortens what can be divided by 512."""
+    runs = series(tmp_path / "runs", [("7", (0,))])
+    slurm("sacct", [row("7", NNodes=text)])
+    (run,), _ = with_accounting(runs)
+    assert run.accounting is not None
+    assert (run.accounting.attempts[0].nodes, run.accounting.job_node_s) == (nodes, nodes * 100)
+
+
+def test_more_jobs_than_an_argument_holds_are_asked_for_in_parts(
+    tmp_path: Path, slurm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlbench.jobs.slurm.accounting.MAX_IDS", 4)
+    runs = series(tmp_path / "runs", [("7", (0,)), ("8", (1,)), ("9", (2,))])
+    calls = slurm("sacct", [row("7"), row("8"), row("9")])
+    found, why_not = with_accounting(runs)
+    assert (why_not, all(run.accounting is not None for run in found)) == ({}, True)
+    assert [line.rpartition("=")[2] for line in calls.read_text().splitlines()] == ["7,8", "9"]
+
+
 def test_the_step_that_holds_an_image_is_none_of_the_run(tmp_path: Path, slurm: Callable[..., Path]) -> None:
     runs = series(tmp_path / "runs", [("7", (0,))])
     slurm(
@@ -302,27 +323,6 @@ def test_what_a_shared_job_did_not_come_to_took_nothing(tmp_path: Path, slurm: C
     assert (parts["between"], parts.get("unknown")) == (pytest.approx(20), None)
     assert [run.node_hours for run in found.runs] == [pytest.approx(180 / 3600), 0]
     assert found.points[0].node_hours == pytest.approx(180 / 3600)
-
-
-@pytest.mark.parametrize(("text", "nodes"), [("1K", 1024), ("1.50K", 1536), ("1023", 1023), ("", 0)])
-def test_large_numbers_of_nodes_count(tmp_path: Path, slurm: Callable[..., Path], text: str, nodes: int) -> None:
-    """sacct shortens what can be divided by 512."""
-    runs = series(tmp_path / "runs", [("7", (0,))])
-    slurm("sacct", [row("7", NNodes=text)])
-    (run,), _ = with_accounting(runs)
-    assert run.accounting is not None
-    assert (run.accounting.attempts[0].nodes, run.accounting.job_node_s) == (nodes, nodes * 100)
-
-
-def test_more_jobs_than_an_argument_holds_are_asked_for_in_parts(
-    tmp_path: Path, slurm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dlbench.jobs.slurm.accounting.MAX_IDS", 4)
-    runs = series(tmp_path / "runs", [("7", (0,)), ("8", (1,)), ("9", (2,))])
-    calls = slurm("sacct", [row("7"), row("8"), row("9")])
-    found, why_not = with_accounting(runs)
-    assert (why_not, all(run.accounting is not None for run in found)) == ({}, True)
-    assert [line.rpartition("=")[2] for line in calls.read_text().splitlines()] == ["7,8", "9"]
 
 
 def test_a_folder_that_cannot_be_written_hinders_nothing(tmp_path: Path, slurm: Callable[..., Path]) -> None:

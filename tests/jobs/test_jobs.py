@@ -1165,6 +1165,21 @@ def test_elements_of_an_array_are_told_apart(program: Program) -> None:
     assert queue.find(RunFolder(Path("/elsewhere")), "c") == "12"
 
 
+def test_elements_that_were_cancelled_before_they_started_are_found_in_accounting(
+    tmp_path: Path, program: Program
+) -> None:
+    """sacct has one row for all of them."""
+    program("squeue", "true")
+    program("sacct", "echo '13_1|COMPLETED|0:0'; echo '13_[2-3,7%1]|CANCELLED by 0|0:0'")
+    queue = ask(["13_1", "13_3", "13_7", "13_8"], ())
+    assert {job_id: job.state for job_id, job in queue.jobs.items()} == {
+        "13_1": "COMPLETED",
+        "13_3": "CANCELLED",
+        "13_7": "CANCELLED",
+    }
+    assert "--jobs=13" in calls(tmp_path)[-1]
+
+
 def test_jobs_of_another_cluster_are_asked_for_there(tmp_path: Path, program: Program) -> None:
     """Their number alone may be a stranger's job here."""
     program("squeue", "echo 'CLUSTER: far'; echo '12|RUNNING|N/A|None||/r'; echo 'CLUSTER: near'; echo '12|FAILED|||'")

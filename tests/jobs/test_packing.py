@@ -225,19 +225,6 @@ def test_times_scale_with_the_steps_alone(tmp_path: Path) -> None:
     assert estimates([plan], tmp_path)[plan.run_id].expected_s == pytest.approx(308.0)
 
 
-def test_the_last_part_of_a_run_to_a_quality_is_no_history(tmp_path: Path) -> None:
-    """What was resumed after an interruption has a record of the time since then alone; runs of speed measure anew."""
-    made = (plans_of(points=(1,), series="then"), quality_plans(points=(1,), repeats=1, series="then"))
-    for (before,), is_known in zip(made, (True, False), strict=True):
-        earlier(tmp_path, before, 30.0)
-        folder = RunFolder(tmp_path / before.run_id)
-        edit_json(folder.record, attempt=2, first_step=7)
-        wanted = before.model_copy(update={"run_id": "now"})
-        assert estimates([wanted], tmp_path)["now"].earlier == is_known
-        edit_json(folder.record, attempt=1, first_step=0)
-        assert estimates([wanted], tmp_path)["now"].earlier == 1
-
-
 @pytest.mark.parametrize(
     ("max_time", "seconds"), [("00:06:00", 360.0), ("00:05:00", 300.0), ("00:04:00", 420.0), ("0", 420.0)]
 )
@@ -252,6 +239,19 @@ def test_a_margin_does_not_make_a_run_too_long_for_its_site(tmp_path: Path, max_
     assert found.text.endswith("within system.slurm.max_time") == (seconds < 420)
     (job,) = campaign_of(plans, tmp_path).jobs
     assert limit_seconds(job.time_limit) == seconds
+
+
+def test_the_last_part_of_a_run_to_a_quality_is_no_history(tmp_path: Path) -> None:
+    """What was resumed after an interruption has a record of the time since then alone; runs of speed measure anew."""
+    made = (plans_of(points=(1,), series="then"), quality_plans(points=(1,), repeats=1, series="then"))
+    for (before,), is_known in zip(made, (True, False), strict=True):
+        earlier(tmp_path, before, 30.0)
+        folder = RunFolder(tmp_path / before.run_id)
+        edit_json(folder.record, attempt=2, first_step=7)
+        wanted = before.model_copy(update={"run_id": "now"})
+        assert estimates([wanted], tmp_path)["now"].earlier == is_known
+        edit_json(folder.record, attempt=1, first_step=0)
+        assert estimates([wanted], tmp_path)["now"].earlier == 1
 
 
 def test_what_was_asked_for_wins_over_earlier_runs(tmp_path: Path) -> None:

@@ -69,21 +69,6 @@ def test_what_was_asked_of_the_system_unlike_is_reported_apart(tmp_path: Path, k
     assert {one.value for group in report.groups for one in group.conditions if one.name == key} >= {str(ASKED[key])}
 
 
-def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Path) -> None:
-    for plan in plans(points=(1,), repeats=6):
-        went_on = {"attempt": 2, "first_step": 7} if plan.series.repeat % 2 else {}
-        write_run(tmp_path, plan, constant(PHASES), Story(record=went_on))
-    report = assemble(scan(tmp_path))
-    assert [[len(point.run_ids) for point in group.points] for group in report.groups] == [[3], [3]]
-    assert sorted("after an interruption" in group.label for group in report.groups) == [False, True]
-    one, other = scan(tmp_path).runs[:2]
-    assert group_id(one) != group_id(other)
-    # Begun anew it is a run like any other.
-    anew = other.record
-    assert anew is not None
-    assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
-
-
 @pytest.fixture(scope="module")
 def six(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Equal runs."""
@@ -119,6 +104,21 @@ def test_runs_that_went_on_after_an_interruption_are_averaged_with_no_clean_one(
     assert len({group_id(run) for run in runs}) == len(set(went_on))
     # A run that died is looked for in both.
     assert len({planned_id(run) for run in runs}) == 1
+
+
+def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Path) -> None:
+    for plan in plans(points=(1,), repeats=6):
+        went_on = {"attempt": 2, "first_step": 7} if plan.series.repeat % 2 else {}
+        write_run(tmp_path, plan, constant(PHASES), Story(record=went_on))
+    report = assemble(scan(tmp_path))
+    assert [[len(point.run_ids) for point in group.points] for group in report.groups] == [[3], [3]]
+    assert sorted("after an interruption" in group.label for group in report.groups) == [False, True]
+    one, other = scan(tmp_path).runs[:2]
+    assert group_id(one) != group_id(other)
+    # Begun anew it is a run like any other.
+    anew = other.record
+    assert anew is not None
+    assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
 
 
 def test_nodes_that_are_shared_are_a_doubt(tmp_path: Path) -> None:

@@ -213,6 +213,8 @@ def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
         time.sleep(0.3)
     log = output.read_text()
     assert log.count("ended with 7: see ") == 4
+    told = cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    assert told.count("it ended with exit code 7 before any rank started; see launch.log") == 4
     assert log.endswith("dlbench: 4 of 8 runs failed\n")
     again = cli(*command[:-4], "--series", "more", "--dry-run", "--pack", "all")
     assert again.stdout.count("estimated from 2 earlier runs: ") == 2
@@ -395,6 +397,9 @@ exec {shutil.which("sbatch")} "$@\"""",
     assert (cancelled.stdout.split(), cancelled.stderr) == ([job], "series held: 1 job cancelled\n")
     assert dlbench("wait", "held", "--timeout", "60s", "--every", "1s").returncode == 3
     assert "ended as CANCELLED" in dlbench("status", "runs", "--where", "series=held").stdout
+    left = dlbench("submit", "--resume", "held")
+    assert left.stdout == ""
+    assert f"1 run of cancelled job {job} never began and is left out" in left.stderr
 
 
 @pytest.mark.nightly

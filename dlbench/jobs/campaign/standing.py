@@ -123,7 +123,7 @@ def _wrote(folders: Sequence[RunFolder]) -> tuple[bool, str]:
 
 
 def never_began(folder: RunFolder) -> bool:
-    """Whether nothing lies in a run's folder but what its submission wrote, and the scheduler's log and account."""
+    """Whether nothing lies in a run's folder but what its submission wrote, and what the scheduler says of its job."""
     submitted = {folder.plan.name, folder.script.name, folder.submission.name, folder.accounting.name}
     try:
         names = {path.name for path in folder.path.iterdir()}

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scripts.images import STEP as IMAGE_STEP
 from dlbench.jobs.slurm.call import call
-from dlbench.jobs.slurm.queue import MAX_IDS
+from dlbench.jobs.slurm.queue import MAX_IDS, elements_of
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
@@ -62,16 +62,14 @@ _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
     | {"REQUEUED", "REVOKED", "TIMEOUT"}
 )
-_MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
-"""Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
-_COMES_BACK_S = 120
-"""How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s."""
-_ELEMENTS = re.compile(r"(\d+)_\[([0-9,:-]+)(?:%\d+)?\]")
-"""Elements of an array that have not been started, as sacct and squeue list them together."""
 _NOT_ENDED = "has not ended"
 SETTLING_S = (0.0, 2.0, 5.0, 10.0)
 """Pauses before Slurm is asked for jobs that have written their last record, seconds."""
 
+_MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
+"""Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
+_COMES_BACK_S = 120
+"""How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s."""
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
 
 _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
@@ -226,22 +224,9 @@ def _by_job(lines: Iterable[str], names: Sequence[str]) -> dict[str, list[dict[s
         if len(cells) == len(names):
             row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
             job = row["JobID"].partition(".")[0]
-            for one in _elements(job):
+            for one in elements_of(job):
                 found.setdefault(one, []).append({**row, "JobID": row["JobID"].replace(job, one, 1)})
     return found
-
-
-def _elements(job: str) -> Iterator[str]:
-    """Ids of all elements that `ARRAY_[1,3-5,7-11:2%4]` stands for; any other id itself."""
-    match = _ELEMENTS.fullmatch(job)
-    if match is None:
-        yield job
-        return
-    for part in match[2].split(","):
-        numbers, _, step = part.partition(":")
-        first, _, last = numbers.partition("-")
-        for number in range(int(first), int(last or first) + 1, int(step or 1)):
-            yield f"{match[1]}_{number}"
 
 
 def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounting | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ FINAL = frozenset(
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 _ELSEWHERE = "it runs on another cluster of the federation"
 _FORMAT = "--format=%i|%T|%S|%r|%k|%Z"
+_ELEMENTS = re.compile(r"(\d+)_\[([0-9,:-]+)(?:%\d+)?\]")
+"""Elements of an array that have not been started, as sacct and squeue list them together."""
 _NO_ACCOUNTING = "accounting storage is disabled"
 MAX_IDS = 100_000
 """Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN)."""
@@ -114,8 +117,9 @@ def _by_cluster(text: str) -> Iterator[tuple[str, str]]:
 
 def _sacct(wanted: Sequence[str], cluster: str, owners: str) -> tuple[dict[str, QueuedJob], str]:
     """What accounting says of jobs of one cluster (empty: the one here), and why it says nothing."""
-    ids = list(dict.fromkeys(job.partition(";")[0] for job in wanted))
-    asked, text = set(ids), ",".join(ids)
+    asked = {job.partition(";")[0] for job in wanted}
+    # Of an array all: elements that never started have no row of their own.
+    text = ",".join(dict.fromkeys(job.partition(";")[0].partition("_")[0] for job in wanted))
     which = [f"--jobs={text}"] if len(text) < MAX_IDS else [f"--user={owners}", "--starttime=now-30days"]
     where = [f"--clusters={cluster}"] if cluster else []
     # Highest exit code of the steps: 0:125 is Slurm's own for a step that ran out of memory.
@@ -127,12 +131,27 @@ def _sacct(wanted: Sequence[str], cluster: str, owners: str) -> tuple[dict[str, 
     jobs: dict[str, QueuedJob] = {}
     for line in [] if done is None else done.stdout.splitlines():
         job, state, code = [*(part.strip() for part in line.split("|")), "", "", ""][:3]
-        if not state or (job not in asked and job.partition("_")[0] not in asked):
+        if not state:
             continue
         # sacct writes "CANCELLED by 1000".
         word = "OUT_OF_MEMORY" if code == "0:125" else state.split()[0]
-        jobs[f"{job}{suffix}"] = QueuedJob(job_id=f"{job}{suffix}", state=word, phase=_phase(word))
+        for one in elements_of(job):
+            if one in asked or one.partition("_")[0] in asked:
+                jobs[f"{one}{suffix}"] = QueuedJob(job_id=f"{one}{suffix}", state=word, phase=_phase(word))
     return jobs, why
+
+
+def elements_of(job: str) -> Iterator[str]:
+    """Ids of all elements that `ARRAY_[1,3-5,7-11:2%4]` stands for; any other id itself."""
+    match = _ELEMENTS.fullmatch(job)
+    if match is None:
+        yield job
+        return
+    for part in match[2].split(","):
+        numbers, _, step = part.partition(":")
+        first, _, last = numbers.partition("-")
+        for number in range(int(first), int(last or first) + 1, int(step or 1)):
+            yield f"{match[1]}_{number}"
 
 
 def _phase(state: str) -> Phase:
