@@ -20,6 +20,7 @@ LEFT = (
     "record.json",
     "rank-0000.steps",
     "interrupted.json",
+    "accounting.json",
 )
 ODD = ("a b", "-n", "$(touch canary)", "new\nline", "*", "'", "checkpoint", "slurm-7.txt", "attempts")
 

@@ -107,7 +107,8 @@ def test_this_machine_is_looked_at_without_a_scheduler(cli: Cli, tmp_path: Path)
 SITES = {
     "gres": ("gpu:a100:4,gpu:h100:8,gpu:rtx4090:4",),
     "features": ("gpu",),
-    "partitions": ("box", "defq", "standard-g", "booster", "boost_usr_prod", "normal", "p5", "gpu"),
+    "memory_mb": 480 * 1024,
+    "partitions": ("box", "batch", "standard-g", "booster", "boost_usr_prod", "normal", "p5", "gpu"),
 }
 """What the example systems ask for, devices counted only."""
 
@@ -142,7 +143,7 @@ def test_their_accounts_and_qos_are_enforced(
     books = {
         "accounting": True,
         "accounts": ("my-account", "project_465000000", "m0000_g", "my-project", "g000"),
-        "qos": ("regular", "boost_qos_dbg"),
+        "qos": ("regular",),
     }
     with Box.start(slurm_folder, cpus_per_node=288, has=Equipment(**SITES, **books)) as box:
         told = refused(tmp_path, box, monkeypatch)
