@@ -375,45 +375,59 @@ def test_doubts_of_training_are_told(
     assert "<html" in html.to_html(document_of(assemble(scan(tmp_path))))
 
 
+BEFORE = {"attempt": 1, "step": 23, "checkpoint": "step-20", "at": "2026-03-01T11:50:00Z"}
+
+
 @pytest.mark.parametrize(
-    ("first_step", "before", "code", "words"),
+    ("to_quality", "first_step", "before", "severity", "words"),
     [
         (
+            True,
             20,
-            {"attempt": 1, "step": 23, "checkpoint": "step-20", "at": "2026-03-01T11:50:00Z"},
-            "resumed",
+            BEFORE,
+            "serious",
             "resumed after interruption (attempt 2) at step 20 of 23 done: times add up over the attempts, from "
             "checkpoint to checkpoint, without the time between them, which took 10 min 00 s and is in no figure",
         ),
         (
+            True,
             20,
-            None,
-            "resumed",
+            None,  # it was killed
+            "serious",
             "resumed after interruption (attempt 2) at step 20: times add up over the attempts, from checkpoint to "
             "checkpoint, without the time between them",
         ),
         (
+            False,
+            20,
+            BEFORE,
+            "note",
+            "resumed after interruption (attempt 2) at step 20 of 23 done: all measured steps are of this attempt",
+        ),
+        (
+            False,
             0,
-            {"attempt": 1, "step": 3, "checkpoint": None, "at": "2026-03-01T11:50:00Z"},
-            "attempt",
+            {**BEFORE, "checkpoint": None},
+            "note",
             "begun anew after interruption (attempt 2): nothing of earlier attempts is in its figures",
         ),
     ],
 )
 def test_a_run_of_several_attempts_says_what_of_them_is_in_its_figures(
-    tmp_path: Path, first_step: int, before: dict[str, Any] | None, code: str, words: str
+    tmp_path: Path, to_quality: bool, first_step: int, before: dict[str, Any] | None, severity: str, words: str
 ) -> None:
-    story = Story(record={"attempt": 2, "first_step": first_step, "started": "2026-03-01T12:00:00Z"})
-    (plan,) = plans(points=(1,), repeats=1)
-    folder = write_run(tmp_path, plan, step(100), story)
+    record = {"attempt": 2, "first_step": first_step, "started": "2026-03-01T12:00:00Z"}
+    made = (quality_plans if to_quality else plans)(points=(1,), repeats=1)
+    training = Training(values=rising(3)) if to_quality else None
+    folder = write_run(tmp_path, made[0], step(100), Story(record=record, training=training))
     aside = folder.path / "attempt-0001"
     aside.mkdir()
     if before is not None:
         content = {"format": "dlbench.interrupted", "version": 1, **before}
         (aside / "interrupted.json").write_text(json.dumps(content))
+    code = "resumed" if first_step else "attempt"
     (doubt,) = [doubt for doubt in one_group(tmp_path).doubts if doubt.code == code]
-    assert doubt.text == words
-    assert (doubt.severity, list(doubt.runs)) == ("note", [plan.run_id])
+    assert (doubt.text, doubt.severity, list(doubt.runs)) == (words, severity, [made[0].run_id])
 
 
 def test_a_sound_training_raises_no_doubt_but_of_its_number(tmp_path: Path) -> None:
