@@ -158,10 +158,6 @@ def test_without_accounting_squeue_tells_times_and_no_memory(tmp_path: Path, slu
         ([row("7"), row("7.0", "RUNNING", End="Unknown")], "job 7 has not ended"),
         # For some seconds sacct does not know that the job waits again.
         ([row("7", "REQUEUED")], "job 7 has not ended"),
-        (
-            [row("7", "PREEMPTED", End=str(int(time.time()) - 5))],
-            "job 7 was ended just now (PREEMPTED), and may be started again",
-        ),
         ([row("7", "PREEMPTED"), row("7", "PENDING", End="Unknown")], "job 7 has not ended"),
         # Another job, of the year before, which had this number.
         ([row("7", begin=-31_000_000, last=-30_000_000)], "Slurm no longer knows job 7"),
@@ -175,6 +171,17 @@ def test_what_is_not_known_is_not_kept(
     (run,), why_not = with_accounting(runs)
     assert run.accounting is None
     assert list(why_not.values()) == [words]
+    assert not run.folder.accounting.exists()
+
+
+def test_what_ended_just_now_is_not_kept(tmp_path: Path, slurm: Callable[..., Path]) -> None:
+    """For some seconds sacct calls a job that will be requeued ended."""
+    runs = series(tmp_path / "runs", [("7", (0,))])
+    # A time to come: however long this test waits for a core, it is not long ago.
+    slurm("sacct", [row("7", "PREEMPTED", End=str(int(time.time()) + 3600))])
+    (run,), why_not = with_accounting(runs)
+    assert run.accounting is None
+    assert list(why_not.values()) == ["job 7 was ended just now (PREEMPTED), and may be started again"]
     assert not run.folder.accounting.exists()
 
 

@@ -77,7 +77,7 @@ def test_the_first_failure_is_named_though_its_end_takes_longer(leftovers: Lefto
     ranks.close([str(leftovers.folder)])
     assert ending_of(ranks, tmp_path, told=(0, 9)) == "rank 1 was the first to end, by signal SIGKILL"
     assert "DLBENCH" not in (tmp_path / "1.log").read_text()
-    assert leftovers.within(1.0) == []
+    assert leftovers.within() == []
 
 
 def test_a_killed_supervisor_is_the_first_to_end_and_nothing_stays(leftovers: Leftovers, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_killed_supervisor_is_the_first_to_end_and_nothing_stays(leftovers: Le
     ranks.wait(never)
     ranks.close([str(leftovers.folder)])
     assert ending_of(ranks, tmp_path) == "rank 0 was the first to end, by signal SIGKILL"
-    assert leftovers.within(1.0) == []
+    assert leftovers.within() == []
 
 
 def test_what_cannot_be_told_to_end_is_killed(leftovers: Leftovers, tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_what_cannot_be_told_to_end_is_killed(leftovers: Leftovers, tmp_path: Pa
     began = time.monotonic()
     ranks.end(lambda: time.monotonic() > began + 0.2)
     ranks.close([str(leftovers.folder)])
-    assert time.monotonic() - began < 2.0
-    assert leftovers.within(1.0) == []
+    assert time.monotonic() - began < 8
+    assert leftovers.within() == []
 
 
 # Interruptions
@@ -152,9 +152,9 @@ def test_no_number_of_signals_interrupts_the_cleaning_up(
     with pytest.raises(KeyboardInterrupt):
         stubbed.run()
     thread.join()
-    assert times == 1 or time.monotonic() - began < 1.5  # the second says: at once
+    assert times == 1 or time.monotonic() - began < 8  # the second says: at once, not after GRACE_S
     assert "interrupted" in stubbed.failure()
-    assert leftovers.within(1.0) == []
+    assert leftovers.within() == []
 
 
 @pytest.mark.usefixtures("handlers")

@@ -19,7 +19,8 @@ from dlbench.machine.storage_reads import counts_reads, storage_reads
 
 NOBODY = 65534
 FEW = 0.05
-"""Pages that a core held in a list of its own are not evicted at once."""
+"""Pages that a core held in a list of its own are not evicted at once; the kernel may take some when memory is short; a
+read that may not wait gives up where another process holds what it needs."""
 NONE = Path("/there is no such file")
 
 
@@ -78,11 +79,12 @@ def filled(files: list[Path]) -> CachedPages:
 
 def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     assert (evicted(files).share or 0) <= FEW
-    assert filled(files).share == 1
+    assert (filled(files).share or 0) >= 1 - FEW
     files[0].write_bytes(os.urandom(300_000))  # what is dirty is written first
     before = evicted(files)
     assert (before.share or 0) <= FEW
-    assert cached_pages(files) == before  # looking brings nothing in
+    # Looking brings nothing in: what is not there would be read by the kernel with its neighbours.
+    assert (cached_pages(files).share or 0) <= FEW
     files[1].read_bytes()
     seen = cached_pages(files)
     assert seen.share == pytest.approx(1 / 8, abs=FEW)
@@ -96,7 +98,7 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> None:
     def there() -> None:
-        assert filled(files).share == 1
+        assert (filled(files).share or 0) >= 1 - FEW
         # The kernel's file is not for everybody. A page that another core has just put into the cache, or that is on
         # its way from the disk, stays: tried until none is.
         for _ in range(50):
