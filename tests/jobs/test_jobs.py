@@ -275,6 +275,12 @@ def may_begin_anew() -> Job:
     return job
 
 
+def of_two_launchers() -> Job:
+    """Sides of which only mpirun itself can tell one that the job's time ends."""
+    sides = sides_of({}, {"system.launch.launcher": "mpirun"}, repeats=1, ranks_per_node=2)
+    return with_plans(sides, lambda plan: with_system(plan, slurm={"requeue": True}))
+
+
 def an_array() -> Job:
     """The same of one size, in jobs of their own."""
     asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
@@ -289,6 +295,7 @@ SIDES: dict[str, Callable[[], Job]] = {
     "requeue": may_begin_anew,
     "sides-box": lambda: sides_of({}, {"engine.name": "ddp"}),
     "sides-mpirun": lambda: sides_of({}, {"system.launch.launcher": "mpirun"}, repeats=3, ranks_per_node=2),
+    "sides-requeue": of_two_launchers,
     "sides-everything": two_environments,
 }
 

@@ -11,7 +11,16 @@ import pytest
 from dlbench.jobs.scripts.batch import render_job
 from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
-from tests.jobs.test_jobs import PYTHON, Cluster, cluster, may_begin_anew, rooms, with_plans, with_system
+from tests.jobs.test_jobs import (
+    PYTHON,
+    Cluster,
+    cluster,
+    may_begin_anew,
+    of_two_launchers,
+    rooms,
+    with_plans,
+    with_system,
+)
 
 __all__ = ["cluster"]
 
@@ -25,6 +34,20 @@ case " ${INTERRUPTED-} " in *" $plan "*) echo {} >"${plan%/*}/interrupted.json";
 case " ${FAILING-} " in *" $plan "*) exit 7 ;; esac
 echo {} >"${plan%/*}/record.json"
 """
+# A launcher that hears a signal and, as mpirun while it starts its ranks, not the first. In WARNED is its run's plan.
+LAUNCHER = """#!/bin/bash
+[ "$1" = --mpi=list ] && { echo pmix; exit; }
+plan=${@: -1}
+echo "${plan%/*}" >>"$DUMP/began"
+if [ "$plan" = "${WARNED-}" ]; then
+  trap '' USR1
+  kill -USR1 "$PPID"
+  sleep 1
+  trap 'echo {} >"${plan%/*}/interrupted.json"; exit 75' USR1
+  for _ in {1..300}; do sleep 0.1; done
+fi
+echo {} >"${plan%/*}/record.json"
+"""
 SCONTROL = """#!/bin/bash
 case $1 in
   show) echo "JobId=4711 PreemptEligibleTime=x PreemptTime=${PREEMPTED:-None} EndTime=${ENDS:-Unknown} Deadline=N/A" ;;
@@ -36,9 +59,9 @@ esac
 class Slurm:
     """A cluster on which a job of two runs is started, perhaps several times."""
 
-    def __init__(self, cluster: Cluster, root: Path, job: Job) -> None:
-        self.cluster = cluster
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+    def __init__(self, cluster: Cluster, root: Path, job: Job, launcher: str = SRUN) -> None:
+        self.cluster, self.nodes = cluster, str(job.shape.layout.nodes)
+        for name, text in (("srun", launcher), ("mpirun", launcher), ("scontrol", SCONTROL)):
             (cluster.bin / name).write_text(text)
             (cluster.bin / name).chmod(0o755)
         self.folders: list[RunFolder] = rooms(job, root)
@@ -46,7 +69,7 @@ class Slurm:
 
     def start(self, **variables: str) -> tuple[int, list[int], bool]:
         """The script's exit code, the runs that began, and whether it asked for another start."""
-        done = self.cluster.run(self.script, nodes="1", **variables)
+        done = self.cluster.run(self.script, nodes=self.nodes, **variables)
         self.said = done.stdout + done.stderr
         began, asked = (self.cluster.dump / name for name in ("began", "asked"))
         names = [str(folder.path) for folder in self.folders]
@@ -111,3 +134,17 @@ def test_without_requeue_it_ends_as_interrupted(cluster: Cluster, tmp_path: Path
     plan = str(slurm.folders[0].plan)
     assert slurm.start(INTERRUPTED=plan, SLURM_ARRAY_TASK_ID="1") == (75, [0], False)
     assert "was interrupted" in slurm.said
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_in_a_job_with_mpirun_the_script_hands_the_signal_on(cluster: Cluster, tmp_path: Path, side: str) -> None:
+    """To srun, too: Slurm tells the script alone."""
+    slurm = Slurm(cluster, tmp_path / "runs", of_two_launchers(), LAUNCHER)
+    assert "--signal=B:USR1@120" in slurm.script
+    warned = next(folder for folder in slurm.folders if folder.path.name.endswith(side))
+    first = slurm.folders.index(warned)
+    assert slurm.start(WARNED=str(warned.plan)) == (75, list(range(first + 1)), True)
+    assert f"{warned.path.name} was interrupted" in slurm.said
+    (cluster.dump / "asked").unlink()
+    (cluster.dump / "began").unlink()
+    assert slurm.start(SLURM_RESTART_COUNT="1") == (0, list(range(first, 2)), False)

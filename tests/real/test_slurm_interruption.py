@@ -19,6 +19,7 @@ from tests.conftest import Cli
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 BOUND_S = 240
+AS_ROOT = "system.launch.environment.OMPI_ALLOW_RUN_AS_ROOT"
 YIELDING = Equipment(
     preempt="partition",
     partitions=("box PriorityTier=1 PreemptMode=REQUEUE GraceTime=20", "urgent PriorityTier=10"),
@@ -37,12 +38,13 @@ def box(slurm_can_run: None) -> Iterator[Box]:
 class Job:
     """One run on both nodes that would train for a while, in a job that may be requeued."""
 
-    def __init__(self, cli: Cli, box: Box, out: Path, *, steps: int) -> None:
+    def __init__(self, cli: Cli, box: Box, out: Path, *, steps: int, launcher: str = "srun-gloo") -> None:
         self.box, self.out = box, out
         submitted = cli(
             *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "2", "--engine", "ddp"),
-            *("--launcher", "srun-gloo", "--data", "synthetic", "--out", out, "--set", "measure.warmup_steps=1"),
+            *("--launcher", launcher, "--data", "synthetic", "--out", out, "--set", "measure.warmup_steps=1"),
             *("--set", f"measure.measured_steps={steps}", "--set", "checkpoint.every_steps=3"),
+            *(word for name in ("", "_CONFIRM") for word in ("--set", f"{AS_ROOT}{name}='1'")),
             *("--set", "system.slurm.requeue=true", "--set", "system.slurm.warn_before_s=8"),
             **box.environment,
         )
@@ -90,11 +92,16 @@ class Job:
         assert self.attempts() == ["attempt-0001"]
 
 
-def test_a_warned_run_keeps_a_checkpoint_and_goes_on(cli: Cli, box: Box, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "whom"), [("srun-gloo", ()), pytest.param("mpirun", ("--batch",), marks=pytest.mark.nightly)]
+)
+def test_a_warned_run_keeps_a_checkpoint_and_goes_on(
+    cli: Cli, box: Box, tmp_path: Path, launcher: str, whom: tuple[str, ...]
+) -> None:
     """What --signal does before the time limit, without the wait for it."""
-    job = Job(cli, box, tmp_path / "runs", steps=40)
+    job = Job(cli, box, tmp_path / "runs", steps=40, launcher=launcher)
     job.until(job.measures)
-    job.slurm("scancel", "--signal=USR1", job.id)
+    job.slurm("scancel", "--signal=USR1", *whom, job.id)
     job.goes_on_to_its_end()
     assert (job.run.folder.path / "attempt-0001" / "interrupted.json").exists()
     report = cli("report", job.out, "-o", tmp_path / "report.html")

@@ -45,6 +45,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
         record=record.name,
         **images.values_of(job),
         is_array=job.is_array,
+        passes_warning_on=job.passes_warning_on,
         is_job=True,
     )
 
@@ -99,9 +100,9 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
             "plan": plan,
             "is_part": is_part,
             "variables": launch.rank_environment(plan),
-            "command": " ".join(
-                launch.word_of_shell(word, variables | containers.variables_of(word)) for word in words
-            ),
+            # In place of the shell: the process that the script tells is the launcher.
+            "command": ("exec " if job.passes_warning_on else "")
+            + " ".join(launch.word_of_shell(word, variables | containers.variables_of(word)) for word in words),
         }
         # Whatever of a plan reaches its part of the script.
         text = f"{is_part} {plan.layout.nodes} {render('environment.j2', is_job=True, **way)}"
@@ -134,7 +135,7 @@ def _whose(job: Job, plan: LaunchPlan) -> str:
 
 
 def _options(job: Job) -> list[str]:
-    return sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit)
+    return sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)
 
 
 def keeps_own_comment(job: Job) -> bool:

@@ -37,6 +37,15 @@ class Job:
         return max(self.plans, key=lambda plan: (plan.layout.nodes, plan.layout.ranks))
 
     @property
+    def passes_warning_on(self) -> bool:
+        """Whether the warning before the end of its time goes to its script, which tells what starts the ranks.
+
+        Slurm tells the tasks of steps otherwise; those of mpirun's steps are daemons, which pass nothing on.
+        """
+        by_mpirun = any(plan.system.launch.launcher == "mpirun" for plan in self.plans)
+        return by_mpirun and self.shape.system.slurm.warning_s > 0
+
+    @property
     def run_ids(self) -> tuple[str, ...]:
         """Of its runs, in their order."""
         return tuple(plan.run_id for plan in self.plans)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dlbench.specs.plan import LaunchPlan
 
 
-def sbatch_options(plan: LaunchPlan, *, job_name: str | None = None, time_limit: str | None = None) -> list[str]:
+def sbatch_options(
+    plan: LaunchPlan, *, job_name: str | None = None, time_limit: str | None = None, warn_script: bool = False
+) -> list[str]:
     """Every option that the plan and its system decide; where a job runs and what it writes to is not among them.
 
     Args:
         plan: of the run; of a job with several runs, of its largest.
         job_name: another name than the plan's.
         time_limit: another than the system's, as Slurm writes it.
+        warn_script: the warning before the end of the job's time goes to its script, not to its steps.
     """
     layout, slurm = plan.layout, plan.system.slurm
     options = [
@@ -34,17 +37,17 @@ def sbatch_options(plan: LaunchPlan, *, job_name: str | None = None, time_limit:
     options += [f"--{option}" for option in slurm.extra]
     # All that sbatch is given, which is little: see `dlbench.jobs.slurm.environment`. Unlike NIL and a list of names,
     # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
-    return [*options, "--export=ALL", *_ends(plan), "--open-mode=append"]
+    return [*options, "--export=ALL", *_ends(plan, warn_script), "--open-mode=append"]
 
 
-def _ends(plan: LaunchPlan) -> list[str]:
-    """What happens before and after the end of a job's time; the signal goes to the ranks, not to the script.
+def _ends(plan: LaunchPlan, warn_script: bool) -> list[str]:
+    """What happens before and after the end of a job's time.
 
-    None for mpirun: the tasks of its steps are daemons, which would die of it, and only mpirun itself passes it on.
+    The tasks of mpirun's steps are daemons, which get no signal: only mpirun itself passes one on.
     """
     slurm = plan.system.slurm
-    is_told = slurm.warning_s and plan.system.launch.launcher != "mpirun"
-    warning = [f"--signal=USR1@{slurm.warning_s}"] if is_told else []
+    is_told = slurm.warning_s and (warn_script or plan.system.launch.launcher != "mpirun")
+    warning = [f"--signal={'B:' if warn_script else ''}USR1@{slurm.warning_s}"] if is_told else []
     return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
 
 
