@@ -46,8 +46,9 @@ def test_ranks_leave_the_shared_folder_alone_while_they_are_measured(tmp_path: P
         words = ("cosmoflow", "--preset", "ci", "--ranks", "2", "--engine", "ddp", "--data", "synthetic", "--out", out)
         (run,) = run_forked(*words, *SHORT)
     # Of both ranks together, but for loading Python, which an image takes away.
-    calls = [at for at, _, _ in calls_in(tmp_path / "trace", [run.folder.path])]
+    calls = calls_in(tmp_path / "trace", [run.folder.path])
     first, begin, end = periods(run, 0)
-    assert 0 < sum(at < first for at in calls) <= BUDGET / 2
-    assert [at for at in calls if begin <= at < end] == []
+    assert 0 < sum(at < first for at, _, _ in calls) <= BUDGET / 2
+    # The sampler opens its file once, when it has started: ranks that import nothing may be measuring by then.
+    assert [call for call in calls if begin <= call[0] < end and not call[2].endswith(".samples")] == []
     assert sorted(path.name for path in run.folder.path.glob("*.status.json")) == ["node-0000.status.json"]

