@@ -28,7 +28,9 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.job.accounting import Attempt, RunAccounting, Step
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
+from dlbench.report.formats.html import to_html
 from dlbench.units import utc_now
+from dlbench.views.campaign_cost.document import cost_document
 from dlbench.views.campaign_cost.numbers import campaign_cost
 from dlbench.views.campaign_cost.view import cost_section
 from tests.support.run_factory import Story, constant, plans, write_run
@@ -368,6 +370,22 @@ def four_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Three with figures, and one without."""
     out = tmp_path_factory.mktemp("campaign")
     return series(out, [("7", (0, 1, 2, 3))], {3: Story(state="invalid")})
+
+
+def test_a_page_leads_with_node_hours_and_says_once_why_energy_is_not_there(four_runs: list[Run]) -> None:
+    ids = [run.plan.run_id for run in four_runs]
+    told = [replace(run, accounting=accounting(run, ids, 2, [(0, 9)], 36)) for run in four_runs]
+    found = campaign_cost(
+        [
+            replace(run, accounting=run.accounting.model_copy(update={"not_measured": {"energy_j": "no plugin"}}))
+            for run in told
+            if run.accounting is not None
+        ]
+    )
+    assert found is not None
+    page = to_html(cost_document(found))
+    assert '<p class="finding">0.02 node-hours in 1 job, ' in page
+    assert page.count("ot measured: no plugin") == 1
 
 
 @given(lengths=st.lists(st.integers(0, 50), min_size=4, max_size=4), gap=st.integers(0, 9), nodes=st.integers(1, 4))

@@ -68,7 +68,8 @@ def _hours(value: float) -> str:
 
 
 def _headline(found: CampaignCost) -> str:
-    wait = "not known" if found.median_wait_s is None else f"{number_text(found.median_wait_s, 's')} (median)"
+    # Slurm tells whole seconds.
+    wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
     return (
         f"{_hours(found.node_hours)} node-hours in {jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in "
         f"measured steps; queue wait {wait}"
@@ -116,7 +117,8 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     )
     if found.partial_jobs:
         yield f"Not all runs of {jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
-    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured)
+    told = "" if found.energy_j is not None else found.why_no_energy
+    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason != told)
     yield from (f"Not measured: {reason}." for reason in missing)
 
 
