@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlbench.records.answers.preflight import Finding, PreflightNode, PreflightReport
+    from dlbench.specs.system.slurm import SlurmSpec
 
 MAX_NODES_SHOWN = 8
 """Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
@@ -71,7 +72,7 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
     if nodes is not None and nodes < 1:
         raise UserError(f"--nodes {nodes}: must be 1 or more")
     chosen = choose_system(system, {})
-    count = nodes or _usual_nodes(chosen.scheduler, chosen.slurm.partition)
+    count = nodes or _usual_nodes(chosen.scheduler, chosen.slurm)
     plan = plan_of(chosen, count, machine_cores=len(os.sched_getaffinity(0)), now=datetime.now(UTC))
     folder = PreflightFolder(prepare_output(out) / plan.run_id)
     report = check(
@@ -83,14 +84,14 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
     sys.exit(report.exit_code)
 
 
-def _usual_nodes(scheduler: str, partition: str | None) -> int:
+def _usual_nodes(scheduler: str, slurm: SlurmSpec) -> int:
     """Two where there are two that a job may be put on."""
     if scheduler == "none":
         return 1
     from dlbench.jobs.preflight.asking import UnansweredError, nodes_of
 
     try:
-        found = nodes_of(partition) if partition else []
+        found = nodes_of(slurm.partition, slurm.clusters) if slurm.partition else []
     except UnansweredError:
         return 2
     return 1 if found and sum(node.is_usable for node in found) == 1 else 2

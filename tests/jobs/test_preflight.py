@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dlbench.cli.preflight import lines_of
 from dlbench.errors import UserError
 from dlbench.jobs.preflight.asking import SlurmNode, gpus_in, mpi_plugins, pairs
+from dlbench.jobs.preflight.job import cancel, wait
 from dlbench.jobs.preflight.plan import job_of, plan_of
 from dlbench.jobs.preflight.script import look_command, render_preflight
 from dlbench.jobs.preflight.static import static_findings
@@ -28,7 +29,7 @@ from dlbench.specs.choices import choose_system
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.system.system import SystemSpec
 from tests.jobs.test_jobs import Cluster, cluster
-from tests.support.programs import Program
+from tests.support.programs import Program, calls
 
 __all__ = ["cluster"]
 
@@ -129,6 +130,23 @@ def found(**changes: Any) -> dict[str, tuple[str, str, str]]:
     """Findings about the GPU example, by subject: state, what there is, what would be right."""
     told = static_findings(plan("example-gpu", **changes))
     return {one.subject: (one.state, one.found, one.remedy) for one in told}
+
+
+def test_the_cluster_that_is_named_is_the_one_that_is_asked(slurm: Any, program: Program, tmp_path: Path) -> None:
+    slurm()
+    assert found(slurm={"extra": "--clusters=beta"})["partition"][0] == "ok"
+    program("squeue", 'printf "CLUSTER: beta\\n"; [ -e "$CALLS.once" ] || printf "RUNNING|None\\n"; : >"$CALLS.once"')
+    program("scancel", "")
+    states: list[str] = []
+    folder = PreflightFolder(tmp_path / "preflight")
+    folder.path.mkdir()
+    assert wait("7;beta", folder, 60.0, lambda: None, states.append).end == "ended"
+    assert states == ["RUNNING"]
+    cancel("7;beta")
+    asked = [words for words in calls(tmp_path) if words[0] != "srun" and "--version" not in words]
+    assert {words[0] for words in asked} == {"sinfo", "scontrol", "sacctmgr", "squeue", "scancel"}
+    assert all("--clusters=beta" in words or "cluster=beta" in words for words in asked)
+    assert ["scancel", "--clusters=beta", "7"] in asked
 
 
 def test_a_system_that_fits(slurm: Any) -> None:

@@ -20,14 +20,18 @@ class UnansweredError(Exception):
     """Slurm gave no answer; the message says why, in a few words."""
 
 
-def ask(*command: str) -> str:
+def ask(*command: str, clusters: Sequence[str] = ()) -> str:
     """Standard output of one of Slurm's programs.
+
+    Args:
+        command: its words.
+        clusters: which to ask; none: the one that answers.
 
     Raises:
         UnansweredError: it is not here, failed or did not answer.
     """
     try:
-        done = call(command)
+        done = call([command[0], *([f"--clusters={','.join(clusters)}"] if clusters else []), *command[1:]])
     except FileNotFoundError:
         raise UnansweredError(f"{command[0]} is not on PATH") from None
     except subprocess.TimeoutExpired as late:
@@ -92,23 +96,25 @@ def gpus_in(gres: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def partitions() -> dict[str, Mapping[str, str]]:
+def partitions(clusters: Sequence[str] = ()) -> dict[str, Mapping[str, str]]:
     """All partitions by name, each with what scontrol says of it.
 
     Raises:
         UnansweredError: as `ask`.
     """
-    lines = [pairs(line) for line in ask("scontrol", "show", "partition", "--oneliner").splitlines() if line.strip()]
+    text = ask("scontrol", "show", "partition", "--oneliner", clusters=clusters)
+    lines = [pairs(line) for line in text.splitlines() if line.strip()]
     return {line["PartitionName"]: line for line in lines if "PartitionName" in line}
 
 
-def nodes_of(partition: str) -> list[SlurmNode]:
+def nodes_of(partition: str, clusters: Sequence[str] = ()) -> list[SlurmNode]:
     """The nodes of a partition, or of several with commas between them.
 
     Raises:
         UnansweredError: as `ask`.
     """
-    text = ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%c|%z|%m|%G|%f|%T|%E")
+    words = ("--noheader", "--Node", f"--partition={partition}", "--format=%N|%c|%z|%m|%G|%f|%T|%E")
+    text = ask("sinfo", *words, clusters=clusters)
     found: dict[str, SlurmNode] = {}
     for line in text.splitlines():
         parts = line.strip().split("|", 7)
@@ -152,15 +158,14 @@ def _plugin_words(line: str) -> Sequence[str]:
     return words if colon or len(words) == 1 else ()
 
 
-def associations(user: str) -> list[Mapping[str, str]]:
+def associations(user: str, clusters: Sequence[str] = ()) -> list[Mapping[str, str]]:
     """What a user may use: Account, Partition, QOS of each association.
 
     Raises:
         UnansweredError: as `ask`; also where Slurm keeps no accounts.
     """
     columns = ("Account", "Partition", "QOS")
-    lines = ask(
-        "sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", f"format={','.join(columns)}"
-    )
+    which = [f"user={user}", *([f"cluster={','.join(clusters)}"] if clusters else [])]
+    lines = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", *which, f"format={','.join(columns)}")
     found = [dict(zip(columns, line.split("|"), strict=False)) for line in lines.splitlines() if "|" in line]
     return [row for row in found if row.get("Account")]

@@ -68,7 +68,7 @@ def _tried(state: Literal["ok", "wrong", "unknown"], found: str, remedy: str = "
 
 
 def submit_preflight(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> str:
-    """Submits the script that `write_script` wrote; returns Slurm's id.
+    """Submits the script that `write_script` wrote; returns Slurm's id, with ``;CLUSTER`` where it names one.
 
     Raises:
         RunError: sbatch did not say that it took the job.
@@ -78,12 +78,13 @@ def submit_preflight(job: Job, folder: PreflightFolder, environment: Mapping[str
         done = call(sbatch_arguments(job, folder.run), environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         with suppress(OSError, subprocess.TimeoutExpired):
-            call(["scancel", f"--name={job.name}", "--me"])
+            for cluster in job.shape.system.slurm.clusters or ("",):
+                call(["scancel", *_where(cluster), f"--name={job.name}", "--me"])
         raise RunError(f"sbatch of {name}: {error}") from None
     found = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S+)?", line.strip())]
     if not found:
         raise RunError(f"sbatch of {name}: {' '.join(done.stderr.split())[:300] or f'it ended with {done.returncode}'}")
-    return found[-1].strip().partition(";")[0]
+    return found[-1].strip()
 
 
 def wait(
@@ -130,15 +131,22 @@ def _await_files(folder: PreflightFolder) -> None:
 def _state(job_id: str) -> tuple[str, str]:
     """State and reason of a job that is queued or runs; empty of one that has ended."""
     try:
-        text = ask("squeue", "--noheader", f"--jobs={job_id}", "--format=%T|%r").strip()
+        number, _, cluster = job_id.partition(";")
+        text = ask("squeue", *_where(cluster), "--noheader", f"--jobs={number}", "--format=%T|%r")
     except UnansweredError as error:
         # squeue's words for a job that Slurm has forgotten; a controller that is busy answers later.
         return ("", "") if "invalid job id" in str(error).lower() else ("UNKNOWN", "")
-    state, _, reason = text.partition("|")
+    # Of a cluster that was named, squeue says its name before.
+    state, _, reason = next((line for line in text.split("\n") if "|" in line), "").strip().partition("|")
     return ("", "") if state in ("", "COMPLETING") else (state, "" if reason == "None" else reason)
 
 
 def cancel(job_id: str) -> None:
     """Ends the job; nothing is said where Slurm does not answer."""
     with suppress(OSError, subprocess.TimeoutExpired):
-        call(["scancel", job_id])
+        number, _, cluster = job_id.partition(";")
+        call(["scancel", *_where(cluster), number])
+
+
+def _where(cluster: str) -> list[str]:
+    return [f"--clusters={cluster}"] if cluster else []

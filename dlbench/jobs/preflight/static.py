@@ -31,7 +31,7 @@ def static_findings(plan: LaunchPlan) -> list[Finding]:
     """
     try:
         version = ask("sinfo", "--version").strip()
-        known = partitions()
+        known = partitions(plan.system.slurm.clusters)
     except UnansweredError as error:
         return [_finding("Slurm", "unknown", str(error), "ask from a login node of the cluster")]
     found = [_finding("Slurm", "ok", f"{version}; {len(known)} partition{'s' * (len(known) != 1)}")]
@@ -41,7 +41,7 @@ def static_findings(plan: LaunchPlan) -> list[Finding]:
     chosen = [known[name] for name in names]
     found += _of_partitions(plan, names, chosen)
     try:
-        nodes = nodes_of(",".join(names))
+        nodes = nodes_of(",".join(names), plan.system.slurm.clusters)
     except UnansweredError as error:
         return [*found, _finding("nodes", "unknown", str(error)), *_beside_nodes(plan, chosen[0])]
     return [*found, *_of_nodes(plan, nodes, chosen[0]), *_beside_nodes(plan, chosen[0])]
@@ -281,7 +281,7 @@ def _account(plan: LaunchPlan, partition: Mapping[str, str] | None) -> Iterator[
             )
             return
     try:
-        rows = associations(getpass.getuser())
+        rows = associations(getpass.getuser(), slurm.clusters)
     except (UnansweredError, OSError, KeyError) as error:
         # sacctmgr's words without books: "You are not running a supported accounting_storage plugin".
         why = "Slurm keeps no accounts here" if "accounting_storage" in str(error) else str(error)

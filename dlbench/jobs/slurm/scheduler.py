@@ -42,8 +42,7 @@ class Slurm:
 
     def clusters(self, job: Job) -> Sequence[str]:
         """As the system file says by --clusters."""
-        named = [word.partition("=")[2] for word in job.shape.system.slurm.extra if word.startswith("clusters=")]
-        return named[-1].split(",") if named else ("",)
+        return job.shape.system.slurm.clusters or ("",)
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
         """Runs sbatch."""

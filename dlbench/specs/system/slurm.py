@@ -93,6 +93,12 @@ class SlurmSpec(Spec):
     srun_args: SrunWords = Field((), description="Further options of srun, as extra.")
 
     @property
+    def clusters(self) -> tuple[str, ...]:
+        """What `extra` names by --clusters, where a site has several; empty: the one that answers."""
+        named = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
+        return tuple(named[-1].split(",")) if named else ()
+
+    @property
     def exports_all(self) -> bool:
         """Whether a job gets all variables of the submitting shell."""
         return ALL_VARIABLES in self.export
