@@ -256,6 +256,8 @@ def test_vocabulary_and_samples_of_a_text(cli: Cli, sets: Path, tmp_path: Path) 
     again = cli("data", "vocab", sets / "text", "v.txt", "--size", "80")
     assert again.returncode == 2
     assert "never overwritten" in again.stderr
+    unnamed = cli("data", "vocab", sets / "text", "", "--size", "80")
+    assert (unnamed.returncode, unnamed.stderr) == (2, "dlbench: error: '.': a vocabulary's name ends in .txt\n")
     words = ("data", "samples", sets / "text", "out", "--vocabulary", "v.txt", "--sequence-length", "32")
     done = cli(*words, "--duplicates", "2", "--workers", "2")
     assert done.returncode == 0, done.stderr

@@ -403,7 +403,7 @@ def test_one_group_is_shown_at_a_time(browser: Any, sample: Case) -> None:
         closed = visit.page.locator(f"#steps-{sample.report.groups[-1].id} > details")
         assert closed.get_attribute("open") is None
         visit.page.evaluate("anchor => { location.hash = anchor; }", f"steps-{sample.report.groups[-1].id}")
-        visit.page.wait_for_function("document.querySelector('.side [aria-current]').hash !== '#overview'")
+        visit.page.wait_for_function("() => document.querySelector('.side [aria-current]').hash !== '#overview'")
         assert shown()[0] == groups[-1]
         assert closed.get_attribute("open") is not None
         visit.page.evaluate("location.hash = 'data-points'")
@@ -523,7 +523,7 @@ def test_page_prints_its_numbers(browser: Any, case: Case, tmp_path: Path) -> No
     with Visit(browser, case.path) as visit:
         visit.see_all_charts()
         visit.page.evaluate("location.hash = 'overview'")
-        visit.page.wait_for_function("document.querySelectorAll('.panel[hidden]').length > 2")
+        visit.page.wait_for_function("() => document.querySelectorAll('.panel:not([hidden])').length === 1")
         closed = visit.page.locator("main details:not([open])").count()
         path = tmp_path / "report.pdf"
         path.write_bytes(visit.page.pdf(format="A4"))

@@ -37,9 +37,9 @@ def train_vocabulary(source: Path | None, size: int, lowercase: bool, path: Path
         UserError: the file or its digest exists or cannot be written, the text is missing or too small for so many
             entries, or cased entries were asked for and the text has no capitals.
     """
-    digest_path = path.with_name(path.name + ".sha256")
     if path.suffix != ".txt":
         raise UserError(f"{str(path)!r}: a vocabulary's name ends in .txt")
+    digest_path = path.with_name(path.name + ".sha256")
     for existing in (path, digest_path):
         if existing.exists():
             raise UserError(f"{str(existing)!r} exists; a vocabulary is never overwritten, give another name")
