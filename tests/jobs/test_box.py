@@ -615,6 +615,8 @@ def kill_a_start(folder: Path, options: Sequence[str], after_s: float) -> bool:
         starting.kill()
     if (folder / "box.json").exists():
         Box.attach(folder).stop()
+    # A program that it was just starting, to ask it something, ends by itself.
+    box_host.wait_until(lambda: not left_of(folder), time.monotonic() + 10, pause_s=0.1)
     assert left_of(folder) == []
     return was_in_time
 
