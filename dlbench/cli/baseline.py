@@ -21,7 +21,7 @@ from dlbench.errors import IncompleteDataError
 def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow_few: bool) -> None:
     """Write the figures of RUNS (folders of runs, single runs, histories) as what dlbench check compares with.
 
-    A small JSON file for a repository: the metrics of every run with its session (Slurm job or command), and all that
+    A small JSON file for a repository: the metrics of every run, when and in which job and boot it ran, and all that
     decides whether other runs may be compared with them. Take runs of five nights or more: from fewer sessions nobody
     can tell how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
     data.
@@ -38,7 +38,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     from dlbench.gate.baseline import write_baseline
     from dlbench.gate.baseline_values import baseline_of
     from dlbench.gate.labels import counts_text, settings_of
-    from dlbench.gate.sides import side_of_runs
+    from dlbench.gate.sides import sessions_of_sides, side_of_runs
     from dlbench.reading.sessions import MIN_SESSIONS
 
     name = named(runs)
@@ -49,9 +49,10 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     write_baseline(output, made)
     for line in side.left_out:
         click.echo(f"dlbench: left out: {line}", err=True)
+    sessions = sessions_of_sides(side)
     for label, points in settings_of(side.points).items():
-        click.echo(f"{output}: {label}: {counts_text(points, with_sessions=True)}", err=True)
-    if min(len({run.session for run in point.runs}) for point in made.points) < MIN_SESSIONS:
+        click.echo(f"{output}: {label}: {counts_text(points, sessions)}", err=True)
+    if min(len({sessions[run.run_id] for run in point.runs}) for point in made.points) < MIN_SESSIONS:
         click.echo(
             f"dlbench: fewer than {MIN_SESSIONS} sessions do not tell how far sessions scatter: dlbench check will be "
             "inconclusive without --history; add runs of other nights, or compare by run --ab",

@@ -85,5 +85,5 @@ def check(
         assert candidate is not None
         a = read_side(baseline, (*where, *where_baseline), "--where-baseline")
         b = read_side(candidate, (*where, *where_candidate), "--where-candidate")
-        found = comparison(a, b, options)
+        found = comparison(a, b, options, ("--where-baseline", "--where-candidate"))
     finish(found, options, exit_zero=False, name="dlbench check")

@@ -41,8 +41,8 @@ def compare(
     A and B are folders of runs, single runs, histories, or baseline files (dlbench baseline). Points are matched by all
     that decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused,
     with the differing keys. Five runs a side are needed for a verdict, and interleaved pairs (run --ab), or five
-    sessions (Slurm jobs or commands of different nights) of A, of B or of --history: what differs from night to night
-    does not show within one.
+    sessions (runs of different days or nights) of A, of B or of --history: what differs from night to night does not
+    show within one.
 
     \b
     Verdicts and exit codes:
@@ -74,5 +74,5 @@ def compare(
             read_side(path, (*where, *own), option)
             for path, own, option in ((paths[0], where_a, "--where-a"), (paths[1], where_b, "--where-b"))
         ]
-        found = comparison(sides[0], sides[1], options)
+        found = comparison(sides[0], sides[1], options, ("--where-a", "--where-b"))
     finish(found, options, exit_zero=exit_zero, name="dlbench compare")

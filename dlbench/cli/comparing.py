@@ -214,8 +214,8 @@ def rule_of(options: dict[str, Any]) -> Rule:
     return Rule(tolerance=options["tolerance"], level=options["level"], wanted=options["detect"])
 
 
-def comparison(a: Side, b: Side, options: dict[str, Any]) -> Comparison:
-    """B against A.
+def comparison(a: Side, b: Side, options: dict[str, Any], where: tuple[str, str]) -> Comparison:
+    """B against A; `where` names the options that choose the runs of each side.
 
     Raises:
         UserError: the sides are not comparable.
@@ -232,6 +232,7 @@ def comparison(a: Side, b: Side, options: dict[str, Any]) -> Comparison:
         rule=rule_of(options),
         allowed=allowed,
         history=history,
+        options=where,
     )
 
 

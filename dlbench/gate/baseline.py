@@ -30,7 +30,8 @@ class BaselineRun(Spec):
 
     run_id: RunName = Field(description="Its name.")
     finished: str = Field(description="When it ended, UTC, ISO 8601.")
-    session: str = Field(description="Its Slurm job or command; runs that share one are no independent looks.")
+    job: str = Field(description="Cluster and id of its Slurm job; empty outside of one.")
+    boot: str = Field(description="Host of rank 0 and the id of its boot; empty where the run does not know.")
     figures: dict[str, Amount] = Field(
         description="Its metrics by name (dlbench.reading.metrics), with the unit in the name; absent: not told."
     )

@@ -10,6 +10,7 @@ from dlbench.gate.baseline import Baseline, BaselinePoint, BaselineRun
 from dlbench.gate.content import TITLES, Content
 from dlbench.gate.labels import counts_text, settings_of
 from dlbench.gate.sides import Side, SidePoint, SideRun
+from dlbench.reading.sessions import Circumstances
 from dlbench.stats.estimates import MIN_RUNS
 
 MAX_SETTINGS = 6
@@ -67,7 +68,7 @@ def _point(point: SidePoint) -> BaselinePoint:
         environment=dict(point.environment),
         doubts=point.doubts,
         runs=tuple(
-            BaselineRun(run_id=r.run_id, finished=r.finished, session=r.session, figures=dict(r.figures)) for r in runs
+            BaselineRun(run_id=run.run_id, **vars(run.circumstances), figures=dict(run.figures)) for run in runs
         ),
     )
 
@@ -112,9 +113,9 @@ def _side_point(point: BaselinePoint) -> SidePoint:
         runs=tuple(
             SideRun(
                 run_id=run.run_id,
-                finished=run.finished,
                 figures=run.figures,
-                session=run.session,
+                circumstances=Circumstances(finished=run.finished, job=run.job, boot=run.boot),
+                command="",
                 pair=("", number),
             )
             for number, run in enumerate(point.runs)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from dlbench.errors import UserError
 from dlbench.gate.content import KeyDifference, digest
 from dlbench.gate.evidence import Sample
 from dlbench.gate.matching import Match, match
 from dlbench.gate.pairs import PairedPoint
-from dlbench.gate.sides import Side, SidePoint, SideRun
+from dlbench.gate.sides import Side, SidePoint, SideRun, sessions_of_sides
 from dlbench.gate.verdicts import Judgement, Rule, Verdict, judge, overall
 from dlbench.reading.metrics import METRICS, Metric
-from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate
+from dlbench.stats.pairing import KnownKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,8 @@ class ComparedMetric:
     gated: bool
     """Whether it has a part in the verdict; the others are information."""
     a: Estimate | None
-    """Median over runs in the metric's unit; None where no run tells."""
+    """Geometric mean in the metric's unit, over the units of the ratio where a test was made, so that B / A is the
+    ratio, else over runs; None where no run tells."""
     b: Estimate | None
     values_a: tuple[float, ...]
     """One for each run that tells; where paired, equal places are pairs."""
@@ -48,6 +51,8 @@ class ComparedPoint:
     """Keys of the environment with one value on each side, and not the same."""
     unpaired: int
     """Runs of a paired comparison without their partner, which are left out."""
+    sessions: Mapping[str, str]
+    """Of the runs of the command, by run id."""
     num_history: int
     """Sessions of the history that tell how far sessions scatter."""
 
@@ -81,6 +86,7 @@ def compare_sides(
     rule: Rule,
     allowed: Collection[str] = (),
     history: Side | None = None,
+    options: tuple[str, str],
 ) -> Comparison:
     """B against A.
 
@@ -91,18 +97,30 @@ def compare_sides(
         rule: what counts as a change.
         allowed: keys on which the sides may differ.
         history: earlier runs, which only tell how far sessions scatter.
+        options: by which a person chooses the runs of each side, for errors.
 
     Raises:
         UserError: both sides are the same runs, or they are not comparable; names the keys.
     """
-    _refuse_same(a, b)
+    _refuse_same(a, b, options)
     matches, only_b = match(a, b, allowed)
-    drafts = [_Draft(one, paired=False, metrics=metrics, unpaired=0, earlier=_earlier(one, history)) for one in matches]
+    sessions = sessions_of_sides(a, b, history)
+    drafts = [
+        _Draft(
+            one,
+            paired=False,
+            metrics=metrics,
+            unpaired=0,
+            sessions=sessions,
+            earlier=_earlier(one, history, sessions),
+        )
+        for one in matches
+    ]
     name = "" if history is None else history.name
     return _whole(a, b, drafts, rule, paired=False, only_b=only_b, history=name)
 
 
-def _refuse_same(a: Side, b: Side) -> None:
+def _refuse_same(a: Side, b: Side, options: tuple[str, str]) -> None:
     """Runs compared with themselves are always equal: a gate would pass for ever."""
     ids = [
         {(run.run_id, run.finished, *sorted(run.figures.items())) for point in side.points for run in point.runs}
@@ -111,23 +129,23 @@ def _refuse_same(a: Side, b: Side) -> None:
     if ids[0] == ids[1]:
         raise UserError(
             f"A ({a.name}) and B ({b.name}) are the same {len(ids[0])} run{'s' * (len(ids[0]) > 1)}: nothing to "
-            "compare; give two folders, choose each side with --where-a and --where-b, or give --paired for runs of "
-            "run --ab"
+            f"compare; give two folders, choose each side with {options[0]} and {options[1]}, or give --paired for "
+            "runs of run --ab"
         )
 
 
-def _earlier(found: Match, history: Side | None) -> list[tuple[SideRun, ...]]:
+def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) -> list[tuple[SideRun, ...]]:
     """Runs of the history at one point by their session, less the sessions that are compared."""
     sides = [side for side in (found.a, found.b) if side is not None]
-    compared = {run.session for side in sides for run in side.runs}
+    compared = {sessions[run.run_id] for side in sides for run in side.runs}
     points = [] if history is None else history.points
     for side in sides:
         like = [one for one in points if one.place == side.place and digest(one.content) == digest(side.content)]
-        sessions: dict[str, list[SideRun]] = {}
-        for run in (run for point in like for run in point.runs if run.session not in compared):
-            sessions.setdefault(run.session, []).append(run)
-        if sessions:
-            return [tuple(runs) for runs in sessions.values()]
+        found_there: dict[str, list[SideRun]] = {}
+        for run in (run for point in like for run in point.runs if sessions[run.run_id] not in compared):
+            found_there.setdefault(sessions[run.run_id], []).append(run)
+        if found_there:
+            return [tuple(runs) for runs in found_there.values()]
     return []
 
 
@@ -140,7 +158,15 @@ def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collect
         metrics: names of the metrics that decide; the others are told as information.
         rule: what counts as a change.
     """
-    drafts = [_Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired, earlier=()) for one in points]
+    sides = (Side(name="", points=(one.match.a,), left_out=(), damaged=()) for one in points)
+    others = (
+        Side(name="", points=(one.match.b,), left_out=(), damaged=()) for one in points if one.match.b is not None
+    )
+    sessions = sessions_of_sides(*sides, *others)
+    drafts = [
+        _Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired, sessions=sessions, earlier=())
+        for one in points
+    ]
     named = Side(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
     other = Side(name=f"{both.name}, side b", points=(), left_out=both.left_out, damaged=both.damaged)
     return _whole(named, other, drafts, rule, paired=True, only_b=[], history="")
@@ -170,9 +196,7 @@ def _whole(
         left_out=tuple(dict.fromkeys((*a.left_out, *b.left_out))),
         damaged=tuple(dict.fromkeys((*a.damaged, *b.damaged))),
         history=history,
-        num_compared=sum(
-            one.judgement.difference is not None for point in points for one in point.metrics if one.gated
-        ),
+        num_compared=sum(one.judgement.tested is not None for point in points for one in point.metrics if one.gated),
     )
 
 
@@ -186,15 +210,17 @@ class _Draft:
         paired: bool,
         metrics: Collection[str],
         unpaired: int,
+        sessions: Mapping[str, str],
         earlier: Sequence[Sequence[SideRun]],
     ) -> None:
         self.found = found
         self.unpaired = unpaired
+        self.sessions = sessions
         self.num_history = len(earlier)
         self.samples: list[tuple[Metric, Sample, bool]] = []
         runs_b = () if found.b is None else found.b.runs
         for metric in METRICS:
-            sample = _sample(metric, found.a.runs, runs_b, paired, earlier)
+            sample = _sample(metric, found.a.runs, runs_b, paired, sessions, earlier)
             # A metric that nobody tells is worth a line only where it was asked for alone.
             if sample.a or sample.b or (metric.name in metrics and len(metrics) < len(METRICS)):
                 self.samples.append((metric, sample, metric.name in metrics))
@@ -208,12 +234,13 @@ class _Draft:
             if gated:
                 judgement = _not_stalled(metric, self._of_all_runs(metric, judgement), throughput)
             values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
+            of_runs = judgement.tested is not None and judgement.tested.unit != "session"
             metrics.append(
                 ComparedMetric(
                     metric=metric,
                     gated=gated,
-                    a=median_estimate(values_a, metric.unit) if values_a else None,
-                    b=median_estimate(values_b, metric.unit) if values_b else None,
+                    a=_centre(values_a, None if of_runs else sample.sessions_a, metric.unit),
+                    b=_centre(values_b, None if of_runs else sample.sessions_b, metric.unit),
                     values_a=values_a,
                     values_b=values_b,
                     judgement=judgement,
@@ -226,6 +253,7 @@ class _Draft:
             metrics=tuple(metrics),
             environment=_environment(self.found.a, self.found.b),
             unpaired=self.unpaired,
+            sessions=self.sessions,
             num_history=self.num_history,
         )
 
@@ -247,6 +275,22 @@ class _Draft:
         return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
 
 
+def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str) -> Estimate | None:
+    """The geometric mean of one side's units: of its runs, or of the means of its sessions where it has several."""
+    if not values:
+        return None
+    if sessions is None:
+        return geometric_mean_estimate(values, unit)
+    found: dict[str, list[float]] = {}
+    for value, session in zip(values, sessions, strict=True):
+        found.setdefault(session, []).append(value)
+    if len(found) > 1:
+        return geometric_mean_estimate(
+            {KnownKey.of(name, 0, name): geometric_mean(runs) for name, runs in found.items()}, unit
+        )
+    return geometric_mean_estimate({KnownKey.of("", i, sessions[0]): value for i, value in enumerate(values)}, unit)
+
+
 def _not_stalled(metric: Metric, judgement: Judgement, throughput: Estimate | None) -> Judgement:
     """No step time is equivalent where the throughput, which has no verdict of its own, is not."""
     if judgement.verdict != "equivalent" or throughput is None or not metric.name.startswith("step_"):
@@ -263,6 +307,7 @@ def _sample(
     a: Sequence[SideRun],
     b: Sequence[SideRun],
     paired: bool,
+    sessions: Mapping[str, str],
     earlier: Sequence[Sequence[SideRun]],
 ) -> Sample:
     name = metric.name
@@ -270,14 +315,17 @@ def _sample(
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if name in x.figures and name in y.figures]
         a, b = [x for x, _ in pairs], [y for _, y in pairs]
     told_a, told_b = ([run for run in side if name in run.figures] for side in (a, b))
-    sessions = [[run.figures[name] for run in session if name in run.figures] for session in earlier]
+    before = [[run.figures[name] for run in session if name in run.figures] for session in earlier]
+    jobs = {run.circumstances.job for run in (*told_a, *told_b)}
+    commands = {run.command for run in (*told_a, *told_b)}
     return Sample(
         a=_upright(metric, [run.figures[name] for run in told_a]),
         b=_upright(metric, [run.figures[name] for run in told_b]),
         paired=paired,
-        sessions_a=tuple(run.session for run in told_a),
-        sessions_b=tuple(run.session for run in told_b),
-        history=tuple(_upright(metric, values) for values in sessions if values),
+        sessions_a=tuple(sessions[run.run_id] for run in told_a),
+        sessions_b=tuple(sessions[run.run_id] for run in told_b),
+        together=any(len(names) == 1 and "" not in names for names in (jobs, commands)),
+        history=tuple(_upright(metric, values) for values in before if values),
     )
 
 

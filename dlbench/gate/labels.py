@@ -69,12 +69,17 @@ def _apart(point: SidePoint, twins: Sequence[SidePoint]) -> list[str]:
     return [f"{TITLES.get(key, key)} {shorten(str(own[key]) or 'none', _VALUE_WIDTH)}" for key in keys[:2]]
 
 
-def counts_text(points: Sequence[SidePoint], *, with_sessions: bool = False) -> str:
-    """Runs of the points of one setting, e.g. ``5 runs at 1 and 2 ranks, 4 runs at 4 ranks``."""
+def counts_text(points: Sequence[SidePoint], sessions: Mapping[str, str] | None = None) -> str:
+    """Runs of the points of one setting, e.g. ``5 runs at 1 and 2 ranks, 4 runs at 4 ranks``.
+
+    Args:
+        points: of one setting.
+        sessions: of the runs; where they are given, their number is told.
+    """
     by_count: dict[str, list[SidePoint]] = {}
     for point in points:
-        sessions = len({run.session for run in point.runs})
-        held = f" in {sessions} session{'s' * (sessions > 1)}" if with_sessions else ""
+        count = len({sessions[run.run_id] for run in point.runs}) if sessions else 0
+        held = f" in {count} session{'s' * (count > 1)}" if sessions else ""
         by_count.setdefault(f"{runs_text(len(point.runs))}{held}", []).append(point)
     return ", ".join(f"{count} at {_places(found)}" for count, found in by_count.items())
 

@@ -13,7 +13,7 @@ from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named, shared_nodes, unlike_runs
 from dlbench.reading.selection import select
-from dlbench.reading.sessions import sessions_of
+from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import Run, Scan
 from dlbench.stats.pairing import RunKey
@@ -24,14 +24,19 @@ class SideRun:
     """One run."""
 
     run_id: str
-    finished: str
-    """UTC, ISO 8601."""
     figures: Mapping[str, float]
     """By name of `dlbench.reading.metrics.METRICS`; absent where the run does not tell."""
-    session: str
-    """Equal for runs that share one (`dlbench.reading.sessions.sessions_of`)."""
+    circumstances: Circumstances
+    """What tells its session."""
+    command: str
+    """Equal for runs that one command planned, which interleaves them; empty in a baseline file."""
     pair: RunKey
     """Block and repeat: a run of the other side with the same one ran beside it; ("", 0) in a baseline file."""
+
+    @property
+    def finished(self) -> str:
+        """UTC, ISO 8601."""
+        return self.circumstances.finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,12 @@ class Side:
     """Runs without figures, runs that went on after an interruption, and those from which something was taken away on
     purpose, a line each."""
     damaged: tuple[str, ...]
+
+
+def sessions_of_sides(*sides: Side | None) -> dict[str, str]:
+    """Run -> its session, over all runs of some sides together: what one side ran, another may have run beside it."""
+    runs = (run for side in sides if side is not None for point in side.points for run in point.runs)
+    return sessions_of({run.run_id: run.circumstances for run in runs})
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
@@ -128,7 +139,6 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
         UserError: runs of one point were asked for unlike of the system; names the keys.
     """
     figures = metrics_by_run(table, damaged=damaged)
-    sessions, pairs = sessions_of(table.runs.values()), table.keys
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
     found: dict[tuple[str, int, int], list[Run]] = {}
     for run_id, run in table.runs.items():
@@ -138,10 +148,10 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     members = {
         run_id: SideRun(
             run_id=run_id,
-            finished=run.record.finished if run.record else "",
             figures=figures[run_id],
-            session=sessions[run_id],
-            pair=pairs[run_id],
+            circumstances=circumstances_of(run),
+            command=f"{run.plan.series.id} {run.plan.created}",
+            pair=table.keys[run_id],
         )
         for run_id, run in table.runs.items()
     }

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.gate.difference import Difference, difference_of
-from dlbench.gate.estimates import interval_of, ratio_of
-from dlbench.gate.evidence import Evidence, Sample, evidence_of, num_sessions
-from dlbench.gate.power import Power, power_of
+from dlbench.gate.evidence import Evidence, Sample, Unit, evidence_of, num_sessions
 from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
-from dlbench.stats.multiplicity import holm
+from dlbench.stats.pairing import KnownKey
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "insufficient"]
 
@@ -32,6 +29,32 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tested:
+    """What the test of one comparison says."""
+
+    method: str
+    """The test in words."""
+    p_worse: float
+    """Chance of a B that looks as much worse as this or more, if it is worse by the tolerance and no more."""
+    p_better: float
+    """The mirror image."""
+    level_worse: float
+    """What `p_worse` must not exceed: the level that Holm's correction over the family leaves this comparison."""
+    level_better: float
+    equivalence: tuple[float, float]
+    """90 % interval of the ratio."""
+    unit: Unit
+    scatter: float
+    """Standard deviation over units of the logarithms of one side; where paired, of the logarithms of the ratios."""
+    detectable: float
+    """Smallest slowdown that is called one with 80 % probability (fraction)."""
+    wanted: float
+    """The slowdown that is asked for (fraction)."""
+    repeats: int | None
+    """Units of each side that show it with 80 % probability; None: not with 1,000, or it is tolerated."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Judgement:
     """What the runs of both sides say."""
 
@@ -39,15 +62,10 @@ class Judgement:
     reason: str
     """Why, in a sentence without its full stop."""
     ratio: Estimate | None
-    """B / A of geometric means, above 1 is worse; None where a side has no run. Its interval is over units where a
-    test was made, else over runs."""
-    equivalence: tuple[float, float] | None
-    """90 % interval of the ratio; None where no test was made."""
-    difference: Difference | None
-    p_worse: float | None
-    """Of "no worse than tolerated", adjusted by Holm for all comparisons of the family; None where none was made."""
-    p_better: float | None
-    power: Power | None
+    """B / A of geometric means, above 1 is worse; None where a side has no run. Where a test was made, over units, and
+    its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""
+    tested: Tested | None
+    """None where no test was made."""
 
 
 def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
@@ -55,53 +73,73 @@ def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
 
     regressed: the one-sided test of "no worse than tolerated" rejects at `rule.level` after Holm's correction over the
     family. improved: the mirror image. equivalent: the 90 % interval of the ratio lies within the tolerance (TOST at
-    5 %). inconclusive: none of these, or too few sessions for a test. insufficient: fewer than five runs on a side.
+    5 %: Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). inconclusive: none of these, or too few
+    sessions for a test. insufficient: fewer than five runs on a side.
 
     Equivalence needs no correction: that all comparisons of a family are called equivalent though one is not is at
     most as likely as that one is (intersection-union: Berger, Technometrics 24, 1982).
     """
     evidence = [evidence_of(sample) if sample.has_runs else None for sample in samples]
-    tested = [one for one in evidence if one is not None]
-    # What the strictest comparison of the family must reach.
-    strictest = rule.level / max(1, len(tested))
+    known = [one for one in evidence if one is not None]
     margin = math.log1p(rule.tolerance)
-    found = [difference_of(one, margin=margin, level=strictest) for one in tested]
-    worse = holm([one.p_worse for one in found])
-    better = holm([one.p_better for one in found])
+    worse, better = zip(*(one.p_values(margin) for one in known), strict=True) if known else ((), ())
+    levels = zip(_levels(worse, rule.level), _levels(better, rule.level), strict=True)
     judged = iter(
         [
-            _judged(one, rule, strictest, difference, p_worse, p_better)
-            for one, difference, p_worse, p_better in zip(tested, found, worse, better, strict=True)
+            _judged(one, rule, p, level, strictest=rule.level / len(known))
+            for one, p, level in zip(known, zip(worse, better, strict=True), levels, strict=True)
         ]
     )
     return [_untested(sample) if one is None else next(judged) for sample, one in zip(samples, evidence, strict=True)]
 
 
+def _levels(p_values: Sequence[float], level: float) -> list[float]:
+    """The level of each comparison of a family by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
+
+    The smallest of m p is held against level / m, the next one, if that rejected, against level / (m - 1), and so on;
+    from the first that does not reject, all are held against its level, and none of them rejects.
+    """
+    found = [0.0] * len(p_values)
+    rejected = 0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        found[place] = level / (len(p_values) - rejected)
+        rejected += rejected == rank and p_values[place] <= found[place]
+    return found
+
+
 def _judged(
-    evidence: Evidence, rule: Rule, strictest: float, difference: Difference, p_worse: float, p_better: float
+    evidence: Evidence, rule: Rule, p: tuple[float, float], level: tuple[float, float], *, strictest: float
 ) -> Judgement:
-    interval = interval_of(evidence, 0.9)
-    verdict, reason = _decide(rule, interval, p_worse, p_better)
-    return Judgement(
-        verdict=verdict,
-        reason=reason,
-        ratio=ratio_of(evidence),
-        equivalence=interval,
-        difference=difference,
-        p_worse=p_worse,
-        p_better=p_better,
-        power=power_of(evidence, level=strictest, tolerance=rule.tolerance, wanted=rule.wanted),
+    margin, value = math.log1p(rule.tolerance), math.exp(evidence.shift)
+    n = min(len(evidence.a), len(evidence.b))
+    low, high = evidence.ends(*level)
+    tested = Tested(
+        method=evidence.test,
+        p_worse=p[0],
+        p_better=p[1],
+        level_worse=level[0],
+        level_better=level[1],
+        equivalence=evidence.ends(0.05, 0.05),
+        unit=evidence.unit,
+        scatter=evidence.scatter,
+        detectable=evidence.detectable(strictest, margin),
+        wanted=rule.wanted,
+        repeats=evidence.repeats(strictest, math.log1p(rule.wanted) - margin),
     )
+    verdict, reason = _decide(rule, tested)
+    ratio = Estimate(value, low, high, n, "Student t", "ratio", level=1 - sum(level))
+    return Judgement(verdict=verdict, reason=reason, ratio=ratio, tested=tested)
 
 
-def _decide(rule: Rule, interval: tuple[float, float], p_worse: float, p_better: float) -> tuple[Verdict, str]:
+def _decide(rule: Rule, tested: Tested) -> tuple[Verdict, str]:
     edge = 1 + rule.tolerance
-    if p_worse <= rule.level:
+    if tested.p_worse <= tested.level_worse:
         return "regressed", "worse by more than the tolerance, beyond chance"
-    if p_better <= rule.level:
+    if tested.p_better <= tested.level_better:
         return "improved", "better by more than the tolerance, beyond chance"
-    is_changed = interval[0] > 1 or interval[1] < 1
-    if 1 / edge <= interval[0] and interval[1] <= edge:
+    low, high = tested.equivalence
+    is_changed = low > 1 or high < 1
+    if 1 / edge <= low and high <= edge:
         changed = " and leaves out 1: a small change is likely" if is_changed else ""
         return "equivalent", f"the 90 % interval of the ratio lies within the tolerance{changed}"
     if is_changed:
@@ -122,11 +160,7 @@ def _untested(sample: Sample) -> Judgement:
         verdict=verdict,
         reason=reason,
         ratio=_ratio_of_runs(sample) if min(len(sample.a), len(sample.b)) > 0 else None,
-        equivalence=None,
-        difference=None,
-        p_worse=None,
-        p_better=None,
-        power=None,
+        tested=None,
     )
 
 
@@ -143,8 +177,8 @@ def _few_sessions(sample: Sample) -> str:
 def _ratio_of_runs(sample: Sample) -> Estimate:
     names = ("pair", "pair") if sample.paired else ("a", "b")
     a, b = (
-        {(name, i): value for i, value in enumerate(side)}
-        for name, side in zip(names, (sample.a, sample.b), strict=True)
+        {KnownKey.of(name, i, session): value for i, (value, session) in enumerate(zip(side, sessions, strict=True))}
+        for name, (side, sessions) in zip(names, sample.sides, strict=True)
     )
     return ratio_estimate(b, a)
 

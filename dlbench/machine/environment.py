@@ -117,6 +117,7 @@ def _facts(
         (name, partial(_fact, name, call))
         for name, call in (
             ("host", platform.node),
+            ("boot_id", lambda: _text("/proc/sys/kernel/random/boot_id")),
             ("os", _os_name),
             ("kernel", platform.release),
             ("python", platform.python_version),
@@ -150,8 +151,8 @@ def _fact(name: str, call: Callable[[], str]) -> dict[str, str]:
 
 def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:
     """Where one environment differs from another, each as ``key: mine, reference has ...``."""
-    # Slurm's address of a node in its network names the node.
-    skipped = {"host", "variable.SLURM_TOPOLOGY_ADDR", *ignore}
+    # A boot, and Slurm's address of a node in its network, name the node.
+    skipped = {"host", "boot_id", "variable.SLURM_TOPOLOGY_ADDR", *ignore}
     keys = sorted((mine.keys() | reference.keys()) - skipped)
     return [
         f"{key}: {mine.get(key, 'not set')}, rank 0 has {reference.get(key, 'not set')}"

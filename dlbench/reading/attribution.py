@@ -33,12 +33,11 @@ from dlbench.stats.estimates import (
     Estimate,
     by_definition,
     difference_estimate,
+    difference_p,
     geometric_mean_estimate,
-    interval,
     mean_estimate,
     ratio_estimate,
 )
-from dlbench.stats.multiplicity import paired_p, welch_p
 from dlbench.stats.pairing import Pairing, RunKey, pairing
 
 if TYPE_CHECKING:
@@ -130,7 +129,9 @@ class _Side:
 
         seconds = np.array([[times[key][name] for name in (*names, *beside)] for key in keys], dtype=float)
         whole = seconds[:, : len(names)].sum(axis=1)
-        self.keys = keys
+        known = {key: key for key in times}
+        self.keys = [known[key] for key in keys]
+        """As this side has them: with the sessions of its own runs."""
         self.steps: Array = whole * work
         self.shares: Array = seconds / whole[:, None]
         logs = np.log(self.steps)
@@ -146,13 +147,13 @@ class _Side:
 def _whole(mine: _Side, ideal: _Side, pairs: Pairing, *, is_baseline: bool) -> Part:
     import numpy as np
 
-    seconds = geometric_mean_estimate(mine.steps.tolist(), "s")
+    seconds = geometric_mean_estimate(mine.by_key(), "s")
     if is_baseline:
         lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
         return Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
-    top, bottom = np.log(ideal.steps).tolist(), np.log(mine.steps).tolist()
-    p = paired_p([a - b for a, b in zip(top, bottom, strict=True)]) if pairs.is_paired else welch_p(top, bottom)
     efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
+    logs = (dict(zip(side.keys, np.log(side.steps).tolist(), strict=True)) for side in (ideal, mine))
+    p = difference_p(*logs)
     lost = replace(complement(efficiency), unpaired=pairs.left_out)
     return Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
 
@@ -166,13 +167,13 @@ def _seconds(mine: _Side, place: int, seconds: float) -> Estimate:
     """q_k; to first order a run moves it by t (s_ik - s_k) + q_k (ln T_i - ln t)."""
     share = mine.shares[:, place]
     if len(share) < MIN_RUNS:
-        found = mean_estimate((mine.steps * share).tolist(), "s")
+        moved = mine.steps * share
     else:
-        moves = mine.mean * (share - share.mean()) + seconds * mine.drift
-        found = mean_estimate((seconds + moves).tolist(), "s")
+        moved = seconds + mine.mean * (share - share.mean()) + seconds * mine.drift
+    found = mean_estimate(dict(zip(mine.keys, moved.tolist(), strict=True)), "s")
     if found.low is None or found.high is None:
         return replace(found, value=seconds)
-    return interval(seconds, found.low, found.high, found.n, found.kind, "s", level=found.level)
+    return replace(found, value=seconds, low=min(found.low, seconds), high=max(found.high, seconds))
 
 
 def _lost(mine: _Side, ideal: _Side, place: int, pairs: Pairing) -> tuple[Estimate, float]:
@@ -182,22 +183,19 @@ def _lost(mine: _Side, ideal: _Side, place: int, pairs: Pairing) -> tuple[Estima
     lost = float(own.mean() - efficiency * base.mean())
     drifts = efficiency * base.mean()
     moves = (own - own.mean() + drifts * mine.drift, efficiency * (base - base.mean()) + drifts * ideal.drift)
-    blocks = ("pairs", "pairs") if pairs.is_paired else ("own", "baseline")
     top, bottom = (
-        {(block, run): float(value) for run, value in enumerate(values)}
-        for block, values in zip(blocks, moves, strict=True)
+        dict(zip(side.keys, values.tolist(), strict=True)) for side, values in zip((mine, ideal), moves, strict=True)
     )
-    a, b = [lost + move for move in top.values()], list(bottom.values())
-    p = paired_p([x - y for x, y in zip(a, b, strict=True)]) if pairs.is_paired else welch_p(a, b)
+    p = difference_p({key: lost + move for key, move in top.items()}, bottom)
     found = difference_estimate(top, bottom, "fraction").mapped(lambda moved: lost + moved, "fraction")
     if found.low is None or found.high is None:
         return replace(found, value=lost, unpaired=pairs.left_out), p
     low, high = found.low, found.high
-    if found.kind == "range":
+    if found.kind == "range" and found.n < MIN_RUNS:
         if pairs.is_paired:
             single = own - ideal.steps / mine.steps * base
         else:
             single = own[:, None] - (ideal.steps * base)[None, :] / mine.steps[:, None]
         low, high = float(single.min()), float(single.max())
-    made = interval(lost, low, high, found.n, found.kind, "fraction", level=found.level)
-    return replace(made, unpaired=pairs.left_out), p
+    low, high = min(low, lost), max(high, lost)
+    return replace(found, value=lost, low=low, high=high, unpaired=pairs.left_out), p

@@ -12,7 +12,7 @@ from dlbench.specs.plan import LaunchPlan
 
 # What names the job, who pays for it, the place in it or the number of ranks, and so differs between runs by nature.
 _EXPECTED = re.compile(
-    r"host|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT|STEP_ID)"
+    r"host|boot_id|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT|STEP_ID)"
     r"|PATH|SLURM_TOPOLOGY_ADDR"
     r"|SLURM_(JOB_(ACCOUNT|QOS|RESERVATION)|CPU_BIND|CPU_BIND_LIST|GPUS|GPUS_ON_NODE|GPUS_PER_NODE)"
     r"|(CUDA|ROCR|HIP)_VISIBLE_DEVICES"

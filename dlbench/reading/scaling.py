@@ -121,20 +121,20 @@ def _group(name: str, rows: pd.DataFrame, table: RunTable) -> Group:
     )
 
 
-def _by_run(rows: pd.DataFrame, column: str) -> dict[RunKey, float]:
-    keys = zip(rows["block"], rows["repeat"], strict=True)
-    return {(str(b), int(r)): float(v) for (b, r), v in zip(keys, rows[column], strict=True)}
+def _by_run(rows: pd.DataFrame, column: str, table: RunTable) -> dict[RunKey, float]:
+    return {table.keys[str(run_id)]: float(v) for run_id, v in zip(rows["run_id"], rows[column], strict=True)}
 
 
 def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point:
     ranks = int(rows["ranks"].iloc[0])
     ideal = ranks / int(baseline["ranks"].iloc[0])
     is_baseline = rows is baseline
-    own, reference = _by_run(rows, "throughput"), _by_run(baseline, "throughput")
+    own, reference = _by_run(rows, "throughput", table), _by_run(baseline, "throughput", table)
     speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
     plan = table.runs[str(rows["run_id"].iloc[0])].plan
     unit = f"{plan.workload.sample_unit}/s"
-    throughput = geometric_mean_estimate(list(own.values()), unit)
+    throughput = geometric_mean_estimate(own, unit)
+    mean_steps = rows.assign(mean_step=rows["measured_s"] / rows["steps"])
     return Point(
         ranks=ranks,
         nodes=int(rows["nodes"].iloc[0]),
@@ -142,14 +142,14 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
         is_baseline=is_baseline,
         throughput=throughput,
         throughput_per_rank=throughput.scaled(1 / ranks, f"{unit}/rank"),
-        step=median_estimate(list(_by_run(rows, "step_median_s").values()), "s"),
-        step_p95=median_estimate(list(_by_run(rows, "step_p95_s").values()), "s"),
+        step=median_estimate(_by_run(rows, "step_median_s", table), "s"),
+        step_p95=median_estimate(_by_run(rows, "step_p95_s", table), "s"),
         speedup=speedup,
         ideal_speedup=ideal,
         efficiency=speedup.scaled(1 / ideal, "fraction"),
         serial_fraction=serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
         paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
-        mean_step=geometric_mean_estimate((rows["measured_s"] / rows["steps"]).tolist(), "s"),
+        mean_step=geometric_mean_estimate(_by_run(mean_steps, "mean_step", table), "s"),
         run_ids=tuple(str(run_id) for run_id in rows["run_id"]),
     )
 

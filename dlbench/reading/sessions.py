@@ -1,51 +1,85 @@
 """Sessions: runs that share the state of a machine, and so are no independent looks at it.
 
-All runs of one allocation meet the same nodes, neighbours, clocks and page cache; all runs of one command the same
-night. What differs between sessions does not show in the scatter within one (Hoefler and Belli, SC'15, rule 5 on
-variation between allocations), so a claim about a machine counts sessions, not runs.
+What differs between sessions does not show in the scatter within one (Hoefler and Belli, SC'15, rule 5 on variation
+between allocations), so a claim about a machine counts sessions, not runs. A session begins where the state can be
+another: after a pause, after a reboot, in another Slurm job. For comparisons over time jobs of one afternoon are one
+session all the same: they are different allocations of one state of network and storage.
+
+Runs belong together while less than `PAUSE_S` pass between the end of one and the end of the next, which keeps a
+working day or a night whole, but no longer than `LONGEST_S`: on a machine that never rests, such a chain alone would be
+one session for ever, and no gate would ever have a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 
 from dlbench.records.scan import Run
 
 MIN_SESSIONS = 5
 """With fewer, their scatter is hardly known: a change must be 4.7 standard errors to be found at 1 % with 80 %
 probability where five sessions tell the scatter, 5.5 where four do, and 8.0 where three do (Student's t)."""
+PAUSE_S = 12 * 3600
+"""Longer than from the runs of an evening to those of the morning after, shorter than from one night to the next."""
+LONGEST_S = 24 * 3600
 
 
-def session_of(run: Run) -> str:
-    """A name equal for the runs of one allocation: Slurm's job or, outside of one, the command that planned them."""
-    return _job_of(run) or _command_of(run)
+@dataclass(frozen=True)
+class Circumstances:
+    """What tells the session of a run."""
+
+    finished: str
+    """When it ended, UTC, ISO 8601."""
+    job: str
+    """Cluster and id of its Slurm job; empty outside of one."""
+    boot: str
+    """Host of rank 0 and the kernel's id of its boot; empty where a run does not know."""
+
+    @property
+    def moment(self) -> float:
+        """Seconds; -inf where the end is not known, so that such runs are one session."""
+        try:
+            return datetime.fromisoformat(self.finished.replace("Z", "+00:00")).timestamp()
+        except (ValueError, OverflowError, OSError):
+            return float("-inf")
 
 
-def sessions_of(runs: Iterable[Run]) -> dict[str, str]:
-    """Run id -> session, where runs that share a job or a command share the session.
-
-    For comparisons over time: jobs that one command submitted are different allocations, but of one night.
-    """
-    of_run = {run.plan.run_id: tuple(filter(None, (_job_of(run), _command_of(run)))) for run in runs}
-    joined: dict[str, set[str]] = {}
-    for names in of_run.values():
-        together = set(names).union(*(joined.get(name, ()) for name in names))
-        joined.update(dict.fromkeys(together, together))
-    return {run_id: _name(joined[names[0]]) for run_id, names in of_run.items()}
-
-
-def _name(together: set[str]) -> str:
-    """The one job that holds all, else the first command."""
-    jobs = sorted(name for name in together if name.startswith("job "))
-    return jobs[0] if len(jobs) == 1 else min(together - set(jobs))
-
-
-def _job_of(run: Run) -> str:
+def circumstances_of(run: Run) -> Circumstances:
+    """Those of a run, as its record tells them."""
     environment = {} if run.record is None else run.record.environment
-    job = environment.get("variable.SLURM_JOB_ID", "")
-    return f"job {environment.get('variable.SLURM_CLUSTER_NAME', '')}/{job}" if job else ""
+    job, boot = environment.get("variable.SLURM_JOB_ID", ""), environment.get("boot_id", "")
+    return Circumstances(
+        finished="" if run.record is None else run.record.finished,
+        job=f"{environment.get('variable.SLURM_CLUSTER_NAME', '')}/{job}" if job else "",
+        boot=f"{environment.get('host', '')} {boot}" if boot else "",
+    )
 
 
-def _command_of(run: Run) -> str:
-    """All plans of a command are made at one moment; a series' name may be given again every night."""
-    return f"series {run.plan.series.id} of {run.plan.created}"
+def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
+    """Run -> its session, for comparisons over time: the name of the session's first run.
+
+    Runs of one Slurm job are always of one session; the names hold among the runs that were given together.
+    """
+    found: dict[str, str] = {}
+    of_job: dict[str, str] = {}
+    boots: dict[str, str] = {}
+    session, begun, last = "", 0.0, 0.0
+    for run_id, one in sorted(runs.items(), key=lambda item: (item[1].moment, item[0])):
+        host, _, boot = one.boot.rpartition(" ")
+        is_other_boot = bool(boot) and boots.get(host, boot) != boot
+        if not session or one.moment - last > PAUSE_S or one.moment - begun > LONGEST_S or is_other_boot:
+            session, begun, boots = run_id, one.moment, {}
+        last = one.moment
+        if boot:
+            boots[host] = boot
+        found[run_id] = of_job.setdefault(one.job, session) if one.job else session
+    return found
+
+
+def allocations_of(runs: Iterable[Run]) -> dict[str, str]:
+    """Run -> what is one look at a machine within a report: its Slurm job, or outside of one its session."""
+    told = {run.plan.run_id: circumstances_of(run) for run in runs}
+    sessions = sessions_of({run_id: one for run_id, one in told.items() if not one.job})
+    return {run_id: f"job {one.job}" if one.job else sessions[run_id] for run_id, one in told.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
@@ -10,8 +11,9 @@ from dlbench.reading.causes import Causes
 from dlbench.reading.digest import StepDigest
 from dlbench.reading.loading import LoadedRun, Wanted, load_runs
 from dlbench.reading.measures import PARTS
+from dlbench.reading.sessions import allocations_of
 from dlbench.records.scan import Run, Scan
-from dlbench.stats.pairing import RunKey
+from dlbench.stats.pairing import KnownKey, RunKey
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,13 +48,21 @@ class RunTable:
     digests: dict[str, StepDigest] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
 
-    @property
+    @cached_property
+    def sessions(self) -> dict[str, str]:
+        """What is one look at a machine, of the runs with figures, by run id."""
+        return allocations_of(self.runs.values())
+
+    @cached_property
     def keys(self) -> dict[str, RunKey]:
-        """Block and repeat of the runs with figures, by run id."""
+        """Block and repeat of the runs with figures, with their sessions, by run id."""
         if self.figures.empty:
             return {}
         rows = zip(self.figures["run_id"], self.figures["block"], self.figures["repeat"], strict=True)
-        return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
+        return {
+            str(run_id): KnownKey.of(str(block), int(repeat), self.sessions[str(run_id)])
+            for run_id, block, repeat in rows
+        }
 
 
 def without_resumed(table: RunTable) -> RunTable:

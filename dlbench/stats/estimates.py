@@ -1,19 +1,24 @@
 """Values of repeated runs become an estimate: a value with an interval that says how it was made.
 
 The experimental unit is the run, never the step: steps of one run are not independent, and pooling
-them calls differences real that are not (Hoefler and Belli, SC'15, rule 6 and section 3.1.3).
+them calls differences real that are not (Hoefler and Belli, SC'15, rule 6 and section 3.1.3). Where runs come from
+several sessions, and their keys know that (`dlbench.stats.pairing.KnownKey`), the unit of an interval is the session:
+its value is the mean (or median) of its runs, and an interval is made of sessions as else of runs. What is estimated
+stays the same over runs, so that all figures of the same runs agree. Intervals of one session hold within it.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 
-from dlbench.stats.exact import rank_sum_level, rank_sums, sign_flip_level
+from dlbench.stats.exact import range_level, rank_sum_level, rank_sums
+from dlbench.stats.multiplicity import paired_p, welch_p
 from dlbench.stats.order_statistics import places
-from dlbench.stats.pairing import RunKey, pairing
+from dlbench.stats.pairing import Pairing, RunKey, pairing, session_of
 from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
 
 if TYPE_CHECKING:
@@ -36,8 +41,11 @@ Kind = Literal[
 """How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit`: of a fitted
 parameter."""
 
+Values = Sequence[float] | Mapping[RunKey, float]
+"""One value for each run; by keys where the sessions of runs are to count."""
+
 MIN_RUNS = 5
-"""Fewer runs carry no interval of about 95 %, and no comparison."""
+"""Fewer runs, or sessions where there are several, carry no interval of about 95 %, and no comparison."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ class Estimate:
     there is none, as for the range of values that are no repeats."""
     unpaired: int = 0
     """Runs that were left out because the other side has no run of the same repeat."""
+    sessions: int | None = None
+    """Sessions of these runs; of two or more the interval is made, of one it holds within it. None: not known."""
 
     @property
     def is_confident(self) -> bool:
@@ -107,7 +117,7 @@ class Estimate:
         return self.mapped(lambda value: value * factor, unit)
 
 
-def median_estimate(values: Sequence[float], unit: str = "") -> Estimate:
+def median_estimate(values: Values, unit: str = "") -> Estimate:
     """The median over runs.
 
     Five runs or more: two of the ordered values, at the level nearest to 95 % from above that order statistics attain;
@@ -122,17 +132,21 @@ def median_estimate(values: Sequence[float], unit: str = "") -> Estimate:
     """
     import numpy as np
 
-    ordered = np.sort(_checked(values))
-    value, n = float(np.median(ordered)), len(ordered)
+    array, sessions = _checked(values), _sessions(values)
+    value, ordered = float(np.median(array)), np.sort(_of_sessions(array, sessions, statistics.median))
+    n, known = len(ordered), _count(sessions)
     if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit)
+        return Estimate(value, None, None, 1, "single run", unit, sessions=known)
+    kind: Kind
     if n < MIN_RUNS:
-        return interval(value, ordered[0], ordered[-1], n, "range", unit, level=sign_flip_level(n))
-    k, level = places(n)
-    return interval(value, ordered[k - 1], ordered[n - k], n, "order statistics", unit, level=level)
+        low, high, kind, level = ordered[0], ordered[-1], "range", range_level(n)
+    else:
+        k, level = places(n)
+        low, high, kind = ordered[k - 1], ordered[n - k], "order statistics"
+    return interval(value, low, high, len(array), kind, unit, level=level, sessions=known)
 
 
-def mean_estimate(values: Sequence[float], unit: str = "") -> Estimate:
+def mean_estimate(values: Values, unit: str = "") -> Estimate:
     """The mean over runs, for values that must sum.
 
     Five runs or more: `dlbench.stats.student`. Two to four runs: the range. One run: no interval.
@@ -144,17 +158,20 @@ def mean_estimate(values: Sequence[float], unit: str = "") -> Estimate:
     Raises:
         ValueError: no values, or one that is not finite.
     """
-    array = _checked(values)
-    value, n = float(array.mean()), len(array)
+    array, sessions = _checked(values), _sessions(values)
+    value, units = float(array.mean()), _of_sessions(array, sessions, statistics.fmean)
+    n, known = len(units), _count(sessions)
     if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit)
+        return Estimate(value, None, None, 1, "single run", unit, sessions=known)
+    kind: Kind
     if n < MIN_RUNS:
-        return interval(value, array.min(), array.max(), n, "range", unit, level=sign_flip_level(n))
-    low, high = map(float, interval_of_mean(array))
-    return interval(value, low, high, n, "Student t", unit, level=LEVEL)
+        low, high, kind, level = units.min(), units.max(), "range", range_level(n)
+    else:
+        (low, high), kind, level = map(float, interval_of_mean(units)), "Student t", LEVEL
+    return interval(value, low, high, len(array), kind, unit, level=level, sessions=known)
 
 
-def geometric_mean_estimate(values: Sequence[float], unit: str = "") -> Estimate:
+def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
     """The geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms.
 
     Raises:
@@ -179,17 +196,34 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
         ValueError: a side is empty or holds a value that is not finite.
     """
     pairs = pairing(top, bottom)
-    a, b = _checked(pairs.of(top)), _checked(pairs.of(bottom))
     if pairs.is_paired:
-        return replace(mean_estimate((a - b).tolist(), unit), unpaired=pairs.left_out)
-    value, n = float(a.mean() - b.mean()), min(len(a), len(b))
-    if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit)
-    if n < MIN_RUNS:
+        return replace(mean_estimate(_of_pairs(pairs, top, bottom), unit), unpaired=pairs.left_out)
+    value, n = float(_checked(top).mean() - _checked(bottom).mean()), min(len(top), len(bottom))
+    a, b, known = _apart(top, bottom)
+    units = min(len(a), len(b))
+    if units == 1:
+        return Estimate(value, None, None, 1, "single run", unit, sessions=known)
+    kind: Kind
+    if units < MIN_RUNS:
         # Where one side is quiet, the range is that of the other; equal noise on both would attain more.
-        return interval(value, a.min() - b.max(), a.max() - b.min(), n, "range", unit, level=sign_flip_level(n))
-    low, high = map(float, interval_of_difference(a, b))
-    return interval(value, low, high, n, "Student t", unit, level=LEVEL)
+        low, high, kind, level = a.min() - b.max(), a.max() - b.min(), "range", range_level(units)
+    else:
+        (low, high), kind, level = map(float, interval_of_difference(a, b)), "Student t", LEVEL
+    return interval(value, low, high, n, kind, unit, level=level, sessions=known)
+
+
+def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
+    """Two-sided p that both sides have the same mean, by the test that the interval of `difference_estimate` inverts.
+
+    Returns:
+        1 where there are fewer than two pairs, or runs of a side.
+    """
+    pairs = pairing(top, bottom)
+    if not pairs.is_paired:
+        a, b, _ = _apart(top, bottom)
+        return welch_p(a.tolist(), b.tolist())
+    differences = _of_pairs(pairs, top, bottom)
+    return paired_p(_of_sessions(_checked(differences), _sessions(differences), statistics.fmean).tolist())
 
 
 def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "ratio") -> Estimate:
@@ -206,8 +240,7 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
-    logs, others = (dict(zip(side, _logarithms(list(side.values())), strict=True)) for side in (top, bottom))
-    return difference_estimate(logs, others).mapped(math.exp, unit)
+    return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
 
 def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "ratio") -> Estimate:
@@ -227,13 +260,13 @@ def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "r
     """
     import numpy as np
 
-    a, b = np.asarray(_logarithms(top)), np.asarray(_logarithms(bottom))
+    a, b = (np.log(_checked(side, least=0.0)) for side in (top, bottom))
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
     if n == 1:
         return Estimate(value, None, None, 1, "single run", unit)
     if n < MIN_RUNS:
         ends = math.exp(a.min() - b.max()), math.exp(a.max() - b.min())
-        return interval(value, *ends, n, "range", unit, level=sign_flip_level(n))
+        return interval(value, *ends, n, "range", unit, level=range_level(n))
     low, high = (math.exp(float(end)) for end in rank_sums(a, b, LEVEL))
     return interval(value, low, high, n, "rank sums", unit, level=rank_sum_level(len(a), len(b), LEVEL))
 
@@ -244,23 +277,71 @@ def by_definition(value: float, n: int, unit: str = "ratio") -> Estimate:
 
 
 def interval(
-    value: float, low: float, high: float, n: int, kind: Kind, unit: str = "", *, level: float | None = None
+    value: float,
+    low: float,
+    high: float,
+    n: int,
+    kind: Kind,
+    unit: str = "",
+    *,
+    level: float | None = None,
+    sessions: int | None = None,
 ) -> Estimate:
-    """An interval that holds its value even where rounding of the last bit says otherwise."""
-    return Estimate(value, min(float(low), value), max(float(high), value), n, kind, unit, level)
+    """An interval that holds its value, also where rounding of the last bit or unequal sessions say otherwise."""
+    return Estimate(value, min(float(low), value), max(float(high), value), n, kind, unit, level, sessions=sessions)
 
 
-def _checked(values: Sequence[float]) -> Array:
+def _checked(values: Values, least: float = -math.inf) -> Array:
     import numpy as np
 
-    array = np.asarray(values, dtype=float)
+    array = np.asarray(list(values.values() if isinstance(values, Mapping) else values), dtype=float)
     if array.size == 0 or not np.isfinite(array).all():
-        raise ValueError(f"an estimate needs finite values, got {list(values)}")
+        raise ValueError(f"an estimate needs finite values, got {array.tolist()}")
+    if (array <= least).any():
+        raise ValueError("a ratio needs positive values")
     return array
 
 
-def _logarithms(values: Sequence[float]) -> list[float]:
-    array = _checked(values)
-    if (array <= 0).any():
-        raise ValueError("a ratio needs positive values")
-    return [math.log(value) for value in array]
+@overload
+def _logarithms(values: Mapping[RunKey, float]) -> dict[RunKey, float]: ...
+@overload
+def _logarithms(values: Sequence[float]) -> list[float]: ...
+def _logarithms(values: Values) -> Values:
+    logs = [math.log(value) for value in _checked(values, least=0.0)]
+    return dict(zip(values, logs, strict=True)) if isinstance(values, Mapping) else logs
+
+
+def _sessions(values: Values) -> list[str | None]:
+    return [session_of(key) for key in values] if isinstance(values, Mapping) else [None] * len(values)
+
+
+def _count(sessions: Sequence[str | None]) -> int | None:
+    """How many they are; None where a run does not know its own."""
+    return None if None in sessions else len(set(sessions))
+
+
+def _of_pairs(pairs: Pairing, top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> dict[RunKey, float]:
+    differences = _checked(pairs.of(top)) - _checked(pairs.of(bottom))
+    return dict(zip(pairs.known_keys(top, bottom), differences.tolist(), strict=True))
+
+
+def _apart(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple[Array, Array, int | None]:
+    """What independent sides are compared by: sessions, where both have several; and the sessions of either side."""
+    (a, of_a), (b, of_b) = ((_checked(side), _sessions(side)) for side in (top, bottom))
+    counts = _count(of_a), _count(of_b)
+    known = None if counts[0] is None or counts[1] is None else min(counts[0], counts[1])
+    if (known or 1) > 1:
+        a, b = (_of_sessions(array, own, statistics.fmean) for array, own in ((a, of_a), (b, of_b)))
+    return a, b, known
+
+
+def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[[list[float]], float]) -> Array:
+    """What an interval is made of: the centre of each session where there are several, else the runs."""
+    import numpy as np
+
+    if (_count(sessions) or 1) == 1:
+        return array
+    found: dict[str | None, list[float]] = {}
+    for value, session in zip(array.tolist(), sessions, strict=True):
+        found.setdefault(session, []).append(value)
+    return np.array([centre(runs) for runs in found.values()])

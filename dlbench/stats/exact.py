@@ -1,10 +1,4 @@
-"""Intervals that hold whatever the shape of the noise: inverted exact tests.
-
-Student's t supposes normal noise. It forgives long tails, but not two states of a machine: of seven runs in two states
-that are equally likely, six fall into one state in 11 % of experiments, and t then excludes the truth. The intervals
-here are those values that an exact test does not reject, so they need less: noise that is symmetric (`sign_flips`), or
-equal on both sides (`rank_sums`).
-"""
+"""Levels and intervals that hold whatever the shape of the noise: of the range of few values, and of rank sums."""
 
 from __future__ import annotations
 
@@ -18,58 +12,13 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-_GENERATORS = 10
-"""All subsets of so many runs are taken; of more runs as many subsets as these generate."""
-_SEED = 19_690_401
 _EXACT_PAIRS = 400
 """Up to so many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
 
 
-def sign_flip_level(n: int) -> float:
+def range_level(n: int) -> float:
     """The level of the range of n values as an interval of their centre, for symmetric noise: 1 - 2^(1 - n)."""
     return 1 - 2.0 ** (1 - n)
-
-
-def sign_flips(values: Array, level: float) -> tuple[Array, Array]:
-    """Ends of the interval of the mean by the sign-flip test (Fisher 1935) at this level, of the range if it has none.
-
-    For noise that is symmetric about the mean, each gap between the ordered means of all non-empty subsets is equally
-    likely to hold the true mean (Hartigan, JASA 64(328), 1969), so the ends are two of these means. The same holds of
-    fewer subsets that form a group under symmetric difference, of which random ones are taken above `_GENERATORS` runs.
-
-    Args:
-        values: one for each run, in an order that does not depend on them, shape (..., runs).
-        level: between 0 and 1.
-
-    Returns:
-        Low and high ends, shape (...).
-    """
-    import numpy as np
-
-    means = values @ _subsets(values.shape[-1]).T
-    last = means.shape[-1] - 1
-    below = max(0, math.floor((1 - level) / 2 * (last + 2) * (1 + 1e-9)) - 1)
-    ends = np.partition(means, (below, last - below), axis=-1)
-    return ends[..., below], ends[..., last - below]
-
-
-@cache
-def _subsets(n: int) -> Array:
-    """Weights of the runs in each subset, shape (subsets, n); every row sums to 1."""
-    import numpy as np
-
-    dimensions = min(n, _GENERATORS)
-    drawn = np.random.default_rng([_SEED, n]).integers(1, 2**dimensions, n - dimensions)
-    codes = np.concatenate([2 ** np.arange(dimensions), drawn])
-    # A run is in a subset if the number of generators that both know is odd: a linear code over two elements.
-    subsets = np.arange(1, 2**dimensions)
-    members = np.zeros((len(subsets), n), dtype=np.int64)
-    for bit in range(dimensions):
-        members += ((subsets >> bit) & 1)[:, None] * ((codes >> bit) & 1)[None, :]
-    weights = (members % 2).astype(float)
-    weights /= weights.sum(axis=1, keepdims=True)
-    weights.setflags(write=False)
-    return weights
 
 
 def rank_sum_level(na: int, nb: int, level: float) -> float:

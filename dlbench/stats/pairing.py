@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 RunKey = tuple[str, int]
 """Block (series with its swept values) and repeat: runs with equal keys ran side by side, interleaved."""
+
+
+class KnownKey(tuple[str, int]):
+    """A `RunKey` that knows the session of its run, which takes no part in equality: pairs may be of two jobs."""
+
+    session: str | None = None
+
+    @classmethod
+    def of(cls, block: str, repeat: int, session: str) -> RunKey:
+        """The key with its session."""
+        key = cls((block, repeat))
+        key.session = session
+        return key
+
+
+def session_of(key: RunKey) -> str | None:
+    """The session of a run; None where its key does not know."""
+    return key.session if isinstance(key, KnownKey) else None
+
 
 ENOUGH_PAIRS = 5
 """So many pairs carry an interval of their own, however many runs have no partner."""
@@ -32,6 +51,12 @@ class Pairing:
     def of(self, side: Mapping[RunKey, float]) -> list[float]:
         """The values of a side that take part: those of the pairs, or all, in the order of their keys."""
         return [side[key] for key in (self.keys or sorted(side))]
+
+    def known_keys(self, top: Iterable[RunKey], bottom: Iterable[RunKey]) -> list[RunKey]:
+        """Those of the pairs, whose session is the one of both runs together; plain where a run does not know it."""
+        sides = [{key: session_of(key) for key in side} for side in (top, bottom)]
+        known = [(key, sides[0][key], sides[1][key]) for key in self.keys]
+        return [key if a is None or b is None else KnownKey.of(*key, f"{a}, {b}") for key, a, b in known]
 
 
 def pairing(top: Mapping[RunKey, object], bottom: Mapping[RunKey, object]) -> Pairing:

@@ -13,7 +13,8 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate
 
 Placed = Literal["below", "within", "above", "undecided", "insufficient"]
 """below, within, above: the whole interval does, so that each is false in at most 5 % of cases (of 2.5 %, for one end).
-undecided: it reaches over an end of the region. insufficient: fewer than `MIN_RUNS` runs have no interval of a level.
+undecided: it reaches over an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions where there are
+several, have no interval of a level.
 """
 
 
@@ -25,7 +26,7 @@ def placed(estimate: Estimate, low: float, high: float) -> Placed:
         low: end of the region, in the estimate's unit.
         high: the other end; equal ends ask whether the value is another than that.
     """
-    if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS:
+    if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"
     if estimate.low > high:
         return "above"

@@ -10,7 +10,6 @@ from dlbench.reading.environments import environment_doubts, facts
 from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.reading.scaling import Group
-from dlbench.reading.sessions import session_of
 from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
@@ -205,23 +204,25 @@ def _series(group: Group) -> Iterator[Doubt]:
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
-    """Intervals count runs; where several share a session, these are not as many looks at the machine."""
+    """Intervals hold within a session; of several they are made of sessions, which are few."""
     found = []
     rates = table.figures.set_index("run_id")["throughput"]
     for point in group.points:
         logs: dict[str, list[float]] = {}
         for run_id in point.run_ids:
-            logs.setdefault(session_of(table.runs[run_id]), []).append(math.log(rates[run_id]))
-        parts = between_and_within(list(logs.values()))
-        if parts is not None:
-            found.append((*parts, len(logs), point.ranks))
+            logs.setdefault(table.sessions[run_id], []).append(math.log(rates[run_id]))
+        if len(logs) > 1:
+            found.append((len(logs), point.ranks, between_and_within(list(logs.values()))))
     if found:
-        between, within, count, ranks = max(found)
+        count, ranks, parts = min(found, key=lambda one: one[0])
+        scatter = (
+            f": throughput scatters by {percent(parts[0])} between and {percent(parts[1])} within them" if parts else ""
+        )
+        few = f"; until there are {MIN_RUNS}, intervals are their range: choose one by --where series=NAME"
         yield Doubt(
             code="pooled-sessions",
             severity="note",
-            text=f"{count} sessions are pooled at {ranks_text(ranks)}: throughput scatters by {percent(between)} "
-            f"between and {percent(within)} within them; intervals count runs",
+            text=f"{count} sessions are pooled at {ranks_text(ranks)}{scatter}{few * (count < MIN_RUNS)}",
         )
 
 

@@ -1,6 +1,7 @@
 """Equal code in sessions really run on this machine: how often does the gate call one side changed?
 
-Each session is a command `dlbench run --ab plain plain` of five pairs. Interleaved comparisons are within a session.
+Each command `dlbench run --ab plain plain` of five pairs is taken for a session, though all are of one day, which
+dlbench itself would call one. Interleaved comparisons are within a session.
 Those that are not take side a of some sessions and side b of later ones, as a baseline and a candidate of another night
 would be. Beside each stands the rule of before: runs as the unit, a test of "no difference" and a ratio of medians
 beyond the tolerance, on the median step.
@@ -15,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from dlbench.gate.difference import difference_of
 from dlbench.gate.evidence import Evidence, Sample, evidence_of
 from dlbench.gate.sides import SideRun, points_of
 from dlbench.gate.verdicts import Rule, Verdict, judge, overall
@@ -103,8 +103,8 @@ def _sample(metric: str, a: Sequence[SideRun], b: Sequence[SideRun], *, paired: 
         a=tuple(run.figures[metric] for run in a),
         b=tuple(run.figures[metric] for run in b),
         paired=paired,
-        sessions_a=tuple(run.session for run in a),
-        sessions_b=tuple(run.session for run in b),
+        sessions_a=tuple(run.command for run in a),
+        sessions_b=tuple(run.command for run in b),
     )
 
 
@@ -112,7 +112,7 @@ def _before(sample: Sample) -> bool:
     """The rule of before."""
     alone: Evidence | None = evidence_of(Sample(a=sample.a, b=sample.b, paired=sample.paired))
     assert alone is not None
-    is_worse = difference_of(alone, margin=0.0, level=RULE.level).p_worse <= RULE.level
+    is_worse = alone.p_values(0.0)[0] <= RULE.level
     return is_worse and median(sample.b) > (1 + RULE.tolerance) * median(sample.a)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.stats.exact import rank_sum_level, rank_sums, sign_flip_level, sign_flips
+from dlbench.stats.exact import rank_sum_level, rank_sums, range_level, sign_flips
 
 values = st.lists(st.integers(-1000, 1000).map(lambda n: n / 7), min_size=2, max_size=8)
 
@@ -32,7 +32,7 @@ def test_the_sign_flip_interval_holds_what_the_test_does_not_reject(data: list[f
     within = (max(data) - min(data)) * 1e-6 + 1e-9
     for outside in (float(low) - within, float(high) + within):
         # The range is all that so few runs can bound.
-        assert _flip_p(data, outside) <= max(1 - level, 1 - sign_flip_level(len(data))) + 1e-12
+        assert _flip_p(data, outside) <= max(1 - level, 1 - range_level(len(data))) + 1e-12
     if high - low > 4 * within:
         assert all(_flip_p(data, inside) > 1 - level for inside in (float(low) + within, float(high) - within))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import TypeVar
 
 import dlbench
@@ -83,8 +83,8 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
         nodes=a.nodes,
         runs_a=tuple(run.run_id for run in a.runs),
         runs_b=tuple(run.run_id for run in runs_b),
-        sessions_a=_sessions(a.runs),
-        sessions_b=_sessions(runs_b),
+        sessions_a=_sessions(a.runs, found),
+        sessions_b=_sessions(runs_b, found),
         sessions_history=found.num_history,
         finished_a=_span(a.runs),
         finished_b=_span(runs_b),
@@ -121,11 +121,11 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
         for name, (before, behind) in around.items()
         if name in told and name not in different
     ]
-    return "; ".join(["medians over runs", *shown, *([point.notice] if point.notice else [])])
+    return "; ".join(["geometric means", *shown, *([point.notice] if point.notice else [])])
 
 
-def _sessions(runs: Sequence[SideRun]) -> int:
-    return len({run.session for run in runs})
+def _sessions(runs: Sequence[SideRun], found: ComparedPoint) -> int:
+    return len({found.sessions[run.run_id] for run in runs})
 
 
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
@@ -139,7 +139,6 @@ def _tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _metric(found: ComparedMetric) -> model.MetricResult:
     judged, metric = found.judgement, found.metric
-    power, difference, interval = judged.power, judged.difference, judged.equivalence
     return model.MetricResult(
         name=metric.name,
         title=metric.title,
@@ -150,18 +149,7 @@ def _metric(found: ComparedMetric) -> model.MetricResult:
         a=found.a,
         b=found.b,
         ratio=judged.ratio,
-        ratio_low_90=None if interval is None else interval[0],
-        ratio_high_90=None if interval is None else interval[1],
-        test="" if difference is None else difference.method,
-        p_worse=None if difference is None else difference.p_worse,
-        p_better=None if difference is None else difference.p_better,
-        p_worse_adjusted=judged.p_worse if found.gated else None,
-        p_better_adjusted=judged.p_better if found.gated else None,
-        unit="" if power is None else power.unit,
-        scatter=None if power is None else power.scatter,
-        detectable=None if power is None else power.detectable,
-        wanted=None if power is None else power.wanted,
-        repeats_for_wanted=None if power is None else power.repeats,
+        tested=judged.tested,
         values_a=found.values_a,
         values_b=found.values_b,
     )
@@ -179,7 +167,7 @@ def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
     if shared:
         yield f"{runs_text(len(shared))} on both sides: a run is compared with itself."
     if not whole.paired:
-        yield from filter(None, [_spacing(found.a.runs, found.b.runs)])
+        yield from filter(None, [_spacing(found)])
     for one in found.metrics:
         counts = len(one.values_a), len(one.values_b)
         wanted = len(found.a.runs), len(found.b.runs)
@@ -188,10 +176,11 @@ def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
             yield f"{one.metric.title}: in {told}."
 
 
-def _spacing(a: Sequence[SideRun], b: Sequence[SideRun]) -> str:
+def _spacing(found: ComparedPoint) -> str:
     """How far apart in time the sides were run, because a machine drifts; empty where that is accounted for."""
     advice = "`dlbench run --ab` interleaves them, and --paired compares the pairs."
-    times = [[moment for run in side if (moment := _moment(run.finished)) is not None] for side in (a, b)]
+    sides = found.a.runs, found.b.runs if found.b else ()
+    times = [[moment for run in side if math.isfinite(moment := run.circumstances.moment)] for side in sides]
     if not all(times):
         return f"When the runs ended is not known; a drift of the machine would count as a difference. {advice}"
     first, second = sorted(times, key=min)
@@ -199,7 +188,7 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun]) -> str:
     if gap <= 0:
         return f"The runs were not compared as pairs; {advice}"
     # Sessions that lie as far apart as the sides have its drift in their scatter.
-    spans = [max(ends) - min(ends) for ends, side in zip(times, (a, b), strict=True) if _sessions(side) > 1]
+    spans = [max(ends) - min(ends) for ends, side in zip(times, sides, strict=True) if _sessions(side, found) > 1]
     if gap <= max(spans, default=0.0):
         return ""
     days = gap / DAY_S
@@ -211,10 +200,3 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun]) -> str:
         else "one after the other"
     )
     return f"The sides were run {far}: a drift of the machine in between counts as a difference; {advice}"
-
-
-def _moment(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dlbench.errors import DlbenchError
 from dlbench.gate.content import KeyDifference
 from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
-from dlbench.gate.page.words import p_text, power_text, ratio_cell, ratio_text, share_text
+from dlbench.gate.page.words import p_against, power_text, ratio_cell, ratio_text, share_text
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Column, Sheet, unit_cell
@@ -77,13 +77,13 @@ def next_step(report: ComparisonReport) -> str:
         return ""
     if report.verdict in ("insufficient", "inconclusive"):
         reasons = dict.fromkeys(metric.reason for metric in gated if metric.reason)
-        repeats = [metric.repeats_for_wanted for metric in gated if metric.repeats_for_wanted is not None]
+        tests = [metric.tested for metric in gated if metric.tested and metric.tested.repeats is not None]
         if report.verdict == "insufficient":
             return f"{next(iter(reasons), '')}: repeat with --repeats {MIN_RUNS} or more."
-        if repeats:
-            first = gated[0]
-            unit = f"{first.unit}s{'' if first.unit == 'pair' else ' per side'}"
-            return f"{max(repeats)} {unit} would show {share_text(first.wanted or 0.0)} (--detect)."
+        if tests:
+            most = max(tests, key=lambda one: one.repeats or 0)
+            unit = f"{most.unit}s{'' if most.unit == 'pair' else ' per side'}"
+            return f"{most.repeats} {unit} would show {share_text(most.wanted)} (--detect)."
         return f"{next(iter(reasons), '')}."
     return "dlbench diagnose on both sides says where the time went." if report.verdict == "regressed" else ""
 
@@ -125,14 +125,14 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
         *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
         Column("", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a), is_brief=True),
         Column("", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b), is_brief=True),
-        Column("", "p worse (Holm)", lambda row: p_text(row.metric.p_worse_adjusted)),
+        Column("", "p worse", lambda row: _p_worse(row.metric)),
     )
     return Sheet(
         name="comparisons",
         title="All comparisons",
         columns=columns,
         rows=rows,
-        caption="B / A: above 1 is worse.",
+        caption="B / A: above 1 is worse. regressed: the whole interval lies above the tolerance.",
         in_terminal=True,
     )
 
@@ -176,17 +176,18 @@ def _point(number: int, point: PointResult, report: ComparisonReport) -> Section
 
 def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
     """The evidence behind one verdict."""
+    tested = metric.tested
     facts = [
-        (name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
+        (name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis_text(figure, _unit(figure))}")
         for name, figure in (("A", metric.a), ("B", metric.b))
     ]
     if metric.ratio is not None:
-        facts.append(("B / A", f"{ratio_text(metric.ratio)}; above 1 is worse"))
-    if metric.p_worse is not None:
-        facts.append(("p worse", f"{_p(metric.p_worse, metric.p_worse_adjusted, report)}; {metric.test}"))
-        facts.append(("p better", _p(metric.p_better, metric.p_better_adjusted, report)))
-    if metric.ratio_low_90 is not None and metric.ratio_high_90 is not None:
-        ends = f"[{metric.ratio_low_90:.3f}, {metric.ratio_high_90:.3f}]"
+        basis = basis_text(metric.ratio, tested.unit if tested else "run")
+        facts.append(("B / A", f"{ratio_text(metric.ratio)}; above 1 is worse; {basis}"))
+    if tested is not None:
+        ends = f"[{tested.equivalence[0]:.3f}, {tested.equivalence[1]:.3f}]"
+        facts.append(("p worse", f"{p_against(tested.p_worse, tested.level_worse)}; {tested.method}"))
+        facts.append(("p better", p_against(tested.p_better, tested.level_better)))
         facts.append(("90 %", f"{ends}, tolerance {share_text(report.tolerance)}"))
     power = power_text(metric)
     return Section(
@@ -197,8 +198,13 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     )
 
 
-def _p(p: float | None, adjusted: float | None, report: ComparisonReport) -> str:
-    return p_text(p) + (f", {p_text(adjusted)} after Holm" if report.num_compared > 1 else "")
+def _p_worse(metric: MetricResult) -> str:
+    return p_against(metric.tested.p_worse, metric.tested.level_worse) if metric.tested else "none"
+
+
+def _unit(figure: Estimate) -> str:
+    """What a side's value is a mean of: its several sessions, each one value, or runs."""
+    return "session" if (figure.sessions or 1) > 1 else "run"
 
 
 def _cautions(report: ComparisonReport) -> Iterator[Mark]:

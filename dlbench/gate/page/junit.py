@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from dlbench.gate.page.document import remarks
 from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
-from dlbench.gate.page.words import change_text, p_text, power_text
+from dlbench.gate.page.words import change_text, p_against, power_text
 from dlbench.report.wording import clean
 
 # What XML 1.0, section 2.2, does not allow in a document, even escaped.
@@ -71,8 +71,8 @@ def _case(report: ComparisonReport, point: PointResult, metric: MetricResult) ->
 
 
 def _evidence(report: ComparisonReport, point: PointResult, metric: MetricResult) -> Iterator[str]:
-    if metric.test:
-        yield f"p worse {p_text(metric.p_worse)}, after Holm {p_text(metric.p_worse_adjusted)}; {metric.test}"
+    if metric.tested:
+        yield f"p worse {p_against(metric.tested.p_worse, metric.tested.level_worse)}; {metric.tested.method}"
     yield from filter(None, [power_text(metric)])
     yield from (
         f"differs on purpose: {one.title}: {one.a or 'none'} against {one.b or 'none'}" for one in point.allowed
@@ -91,13 +91,9 @@ def _numbers(metric: MetricResult) -> Iterator[tuple[str, str]]:
         if figure.low is not None and figure.high is not None:
             yield f"{name}_low", f"{figure.low:.9g}"
             yield f"{name}_high", f"{figure.high:.9g}"
-    for name, value in (
-        ("p_worse", metric.p_worse),
-        ("p_worse_adjusted", metric.p_worse_adjusted),
-        ("detectable", metric.detectable),
-    ):
-        if value is not None:
-            yield name, f"{value:.6g}"
+    if metric.tested is not None:
+        for name in ("p_worse", "level_worse", "detectable"):
+            yield name, f"{getattr(metric.tested, name):.6g}"
 
 
 def _damaged(line: str) -> ElementTree.Element:

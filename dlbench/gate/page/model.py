@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.gate.content import KeyDifference
+from dlbench.gate.verdicts import Tested
 from dlbench.stats.estimates import Estimate
 
 FORMAT = "dlbench.comparison"
@@ -25,31 +26,13 @@ class MetricResult:
     """regressed, improved, equivalent, inconclusive, insufficient; `information` for metrics that do not decide."""
     reason: str
     a: Estimate | None
-    """Median over runs; None where no run tells."""
+    """Geometric mean over the units of the ratio, or over runs where no test was made; None where no run tells."""
     b: Estimate | None
     ratio: Estimate | None
-    """B / A of geometric means, above 1 is worse."""
-    ratio_low_90: float | None
-    """Ends of the 90 % interval of the ratio, from which equivalence is read."""
-    ratio_high_90: float | None
-    test: str
-    """The test in words; empty: none was made."""
-    p_worse: float | None
-    """Of "no worse than tolerated", one-sided, before the correction."""
-    p_better: float | None
-    p_worse_adjusted: float | None
-    """After Holm's correction over all comparisons of the command."""
-    p_better_adjusted: float | None
-    unit: str
-    """What the test counts: pair, run, session; empty: none was made."""
-    scatter: float | None
-    """Standard deviation of the logarithms over units; of pairs, of the logarithms of their ratios."""
-    detectable: float | None
-    """Smallest slowdown found with 80 % probability (fraction); None: no test was made."""
-    wanted: float | None
-    """The slowdown for which units are told (fraction)."""
-    repeats_for_wanted: int | None
-    """Units of each side that find it with 80 % probability; None: more than 1,000, or it is tolerated."""
+    """B / A of geometric means, above 1 is worse. Where a test was made its interval is the one that decides: regressed
+    where it lies above the tolerance, improved where it lies below."""
+    tested: Tested | None
+    """The test; None where none was made."""
     values_a: tuple[float, ...]
     """One for each run; where paired, equal places are pairs."""
     values_b: tuple[float, ...]
@@ -69,7 +52,7 @@ class PointResult:
     runs_a: tuple[str, ...]
     runs_b: tuple[str, ...]
     sessions_a: int
-    """Sessions of these runs: jobs, or commands outside of one."""
+    """Sessions of these runs, as comparisons over time count them."""
     sessions_b: int
     sessions_history: int
     """Further sessions, of the history, which tell how far sessions scatter."""

@@ -58,23 +58,23 @@ def share_text(fraction: float) -> str:
     return f"{fraction * 100:.4g} %"
 
 
-def p_text(p: float | None) -> str:
-    """A p with two significant digits."""
-    return "none" if p is None else f"{p:.2g}"
+def p_against(p: float, level: float) -> str:
+    """A p and what it is held against, with two significant digits, e.g. ``0.0031 (at most 0.005)``."""
+    return f"{p:.2g} (at most {level:.2g})"
 
 
 def power_text(metric: MetricResult) -> str:
     """What the comparison could have seen, in a sentence; empty with too few runs."""
-    if metric.scatter is None or metric.detectable is None or metric.wanted is None:
+    test = metric.tested
+    if test is None:
         return ""
-    seen = share_text(round(metric.detectable, 4))
-    if metric.repeats_for_wanted is None:
-        needed = f"{share_text(metric.wanted)}: within the tolerance, or more than 1,000 {metric.unit}s"
+    wanted, seen = share_text(test.wanted), share_text(round(test.detectable, 4))
+    if test.repeats is None:
+        needed = f"{wanted}: within the tolerance, or more than 1,000 {test.unit}s"
     else:
-        per_side = "" if metric.unit == "pair" else " per side"
-        needed = f"{share_text(metric.wanted)} needs {metric.repeats_for_wanted} {metric.unit}s{per_side}"
-    scatter = share_text(round(metric.scatter, 5))
-    return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of {metric.unit}s {scatter})."
+        needed = f"{wanted} needs {test.repeats} {test.unit}s{'' if test.unit == 'pair' else ' per side'}"
+    scatter = share_text(round(test.scatter, 5))
+    return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of {test.unit}s {scatter})."
 
 
 def _correction(num_compared: int) -> str:
@@ -87,35 +87,35 @@ def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
     """How the verdicts were made, heading and text."""
     rule = found.rule
     if found.paired:
-        test = (
-            "One-sided sign-flip test of the mean logarithm of B / A over pairs, exact up to 20; with so few that it "
-            "cannot reach the level, Student's paired t test."
-        )
+        test = "Student's t test of the mean logarithm of B / A over pairs."
         unit = "The pair of interleaved runs: what drifts falls on both sides alike."
     else:
         test = (
-            "One-sided permutation test of the difference of mean logarithms over units, by all divisions of them "
-            "among the sides up to 200,000, else by 20,000 random ones; with so few that it cannot reach the level, "
-            "Welch's t test. A side of fewer than five sessions: Student's t test with the scatter between the "
-            "sessions of the other side and of the history, s sqrt(1 + 1/k) for one against k."
+            "Welch's t test of the difference of mean logarithms over units, with the standard error of a pooled "
+            "variance where the sides have unlike many units and that is larger. A side of fewer than five sessions: "
+            "Student's t test with the scatter between the sessions of the other side and of the history, "
+            "s sqrt(1 + 1/k) for one against k."
         )
         unit = (
-            "The session, all runs of one Slurm job or of one command, because they share the machine's state: the "
-            "mean logarithm of its runs. Where both sides are of one and the same session, the run."
+            "The session, because its runs share the machine's state: the mean logarithm of its runs. Runs are of one "
+            "session while less than 12 h pass between them, for a day at most, unless the host was started anew; one "
+            "Slurm job is one session. Where one job or one command ran both sides, the run."
         )
     tolerated = share_text(rule.tolerance)
     return (
         ("Unit", f"{unit} Every run gives one number for each metric; steps of one run are not independent."),
         (
             "Ratio",
-            "Geometric mean over units of B by that of A, turned so that above 1 is worse; 95 % interval by Student's "
-            f"t on logarithms, moved out to that of an exact test where there is one; with fewer "
-            f"than {MIN_RUNS} runs a side the range. A and B are medians over runs.",
+            "Geometric mean over units of B by that of A, turned so that above 1 is worse. Its interval is the test's: "
+            "its ends leave the level that the test has below and above. Without a test the interval is over runs, "
+            f"within the session they ran in, and with fewer than {MIN_RUNS} runs a side their range.",
         ),
         (
             "Test",
             f'{test} B is divided by {1 + rule.tolerance:.4g} first: p is of "no more than {tolerated} worse". Level '
-            f"{share_text(rule.level)}{_correction(found.num_compared)}.",
+            f"{share_text(rule.level)}{_correction(found.num_compared)}. "
+            "With one-sided or two-state noise equal on both sides it fails no more often; where one side is noisier "
+            "and slowed now and then, 5 % and more.",
         ),
         (
             "Verdicts",

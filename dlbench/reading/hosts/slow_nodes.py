@@ -27,7 +27,7 @@ from typing import Literal
 from dlbench.reading.causes import Causes
 from dlbench.reading.hosts.by_host import largest_by_host, of_others
 from dlbench.reading.hosts.leaving import LATE
-from dlbench.reading.sessions import MIN_SESSIONS, session_of
+from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.reading.table import RunTable
 from dlbench.specs.system.hostlist import compressed
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
@@ -106,9 +106,7 @@ def slow_nodes(table: RunTable) -> SlowNodes:
     """All hosts of all runs with figures; `table` was made `with_causes`."""
     faulty = {run_id for run_id, run in table.runs.items() if run.plan.fault is not None}
     counted = {run_id: causes for run_id, causes in table.causes.items() if run_id not in faulty}
-    several = [
-        (session_of(table.runs[run_id]), causes) for run_id, causes in counted.items() if len(set(causes.hosts)) > 1
-    ]
+    several = [(table.sessions[run_id], causes) for run_id, causes in counted.items() if len(set(causes.hosts)) > 1]
     hosts = sorted(_histories(several), key=lambda one: (one.verdict not in ACCUSED, -one.ratio.value, one.host))
     slow = sorted(one.host for one in hosts if one.verdict in TO_EXCLUDE)
     exclude = tuple(host for host in slow if SAFE_HOST.fullmatch(host))

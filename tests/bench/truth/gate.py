@@ -7,14 +7,15 @@ level 1 %. Beside some rows stands what the same runs give if sessions are taken
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from dlbench.gate.evidence import Evidence, Sample, Unit
-from dlbench.gate.power import power_of
 from dlbench.gate.verdicts import Rule, judge
+from dlbench.reading.sessions import Circumstances, sessions_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 
@@ -34,10 +35,12 @@ REPEATS = 5
 def figures() -> Iterator[Figure]:
     """Every promise, at the default rule."""
     yield from tolerated()
+    yield from shapes()
     yield from equivalences()
     yield from slowdowns()
     yield from stalls()
     yield from sessions()
+    yield from days()
     yield from powers()
 
 
@@ -91,6 +94,45 @@ def tolerated(trials: int = TRIALS) -> Iterator[Figure]:
             calls,
             "at most 1",
             lambda value: value <= 1.0,
+        )
+
+
+NOISES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
+    "one run of ten an outlier": lambda rng, shape: (
+        0.01 * rng.standard_normal(shape) + (rng.random(shape) < 0.1) * rng.exponential(0.1, shape)
+    ),
+    "one run of five 5 % slower": lambda rng, shape: (
+        0.005 * rng.standard_normal(shape) + 0.05 * (rng.random(shape) < 0.2)
+    ),
+    "t with two degrees of freedom": lambda rng, shape: 0.01 * rng.standard_t(2, shape),
+    "two states 10 % apart": lambda rng, shape: (
+        0.05 * rng.choice([-1.0, 1.0], shape) + 0.003 * rng.standard_normal(shape)
+    ),
+    "one-sided (exponential)": lambda rng, shape: 0.03 * rng.standard_exponential(shape),
+}
+"""Of logarithms, equal on both sides."""
+
+
+def shapes(trials: int = TRIALS) -> Iterator[Figure]:
+    """A slowdown just within the tolerance under noise that is not normal: the designs that fail most often."""
+    designs = [(True, n, n) for n in (5, 7, 10, 20)] + [(False, a, b) for a in (5, 10, 20) for b in (5, 10, 20)]
+    for place, (name, noise) in enumerate(NOISES.items()):
+        found = []
+        for number, (paired, a, b) in enumerate(designs):
+            rng = np.random.default_rng([SEED, 9, place, number])
+            drawn = [
+                Sample(a=told(noise(rng, (a,))), b=told(noise(rng, (b,)) + math.log(1.019)), paired=paired)
+                for _ in range(trials // 4)
+            ]
+            found.append(([regressed(one) for one in drawn], f"{'pairs' if paired else 'sides'} of {a} and {b}"))
+        calls, design = max(found, key=lambda one: sum(one[0]))
+        every = [call for some, _ in found for call in some]
+        yield rate(
+            f"fails at +1.9%, {name}, {len(designs)} designs of 5 to 20 units",
+            every,
+            "at most 1",
+            lambda value: value <= 1.0,
+            f"most with {design}: {100 * sum(calls) / len(calls):.2g}",
         )
 
 
@@ -166,6 +208,50 @@ def sessions(trials: int = TRIALS // 2) -> Iterator[Figure]:
         yield rate(f"found at +10%, {name}, sd between sessions 1.0%", [regressed(one) for one in slower], "told", None)
 
 
+def days(trials: int = TRIALS // 4) -> Iterator[Figure]:
+    """Commands of days that differ by 2 %, outside Slurm, by the sessions that dlbench makes of them."""
+    for name, (per_day, num_days) in {"five commands of one day": (5, 1), "a command a day for five": (1, 5)}.items():
+        generator = np.random.default_rng([SEED, 12, num_days])
+        calls: list[bool] = []
+        verdicts: Counter[str] = Counter()
+        for _ in range(trials):
+            when = {
+                f"{side}{day} {command} {run}": Circumstances(
+                    f"2026-{month:02d}-{day + 1:02d}T{9 + command:02d}:{run:02d}:00Z", "", "host boot"
+                )
+                for month, side in ((3, "a"), (4, "b"))
+                for day in range(num_days)
+                for command in range(per_day)
+                for run in range(REPEATS)
+            }
+            session = sessions_of(when)
+            states = {key: generator.normal(0, 0.02) for key in {run.split()[0] for run in when}}
+            logs = {run: states[run.split()[0]] + generator.normal(0, RUN_SD) for run in when}
+            a, b = ([run for run in when if run[0] == side] for side in "ab")
+            (found,) = judge(
+                [
+                    Sample(
+                        a=told(np.array([logs[run] for run in a])),
+                        b=told(np.array([logs[run] for run in b])),
+                        paired=False,
+                        sessions_a=tuple(session[run] for run in a),
+                        sessions_b=tuple(session[run] for run in b),
+                    )
+                ],
+                RULE,
+            )
+            verdicts[found.verdict] += 1
+            calls.append(found.verdict in ("regressed", "improved"))
+        beside = ", ".join(f"{verdict} {100 * count / trials:.3g}" for verdict, count in verdicts.items())
+        yield rate(
+            f"equal sides, {name} a side, sd between days 2.0%: regressed or improved",
+            calls,
+            "at most 2",
+            lambda value: value <= 2.0,
+            beside,
+        )
+
+
 def of_sessions(
     generator: np.random.Generator, spread: float, num_a: int, num_b: int, earlier: int, slowdown: float = 0.0
 ) -> Sample:
@@ -198,9 +284,7 @@ def powers(trials: int = TRIALS) -> Iterator[Figure]:
     )
     for seed, (unit, num_a, num_b) in enumerate(kinds):
         generator = np.random.default_rng([SEED, 6, seed])
-        slowdown = power_of(
-            known(unit, num_a, num_b), level=RULE.level, tolerance=RULE.tolerance, wanted=RULE.wanted
-        ).detectable
+        slowdown = known(unit, num_a, num_b).detectable(RULE.level, math.log1p(RULE.tolerance))
         found = [regressed(drawn(generator, unit, num_a, num_b, slowdown)) for _ in range(trials)]
         counts = f"{num_a} pairs" if unit == "pair" else f"{num_a} and {num_b} sessions"
         yield rate(
@@ -212,7 +296,7 @@ def powers(trials: int = TRIALS) -> Iterator[Figure]:
         )
     for unit in ("pair", "session"):
         generator = np.random.default_rng([SEED, 7, len(unit)])
-        needed = power_of(known(unit, 5, 5), level=RULE.level, tolerance=RULE.tolerance, wanted=0.04).repeats
+        needed = known(unit, 5, 5).repeats(RULE.level, math.log1p(0.04) - math.log1p(RULE.tolerance))
         assert needed is not None
         found = [regressed(drawn(generator, unit, needed, needed, 0.04)) for _ in range(trials)]
         yield rate(f"{unit}s told to find +4%: {needed}", found, "at least 77", lambda value: value >= 77.0, "at sd 1%")

@@ -23,7 +23,7 @@ from dlbench.stats.estimates import (
     ratio_estimate,
     shift_estimate,
 )
-from dlbench.stats.exact import rank_sum_level, rank_sums, sign_flip_level
+from dlbench.stats.exact import rank_sum_level, rank_sums, range_level
 from dlbench.stats.order_statistics import places
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
@@ -68,13 +68,13 @@ NOISES: dict[str, Noise] = {"lognormal": lognormal, "heavy-tailed": heavy, "two 
 def _mean(noise: Noise, rng: np.random.Generator, n: int, trials: int) -> tuple[Ends, float]:
     values = noise(rng, (trials, n))
     if n < MIN_RUNS:
-        return (values.min(axis=1), values.max(axis=1)), sign_flip_level(n)
+        return (values.min(axis=1), values.max(axis=1)), range_level(n)
     return interval_of_mean(values), LEVEL
 
 
 def _median(noise: Noise, rng: np.random.Generator, n: int, trials: int) -> tuple[Ends, float]:
     ordered = np.sort(noise(rng, (trials, n)), axis=1)
-    k, level = (1, sign_flip_level(n)) if n < MIN_RUNS else places(n)
+    k, level = (1, range_level(n)) if n < MIN_RUNS else places(n)
     return (ordered[:, k - 1], ordered[:, n - k]), level
 
 
@@ -87,7 +87,7 @@ def _apart(other: int | None = None, quiet: float = 1.0) -> Experiments:
     def made(noise: Noise, rng: np.random.Generator, n: int, trials: int) -> tuple[Ends, float]:
         a, b = noise(rng, (trials, n)), quiet * noise(rng, (trials, other or n))
         if n < MIN_RUNS:
-            return (a.min(axis=1) - b.max(axis=1), a.max(axis=1) - b.min(axis=1)), sign_flip_level(min(n, other or n))
+            return (a.min(axis=1) - b.max(axis=1), a.max(axis=1) - b.min(axis=1)), range_level(min(n, other or n))
         return interval_of_difference(a, b), LEVEL
 
     return made
@@ -96,7 +96,7 @@ def _apart(other: int | None = None, quiet: float = 1.0) -> Experiments:
 def _shift(noise: Noise, rng: np.random.Generator, n: int, trials: int) -> tuple[Ends, float]:
     a, b = noise(rng, (trials, n)), noise(rng, (trials, n))
     if n < MIN_RUNS:
-        return (a.min(axis=1) - b.max(axis=1), a.max(axis=1) - b.min(axis=1)), sign_flip_level(n)
+        return (a.min(axis=1) - b.max(axis=1), a.max(axis=1) - b.min(axis=1)), range_level(n)
     return rank_sums(a, b, LEVEL), rank_sum_level(n, n, LEVEL)
 
 

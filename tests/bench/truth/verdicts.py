@@ -43,9 +43,10 @@ STEP: Mapping[str, float] = {
     "straggler": 0.03,
     "input": 0.05,
     "host": 0.02,
+    "launch": 0.01,
     "throttling": 0.01,
     "memory": 0.01,
-    "compute": 0.76,
+    "compute": 0.75,
     "rest": 0.02,
 }
 """Share of each cause of a step."""
