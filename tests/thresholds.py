@@ -36,7 +36,7 @@ THRESHOLDS = (
         module="stats.estimates",
         name="MIN_RUNS",
         decides="runs below which nothing is compared",
-        why="the first number at which the range of the runs, and sign flips, attain 93.75 %",
+        why="the first number at which the range of the runs attains 93.75 %",
         halved="with three runs no exact interval attains more than 75 %",
     ),
     Threshold(
@@ -73,6 +73,13 @@ THRESHOLDS = (
         decides="sessions of a side, or of a history, that tell how far sessions scatter",
         why="a change is found at 4.7 standard errors with five, 5.5 with four, 8.0 with three (Student's t)",
         halved="with three, only changes of eight times the scatter fail the gate",
+    ),
+    Threshold(
+        module="reading.sessions",
+        name="PAUSE_S",
+        decides="seconds without a run after which another session begins",
+        why="longer than from an evening to the morning after, shorter than from one night to the next",
+        halved="an evening and the morning after are two looks at one state of the machine",
     ),
     Threshold(
         module="reading.hosts.slow_nodes",

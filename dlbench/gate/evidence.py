@@ -124,7 +124,9 @@ class Evidence:
         sides = 1 if self.unit == "pair" else 2
 
         def suffices(count: int) -> bool:
-            return _found(level, sides * (count - 1)) * self.scatter * math.sqrt(sides / count) <= beyond
+            # Of equal scatter Welch's degrees of freedom are one below Student's 2n - 2 on average.
+            freedom = sides * (count - 1) - (sides - 1)
+            return _found(level, freedom) * self.scatter * math.sqrt(sides / count) <= beyond
 
         if beyond <= 0 or not suffices(MAX_REPEATS):
             return None

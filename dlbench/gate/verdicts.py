@@ -29,7 +29,7 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
+class TTest:
     """What the test of one comparison says."""
 
     method: str
@@ -64,7 +64,7 @@ class Judgement:
     ratio: Estimate | None
     """B / A of geometric means, above 1 is worse; None where a side has no run. Where a test was made, over units, and
     its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""
-    tested: Tested | None
+    tested: TTest | None
     """None where no test was made."""
 
 
@@ -113,7 +113,7 @@ def _judged(
     margin, value = math.log1p(rule.tolerance), math.exp(evidence.shift)
     n = min(len(evidence.a), len(evidence.b))
     low, high = evidence.ends(*level)
-    tested = Tested(
+    tested = TTest(
         method=evidence.test,
         p_worse=p[0],
         p_better=p[1],
@@ -131,7 +131,7 @@ def _judged(
     return Judgement(verdict=verdict, reason=reason, ratio=ratio, tested=tested)
 
 
-def _decide(rule: Rule, tested: Tested) -> tuple[Verdict, str]:
+def _decide(rule: Rule, tested: TTest) -> tuple[Verdict, str]:
     edge = 1 + rule.tolerance
     if tested.p_worse <= tested.level_worse:
         return "regressed", "worse by more than the tolerance, beyond chance"

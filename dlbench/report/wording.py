@@ -147,8 +147,8 @@ INTERVALS = (
     "(ratios on logarithms; without pairs Welch's). It holds in 91 to 97 % of cases where a machine has two states, "
     "and for a mean in 87 to 92 % where noise only ever slows runs; a slow state so rare that no run met it is in no "
     "interval. Intervals of one session (one Slurm job, or runs of one day and one start of the machine) hold within "
-    "it: how far sessions differ is in none of them, and often more. Runs of several sessions count by sessions, "
-    "likewise from 5 on."
+    "it, for runs that drift no further than they scatter: how far sessions differ is in none of them. Where a "
+    "figure names sessions, its interval is made of these, likewise from 5 on."
 )
 """How intervals over runs are made, for the methods of every document."""
 

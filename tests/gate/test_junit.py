@@ -12,6 +12,7 @@ from junitparser import Error, Failure, JUnitXml, Properties, TestCase, TestSuit
 
 from dlbench.gate.page.junit import to_junit
 from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
+from dlbench.gate.verdicts import TTest
 from dlbench.stats.estimates import Estimate
 
 
@@ -27,18 +28,19 @@ def metric(verdict: str, **changes: Any) -> MetricResult:
         "a": side,
         "b": side,
         "ratio": Estimate(value=1.05, unit="ratio", low=1.04, high=1.06, n=5, kind="Student t"),
-        "ratio_low_90": 1.04,
-        "ratio_high_90": 1.06,
-        "test": "exact permutation test, 252 divisions of the runs",
-        "p_worse": 0.004,
-        "p_better": 1.0,
-        "p_worse_adjusted": 0.004,
-        "p_better_adjusted": 1.0,
-        "unit": "session",
-        "scatter": 0.01,
-        "detectable": 0.025,
-        "wanted": 0.03,
-        "repeats_for_wanted": 5,
+        "tested": TTest(
+            method="Welch's t test of 5 and 5 sessions",
+            p_worse=0.004,
+            p_better=1.0,
+            level_worse=0.005,
+            level_better=0.005,
+            equivalence=(1.04, 1.06),
+            unit="session",
+            scatter=0.01,
+            detectable=0.025,
+            wanted=0.03,
+            repeats=5,
+        ),
         "values_a": (0.1,) * 5,
         "values_b": (0.105,) * 5,
         **changes,
@@ -135,15 +137,12 @@ def test_counts_numbers_and_damage() -> None:
     numbers = numbers_of(case)
     assert float(numbers["ratio"]) == 1.05
     assert (numbers["a_unit"], numbers["a_runs"]) == ("s", "5")
-    assert float(numbers["p_worse_adjusted"]) == 0.004
+    assert float(numbers["p_worse"]) == 0.004
+    assert float(numbers["level_worse"]) == 0.005
 
 
 def test_a_side_without_runs_is_told_without_numbers() -> None:
-    empty = metric(
-        "insufficient",
-        **dict.fromkeys(["a", "b", "ratio", "p_worse", "p_worse_adjusted", "scatter", "detectable"]),
-        test="",
-    )
+    empty = metric("insufficient", **dict.fromkeys(["a", "b", "ratio", "tested"]))
     (case,) = cases(report(empty))
     assert numbers_of(case).keys() == {"verdict"}
     assert "no ratio" in case.result[0].message

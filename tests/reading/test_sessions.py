@@ -1,55 +1,96 @@
-"""Which runs share a session: those that share a job or a command, directly or through others."""
+"""Which runs share a session: by the time between them, their boot and their Slurm job."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dlbench.reading.sessions import session_of, sessions_of
-from dlbench.records.scan import Run, scan
-from tests.support.run_factory import Story, constant, plans, write_run
+from dlbench.reading.sessions import LONGEST_S, PAUSE_S, Circumstances, allocations_of, sessions_of
+from dlbench.reading.table import tabulate
+from dlbench.records.scan import scan
+from dlbench.stats.pairing import session_of
+from tests.support.run_factory import NOW, Story, constant, plans, write_run
+
+HOUR = 3600
+DAY = 24 * HOUR
 
 
-def written(out: Path, jobs: str, commands: str) -> list[Run]:
-    """A run for each pair of a job (0: none) and a command."""
-    for number, planned in enumerate(plans(points=(1,), repeats=len(jobs), series="s")):
-        plan = planned.model_copy(update={"created": f"2026-03-0{commands[number]}T12:00:00Z"})
-        job = {} if jobs[number] == "0" else {"variable.SLURM_JOB_ID": jobs[number]}
-        write_run(out, plan, constant((5.0, 0.0, 30.0, 45.0, 10.0, 10.0)), Story(environment={"host": "n0", **job}))
-    return sorted(scan(out).runs, key=lambda run: run.plan.series.repeat)
+def runs(*hours: float, jobs: str = "", boots: str = "") -> dict[str, Circumstances]:
+    """A run at each hour, with a letter for its job (`0`: none) and for the boot of its host."""
+    return {
+        f"r{i:02d}": Circumstances(
+            finished=(datetime(2026, 3, 1) + timedelta(hours=hour)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            job="" if jobs[i : i + 1] in ("", "0") else f"cluster/{jobs[i]}",
+            boot=f"host {boots[i]}" if boots else "",
+        )
+        for i, hour in enumerate(hours)
+    }
+
+
+def order(found: dict[str, str]) -> tuple[int, ...]:
+    names = list(dict.fromkeys(found[run] for run in sorted(found)))
+    return tuple(names.index(found[run]) for run in sorted(found))
 
 
 @pytest.mark.parametrize(
-    ("jobs", "commands", "together"),
+    ("given", "together"),
     [
-        # One command that submitted five jobs: another allocation each, and the same night.
-        ("12345", "11111", (0, 0, 0, 0, 0)),
-        # Five commands in one allocation.
-        ("11111", "12345", (0, 0, 0, 0, 0)),
-        # Through others.
-        ("11223", "12234", (0, 0, 0, 0, 1)),
-        # A series' name that is given again on other days.
-        ("00000", "11233", (0, 0, 1, 2, 2)),
+        # Five commands of a working day, and the morning after.
+        (runs(9, 10, 12, 14, 17, 33), (0, 0, 0, 0, 0, 1)),
+        # Five nights.
+        (runs(2, 26, 50.5, 73, 98), (0, 1, 2, 3, 4)),
+        # Five Slurm jobs of one afternoon are one state of the machine.
+        (runs(13, 14, 15, 16, 17, jobs="12345"), (0, 0, 0, 0, 0)),
+        # A job of three days is one allocation.
+        (runs(0, 20, 40, 60, jobs="1111"), (0, 0, 0, 0)),
+        # The host was started anew in between; another host has another boot, which says nothing.
+        (runs(9, 10, 11, boots="aab"), (0, 0, 1)),
+        # A machine that never rests: a session a day.
+        (runs(0, 6, 12, 18, 24, 30, 36, 42, 48, 54), (0, 0, 0, 0, 0, 1, 1, 1, 1, 1)),
     ],
 )
-def test_runs_that_share_a_job_or_a_command_share_the_session(
-    tmp_path: Path, jobs: str, commands: str, together: Sequence[int]
-) -> None:
-    runs = written(tmp_path, jobs, commands)
-    found = sessions_of(runs)
-    order = list(dict.fromkeys(found[run.plan.run_id] for run in runs))
-    assert tuple(order.index(found[run.plan.run_id]) for run in runs) == tuple(together)
-    assert found == sessions_of(reversed(runs))
+def test_sessions_over_time(given: dict[str, Circumstances], together: Sequence[int]) -> None:
+    found = sessions_of(given)
+    assert order(found) == tuple(together)
+    assert found == sessions_of(dict(reversed(given.items())))
 
 
-def test_a_session_is_named_alike_whichever_side_it_is_read_from(tmp_path: Path) -> None:
-    first, second = (sessions_of(written(tmp_path / name, "11", name)) for name in ("12", "34"))
-    assert set(first.values()) == set(second.values())
+def test_other_hosts_are_no_other_boots_and_unknown_times_are_one_session() -> None:
+    found = runs(9, 10, 11)
+    hosts = {run: Circumstances(one.finished, "", f"{run} boot-{run}") for run, one in found.items()}
+    assert len(set(sessions_of(hosts).values())) == 1
+    assert len(set(sessions_of({run: Circumstances("when?", "", "") for run in found}).values())) == 1
 
 
-def test_an_allocation_is_the_job_and_without_one_the_command(tmp_path: Path) -> None:
-    names = [session_of(run) for run in written(tmp_path, "1100", "1112")]
-    assert names[0] == names[1] == "job /1"
-    assert len(set(names)) == 3
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=30))
+def test_no_session_is_longer_than_a_day_or_holds_a_pause(hours: list[float]) -> None:
+    given_runs = runs(*hours)
+    found = sessions_of(given_runs)
+    by_session: dict[str, list[float]] = {}
+    for run, one in sorted(given_runs.items(), key=lambda item: item[1].moment):
+        by_session.setdefault(found[run], []).append(one.moment)
+    for moments in by_session.values():
+        assert moments[-1] - moments[0] <= LONGEST_S
+        assert all(b - a <= PAUSE_S for a, b in itertools.pairwise(moments))
+    firsts = sorted(moments[0] for moments in by_session.values())
+    assert all(b - a > PAUSE_S for a, b in itertools.pairwise(firsts))
+
+
+def test_within_a_report_jobs_are_apart_and_commands_of_a_day_are_not(tmp_path: Path) -> None:
+    story = [("1", 0), ("1", 0), ("2", 0), ("", 0), ("", 1), ("", 30)]
+    for planned, (job, hours) in zip(plans(points=(1,), repeats=len(story), series="s"), story, strict=True):
+        plan = planned.model_copy(update={"created": f"2026-03-0{planned.series.repeat + 1}T12:00:00Z"})
+        told = Story(job=job, finished=NOW + timedelta(hours=hours), environment={"host": "n0", "boot_id": "b"})
+        write_run(tmp_path, plan, constant((5.0, 0.0, 30.0, 45.0, 10.0, 10.0)), told)
+    table = tabulate(scan(tmp_path))
+    found = allocations_of(table.runs.values())
+    by_repeat = [found[run] for run in sorted(found, key=lambda run: table.runs[run].plan.series.repeat)]
+    names = list(dict.fromkeys(by_repeat))
+    assert [names.index(name) for name in by_repeat] == [0, 0, 1, 2, 2, 3]
+    assert {session_of(key) for key in table.keys.values()} == set(found.values())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.gate.content import KeyDifference
-from dlbench.gate.verdicts import Tested
+from dlbench.gate.verdicts import TTest
 from dlbench.stats.estimates import Estimate
 
 FORMAT = "dlbench.comparison"
@@ -31,7 +31,7 @@ class MetricResult:
     ratio: Estimate | None
     """B / A of geometric means, above 1 is worse. Where a test was made its interval is the one that decides: regressed
     where it lies above the tolerance, improved where it lies below."""
-    tested: Tested | None
+    tested: TTest | None
     """The test; None where none was made."""
     values_a: tuple[float, ...]
     """One for each run; where paired, equal places are pairs."""

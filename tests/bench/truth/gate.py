@@ -310,7 +310,8 @@ def known(unit: Unit, num_a: int, num_b: int) -> Evidence:
         b=(0.0,) * num_b,
         scatter=RUN_SD,
         error=RUN_SD * math.sqrt(1 / num_a if unit == "pair" else 1 / num_a + 1 / num_b),
-        freedom=num_a - 1 if unit == "pair" else num_a + num_b - 2,
+        # Those of Welch, of sides of equal scatter on average; of a borrowed scatter Student's.
+        freedom=num_a - 1 if unit == "pair" else num_a + num_b - (3 if num_b >= SESSIONS else 2),
         is_borrowed=num_b < SESSIONS,
     )
 
