@@ -239,8 +239,8 @@ class _Draft:
                 ComparedMetric(
                     metric=metric,
                     gated=gated,
-                    a=_centre(values_a, None if of_runs else sample.sessions_a, metric.unit),
-                    b=_centre(values_b, None if of_runs else sample.sessions_b, metric.unit),
+                    a=_centre(values_a, sample.sessions_a, metric.unit, of_runs=of_runs),
+                    b=_centre(values_b, sample.sessions_b, metric.unit, of_runs=of_runs),
                     values_a=values_a,
                     values_b=values_b,
                     judgement=judgement,
@@ -275,20 +275,20 @@ class _Draft:
         return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
 
 
-def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str) -> Estimate | None:
-    """The geometric mean of one side's units: of its runs, or of the means of its sessions where it has several."""
+def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str, *, of_runs: bool) -> Estimate | None:
+    """The geometric mean of one side over the units of the ratio: its runs, or each of its sessions as one value."""
     if not values:
         return None
-    if sessions is None:
-        return geometric_mean_estimate(values, unit)
+    names = sessions or [""] * len(values)
     found: dict[str, list[float]] = {}
-    for value, session in zip(values, sessions, strict=True):
-        found.setdefault(session, []).append(value)
-    if len(found) > 1:
+    for value, name in zip(values, names, strict=True):
+        found.setdefault(name, []).append(value)
+    if len(found) > 1 and not of_runs:
         return geometric_mean_estimate(
             {KnownKey.of(name, 0, name): geometric_mean(runs) for name, runs in found.items()}, unit
         )
-    return geometric_mean_estimate({KnownKey.of("", i, sessions[0]): value for i, value in enumerate(values)}, unit)
+    by_run = {KnownKey.of("", i, name): value for i, (value, name) in enumerate(zip(values, names, strict=True))}
+    return geometric_mean_estimate(by_run, unit)
 
 
 def _not_stalled(metric: Metric, judgement: Judgement, throughput: Estimate | None) -> Judgement:

@@ -122,7 +122,7 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
     """What the interval is and how many runs (or nights, as `unit` says) stand behind it."""
     count = f"{figure.n} {unit}{'' if figure.n == 1 else 's'}"
     if (figure.sessions or 1) > 1:
-        count = f"{figure.sessions} sessions" if unit == "session" else f"{figure.sessions} sessions of {count}"
+        count = f"{figure.sessions} sessions{f' of {count}' * (figure.n > (figure.sessions or 0))}"
     level = level_text(figure.level)
     text = {
         "range": f"range of {count}{level and f', {level}'}",

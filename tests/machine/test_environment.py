@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +74,12 @@ def test_a_variable_that_is_not_utf8_is_shown_with_escapes() -> None:
     assert facts["variable.OMP_WEIRD"] == r"a\xff"
     assert facts["variable.OMP_PLAIN"] == "ä"
     assert problems == []
+
+
+def test_the_boot_is_told_and_names_the_machine_as_its_host_does() -> None:
+    facts = environment.capture([], {})
+    assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert environment.differences({"boot_id": "a", "os": "x"}, {"boot_id": "b", "os": "y"}) == ["os: x, rank 0 has y"]
 
 
 def test_a_fact_that_cannot_be_asked_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:

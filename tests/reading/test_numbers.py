@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.comparability import group_id
+from dlbench.reading.comparability import group_id, repeat_id
 from dlbench.reading.environments import compare
 from dlbench.reading.measures import PARTS, load_steps, measure
 from dlbench.reading.scaling import Group, groups, serial_fraction
 from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import StepWriter, read_steps
 from dlbench.records.scan import read_run, scan
+from dlbench.report.wording import basis_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.doubts import group_doubts, run_doubts
 from dlbench.views.systems.numbers import systems
 from tests.support.run_factory import (
     MS,
+    NOW,
     Story,
     constant,
     edit_json,
@@ -545,23 +548,26 @@ def test_points_of_different_series_are_not_interleaved(tmp_path: Path) -> None:
 
 def test_scatter_between_sessions_stands_beside_that_within_them(tmp_path: Path) -> None:
     """Ten runs of two days, 4 % apart: 1 % of scatter within a day says nothing of the next one."""
-    for day, slow in (("monday", 1.0), ("friday", 1.04)):
+    for number, (day, slow) in enumerate((("monday", 1.0), ("friday", 1.04))):
         for plan in plans(points=(1,), repeats=5, series=day):
             factor = slow * (1 + 0.01 * (plan.series.repeat - 2) / 1.58)
-            write_run(tmp_path, plan, constant([part * factor for part in PHASES]))
+            told = Story(finished=NOW + timedelta(days=4 * number))
+            write_run(tmp_path, plan, constant([part * factor for part in PHASES]), told)
     table = tabulate(scan(tmp_path))
     (group,) = groups(table)
     (doubt,) = [doubt for doubt in group_doubts(group, table) if doubt.code == "pooled-sessions"]
     assert doubt.text == (
-        "2 sessions are pooled at 1 rank: throughput scatters by 2.7 % between and 1.0 % within them; intervals "
-        "count runs"
+        "2 sessions are pooled at 1 rank: throughput scatters by 2.7 % between and 1.0 % within them; until there are "
+        "5, intervals are their range: choose one by --where series=NAME"
     )
+    assert basis_text(group.baseline.throughput) == "range of 2 sessions of 10 runs, 50 %"
 
 
 def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) -> None:
-    for number, plan in enumerate(plans(repeats=1)):
+    for number, plan in enumerate(plans(points=(1,), repeats=2)):
         facts = {
             "host": f"n{number}",
+            "boot_id": f"boot {number}",
             "variable.SLURM_JOB_ID": str(number),
             "kernel": "6",
             "variable.OMP_NUM_THREADS": "1",
@@ -571,8 +577,10 @@ def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) 
     assert found.common == {"kernel": "6", "variable.OMP_NUM_THREADS": "1"}
     assert {difference.key: difference.expected for difference in found.differences} == {
         "host": True,
+        "boot_id": True,
         "variable.SLURM_JOB_ID": True,
     }
+    assert len({repeat_id(run) for run in scan(tmp_path).runs}) == 1
 
 
 # The login node

@@ -178,7 +178,7 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     """The evidence behind one verdict."""
     tested = metric.tested
     facts = [
-        (name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis_text(figure, _unit(figure))}")
+        (name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
         for name, figure in (("A", metric.a), ("B", metric.b))
     ]
     if metric.ratio is not None:
@@ -200,11 +200,6 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
 
 def _p_worse(metric: MetricResult) -> str:
     return p_against(metric.tested.p_worse, metric.tested.level_worse) if metric.tested else "none"
-
-
-def _unit(figure: Estimate) -> str:
-    """What a side's value is a mean of: its several sessions, each one value, or runs."""
-    return "session" if (figure.sessions or 1) > 1 else "run"
 
 
 def _cautions(report: ComparisonReport) -> Iterator[Mark]:
