@@ -86,7 +86,7 @@ def compare_sides(
     rule: Rule,
     allowed: Collection[str] = (),
     history: Side | None = None,
-    options: tuple[str, str],
+    options: tuple[str, str] = ("--where-a", "--where-b"),
 ) -> Comparison:
     """B against A.
 

@@ -193,8 +193,8 @@ def test_equal_runs_give_equal_bytes(sample: Path, made: model.Report, page: str
 def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
     weak = next(group for group in made.groups if group.scaling == "weak")
     assert weak.verdict == (
-        "Scaling efficiency 80.0 % [80.0, 80.0] at 4 ranks (1 rank = 100 %; 95 % Student t, 5 runs). 20.0 points lost, "
-        "all to exchange on the wire."
+        "Scaling efficiency 80.0 % [80.0, 80.0] at 4 ranks (1 rank = 100 %; 95 % Student t, 5 runs, within one "
+        "session). 20.0 points lost, all to exchange on the wire."
     )
     strong = next(group for group in made.groups if group.scaling == "strong")
     assert "range of 3 runs" in strong.verdict

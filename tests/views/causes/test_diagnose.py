@@ -260,7 +260,7 @@ def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
         for plan in plans(points=(ranks,), repeats=repeats, series=f"s{ranks}"):
             write_run(tmp_path, plan, constant([*BASE[:4], exchange, BASE[5]], other=5.0))
     words = " ".join(diagnose(tmp_path).split())
-    assert "Per step, as ranks on time see it. Intervals: range of 3 runs, 75 %." in words
+    assert "Per step, as ranks on time see it. Intervals: range of 3 runs, 75 %, within one session." in words
     kinds = {
         (part["ranks"], share["seconds"]["kind"], share["lost"]["kind"])
         for part in diagnosed(as_json(tmp_path)["groups"][0])["points"]
