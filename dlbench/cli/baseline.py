@@ -38,7 +38,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     from dlbench.gate.baseline import write_baseline
     from dlbench.gate.baseline_values import baseline_of
     from dlbench.gate.labels import counts_text, settings_of
-    from dlbench.gate.sides import sessions_of_sides, side_of_runs
+    from dlbench.gate.sides import sessions_at, side_of_runs
     from dlbench.reading.sessions import MIN_SESSIONS
 
     name = named(runs)
@@ -49,7 +49,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     write_baseline(output, made)
     for line in side.left_out:
         click.echo(f"dlbench: left out: {line}", err=True)
-    sessions = sessions_of_sides(side)
+    sessions = sessions_at(side.points)
     for label, points in settings_of(side.points).items():
         click.echo(f"{output}: {label}: {counts_text(points, sessions)}", err=True)
     if min(len({sessions[run.run_id] for run in point.runs}) for point in made.points) < MIN_SESSIONS:

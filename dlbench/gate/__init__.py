@@ -1,7 +1,7 @@
 """The gate: is B slower than A, by how much, and how sure is that?
 
-Every run gives one number for each metric. `evidence` makes units of them (pairs, sessions), `difference` tests,
-`estimates` says by how much, `power` what could be seen, and `verdicts` decides. `content` says what may be
+Every run gives one number for each metric. `evidence` makes units of them (pairs, sessions) and tests, says by how much
+and what could be seen, and `verdicts` decides. `content` says what may be
 compared, `sides` reads runs, `baseline_values` a baseline file, `matching` and `pairs` bring both sides together,
 `comparison` is the whole.
 """

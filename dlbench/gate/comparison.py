@@ -13,7 +13,7 @@ from dlbench.gate.content import KeyDifference, digest
 from dlbench.gate.evidence import Sample
 from dlbench.gate.matching import Match, match
 from dlbench.gate.pairs import PairedPoint
-from dlbench.gate.sides import Side, SidePoint, SideRun, sessions_of_sides
+from dlbench.gate.sides import Side, SidePoint, SideRun, sessions_at
 from dlbench.gate.verdicts import Judgement, Rule, Verdict, judge, overall
 from dlbench.reading.metrics import METRICS, Metric
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate
@@ -104,7 +104,7 @@ def compare_sides(
     """
     _refuse_same(a, b, options)
     matches, only_b = match(a, b, allowed)
-    sessions = sessions_of_sides(a, b, history)
+    sessions = sessions_at((*a.points, *b.points, *(() if history is None else history.points)))
     drafts = [
         _Draft(
             one,
@@ -158,11 +158,7 @@ def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collect
         metrics: names of the metrics that decide; the others are told as information.
         rule: what counts as a change.
     """
-    sides = (Side(name="", points=(one.match.a,), left_out=(), damaged=()) for one in points)
-    others = (
-        Side(name="", points=(one.match.b,), left_out=(), damaged=()) for one in points if one.match.b is not None
-    )
-    sessions = sessions_of_sides(*sides, *others)
+    sessions = sessions_at(side for one in points for side in (one.match.a, one.match.b) if side is not None)
     drafts = [
         _Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired, sessions=sessions, earlier=())
         for one in points

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError, UserError
@@ -77,10 +77,9 @@ class Side:
     damaged: tuple[str, ...]
 
 
-def sessions_of_sides(*sides: Side | None) -> dict[str, str]:
-    """Run -> its session, over all runs of some sides together: what one side ran, another may have run beside it."""
-    runs = (run for side in sides if side is not None for point in side.points for run in point.runs)
-    return sessions_of({run.run_id: run.circumstances for run in runs})
+def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
+    """Run -> its session, over points of all sides together: what one side ran, another may have run beside it."""
+    return sessions_of({run.run_id: run.circumstances for point in points for run in point.runs})
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, overload
 
-from dlbench.stats.exact import range_level, rank_sum_level, rank_sums
+from dlbench.stats.exact import places, range_level, rank_sum_level, rank_sums
 from dlbench.stats.multiplicity import paired_p, welch_p
-from dlbench.stats.order_statistics import places
 from dlbench.stats.pairing import Pairing, RunKey, pairing, session_of
 from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
 

@@ -22,7 +22,7 @@ from dlbench.stats.estimates import (
     median_estimate,
     ratio_estimate,
 )
-from dlbench.stats.order_statistics import places
+from dlbench.stats.exact import places
 from dlbench.stats.pairing import KnownKey, RunKey, pairing
 from dlbench.stats.verdicts import placed
 

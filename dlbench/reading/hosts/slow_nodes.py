@@ -31,7 +31,7 @@ from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.reading.table import RunTable
 from dlbench.specs.system.hostlist import compressed
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
-from dlbench.stats.multiplicity import benjamini_hochberg, student_p, t_of_mean
+from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_mean
 
 SLOW = 1 + LATE
 """A host is slow if its own work is shown to be more than so many times that of others: 3 % is the least effect that
@@ -207,6 +207,4 @@ def _verdict(*, is_slow: bool, has_slow_link: bool, is_tested: bool, is_beyond: 
 
 def _chance(values: Sequence[float]) -> float:
     """One-sided p of Student's t that the mean is no larger than 0."""
-    t = t_of_mean(values)
-    p = student_p(t, len(values) - 1) / 2
-    return p if t > 0 else 1 - p
+    return student_tail(t_of_mean(values), len(values) - 1)

@@ -24,8 +24,7 @@ from dlbench.stats.estimates import (
     ratio_estimate,
     shift_estimate,
 )
-from dlbench.stats.exact import range_level, rank_sum_level, rank_sums
-from dlbench.stats.order_statistics import places
+from dlbench.stats.exact import places, range_level, rank_sum_level, rank_sums
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
 from tests.bench.figures import Figure
