@@ -398,7 +398,8 @@ def test_one_session_a_side_is_inconclusive_and_says_what_helps(tmp_path: Path) 
     result = call("check", "--baseline", old, "--candidate", new)
     assert result.exit_code == 6
     words = " ".join(result.output.split())
-    for told in ("one session a side: drift between sessions counts", "(--ab)", "5 of A in 1 session", "1.200x"):
+    told_of_it = ("5 of A in 1 session", "% worse (1.200x [", "], within one session); tolerance")
+    for told in ("one session a side: drift between sessions counts", "(--ab)", *told_of_it):
         assert told in words
     # Few sessions are no help either.
     code, metric = judged("check", "--baseline", nights(tmp_path / "few", NIGHTS[:4]), "--candidate", new)

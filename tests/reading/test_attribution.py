@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlbench.reading.attribution import Attribution, attribute
 from dlbench.stats.estimates import ratio_estimate
-from dlbench.stats.pairing import RunKey
+from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.stats.student import interval_of_difference, interval_of_mean
 
 NAMES = ("compute", "wire", "wait")
@@ -25,8 +25,10 @@ some_runs = st.lists(one_run, min_size=1, max_size=7)
 Run = Mapping[str, float]
 
 
-def seconds(runs: Sequence[Mapping[str, int]], block: str) -> dict[RunKey, Run]:
-    return {(block, k): {name: ns / 1e9 for name, ns in run.items()} | both(run) for k, run in enumerate(runs)}
+def seconds(runs: Sequence[Mapping[str, int]], block: str, sessions: str = "") -> dict[RunKey, Run]:
+    """Runs by their keys; where sessions are told, a letter for each, they take turns."""
+    keys = [KnownKey.of(block, k, sessions[k % len(sessions)]) if sessions else (block, k) for k in range(len(runs))]
+    return {key: {name: ns / 1e9 for name, ns in run.items()} | both(run) for key, run in zip(keys, runs, strict=True)}
 
 
 def both(run: Mapping[str, int]) -> dict[str, float]:
@@ -45,11 +47,17 @@ def share(runs: Sequence[Run], name: str) -> float:
     return statistics.fmean(run[name] / whole(run) for run in runs)
 
 
-@given(own=some_runs, base=some_runs, work=st.sampled_from([1.0, 0.25, 3.0]), paired=st.booleans())
+@given(
+    own=some_runs,
+    base=some_runs,
+    work=st.sampled_from([1.0, 0.25, 3.0]),
+    paired=st.booleans(),
+    sessions=st.sampled_from(["", "a", "ab", "abcdef"]),
+)
 def test_parts_are_what_the_definition_says_and_sum_to_the_headline(
-    own: list[dict[str, int]], base: list[dict[str, int]], work: float, paired: bool
+    own: list[dict[str, int]], base: list[dict[str, int]], work: float, paired: bool, sessions: str
 ) -> None:
-    top, bottom = seconds(own, "a"), seconds(base, "a" if paired else "b")
+    top, bottom = seconds(own, "a", sessions), seconds(base, "a" if paired else "b", sessions)
     found = account(top, bottom, work)
     count = min(len(own), len(base))
     is_paired = paired and (count >= 5 or count >= 0.8 * count)
@@ -62,6 +70,7 @@ def test_parts_are_what_the_definition_says_and_sum_to_the_headline(
     # The throughput of a run is samples over the same time.
     rates = ({key: n / whole(run) for key, run in runs.items()} for n, runs in ((work, top), (1.0, bottom)))
     headline = ratio_estimate(*rates)
+    assert {part.lost.sessions for part in (*found.parts, found.whole)} == {headline.sessions}
     for mine, theirs in ((found.whole.lost.low, headline.high), (found.whole.lost.high, headline.low)):
         assert (mine is None) is (theirs is None)
         assert mine is None or theirs is None or mine == pytest.approx(1 - theirs, abs=1e-9 * max(1.0, theirs))

@@ -132,7 +132,7 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
         title="All comparisons",
         columns=columns,
         rows=rows,
-        caption="B / A: above 1 is worse. regressed: the whole interval lies above the tolerance.",
+        caption="B / A: above 1 is worse. Of a test, regressed means that the whole interval lies above the tolerance.",
         in_terminal=True,
     )
 

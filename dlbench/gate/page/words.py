@@ -35,7 +35,8 @@ def change_text(metric: MetricResult) -> str:
         return "no ratio"
     change = metric.ratio.value - 1
     word = "worse" if change >= 0 else "better"
-    return f"{percent(abs(change))} {word} ({ratio_text(metric.ratio)})"
+    held = ", within one session" if metric.ratio.sessions == 1 and metric.ratio.low is not None else ""
+    return f"{percent(abs(change))} {word} ({ratio_text(metric.ratio)}{held})"
 
 
 def ratio_cell(ratio: Estimate | None) -> Cell:
