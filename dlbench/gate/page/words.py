@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dlbench.gate.comparison import Comparison
 from dlbench.gate.labels import versus
 from dlbench.gate.page.model import MetricResult, PointResult
-from dlbench.report.table import Cell
-from dlbench.report.wording import DASH, percent
+from dlbench.report.table import Cell, times_cell
+from dlbench.report.wording import percent
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 
 
@@ -40,12 +40,7 @@ def change_text(metric: MetricResult) -> str:
 
 def ratio_cell(ratio: Estimate | None) -> Cell:
     """A ratio near 1 with as many digits as a gate needs, e.g. ``1.052x [1.041, 1.064]``."""
-    if ratio is None:
-        return Cell(DASH)
-    digits = 2 if max(ratio.value, ratio.high or 0) >= 10 else 3
-    known = ratio.low is not None and ratio.high is not None
-    interval = f"[{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]" if known else ""
-    return Cell(f"{ratio.value:.{digits}f}x", interval, number=ratio.value)
+    return times_cell(ratio, 3)
 
 
 def ratio_text(ratio: Estimate) -> str:

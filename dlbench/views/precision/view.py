@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.document import Section
-from dlbench.report.wording import place_text
+from dlbench.report.wording import place_text, times_value
 from dlbench.views.model import Report
 from dlbench.views.precision.charts import precision_charts
 from dlbench.views.precision.numbers import PrecisionComparison, precisions
@@ -50,11 +50,11 @@ class PrecisionView(ReportView):
 def _headline(found: PrecisionComparison) -> str:
     """The largest ratio at the largest rank count."""
     last = (found.rows[-1].ranks, found.rows[-1].nodes)
-    rows = [(row.ratio.value, row.precision) for row in found.rows if (row.ranks, row.nodes) == last and row.ratio]
+    rows = [(row.ratio, row.precision) for row in found.rows if (row.ranks, row.nodes) == last and row.ratio]
     if not rows:
         return f"nothing to compare with {found.reference}"
-    ratio, precision = max(rows)
-    return f"{precision} {ratio:.2f}x the throughput of {found.reference} at {place_text(*last)}"
+    ratio, precision = max(rows, key=lambda row: row[0].value)
+    return f"{precision} {times_value(ratio)} the throughput of {found.reference} at {place_text(*last)}"
 
 
 def _sentences(found: PrecisionComparison) -> tuple[str, ...]:

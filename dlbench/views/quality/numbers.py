@@ -21,7 +21,7 @@ from dlbench.reading.comparability import planned_id
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.wording import DASH, basis_text, number_text, place_text, value_text
+from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_value, value_text
 from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.quality.outcome import account, fit, quality_of, resolution, without_staging
@@ -213,7 +213,7 @@ def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
         return (DASH if last.time is None else value_text(last.time)), f"to {goal} at {place}"
     factor = last.factors.speedup
     return (
-        f"{factor.value:.2f}x",
+        times_value(factor),
         f"as soon at {goal} with {place} as with {place_text(base.ranks, base.nodes)}; {basis_text(factor)}",
     )
 

@@ -112,9 +112,7 @@ def _sooner(factor: Estimate) -> str:
 
 def _inverse(factor: Estimate) -> str:
     """The reciprocal, for what is said the other way round."""
-    if factor.low is None or factor.high is None:
-        return f"{1 / factor.value:.2f}x"
-    return f"{1 / factor.value:.2f}x [{1 / factor.high:.2f}, {1 / factor.low:.2f}]"
+    return times_text(factor.inverted("ratio"))
 
 
 def _why(factors: Factors) -> str:

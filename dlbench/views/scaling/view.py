@@ -17,10 +17,7 @@ ABOUT = {
     "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
     "takes no longer than at the baseline.",
 }
-ONE_POINT = (
-    "One rank count only: there is nothing to scale against. Run the same workload at a second one, for example with "
-    "--ranks 1,2,4."
-)
+ONE_POINT = "One rank count only: there is nothing to scale against."
 
 
 class ScalingView(GroupView):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlbench.reading.hosts.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes
 from dlbench.report.table import Cell, Column, Sheet, unit_cell
-from dlbench.report.wording import percent
+from dlbench.report.wording import percent, shown
 from dlbench.stats.estimates import Estimate
 
 MAX_SHOWN = 10
@@ -49,9 +49,9 @@ def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
 
 
 def ratio_cell(ratio: Estimate) -> Cell:
-    """A ratio near 1 with its interval, to the thousandth."""
-    is_known = ratio.low is not None and ratio.high is not None
-    return Cell(f"{ratio.value:.3f}", f"[{ratio.low:.3f}, {ratio.high:.3f}]" if is_known else "", number=ratio.value)
+    """A ratio near 1 with its interval."""
+    number, interval, _ = shown(ratio, 3)
+    return Cell(number, interval, number=ratio.value)
 
 
 def ratio_text(ratio: Estimate) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
-from dlbench.report.wording import DASH, number_text, place_text, value_text
+from dlbench.report.wording import DASH, number_text, place_text, times_value, value_text
 from dlbench.units import format_bytes
 from dlbench.views.model import Group, Report
 from dlbench.views.staging.numbers import BreakEven, Staged, StagingPoint, break_evens, staged
@@ -142,7 +142,7 @@ def break_even_text(row: BreakEven) -> str:
 def _pays_briefly(row: BreakEven) -> str:
     how = f"{row.strategy} to {row.tier} at {place_text(row.ranks, row.nodes)}"
     if row.is_lazy:
-        return f"{how}: epochs in place take {row.factor.value:.2f}x as long; nothing to pay back"
+        return f"{how}: epochs in place take {times_value(row.factor)} as long; nothing to pay back"
     if row.epochs is None:
         return f"{how} never pays: staged epochs are not faster"
     return f"{how} has paid after {number_text(row.epochs, 'epochs')} epochs"
