@@ -110,7 +110,9 @@ def test_a_sweep_has_a_row_for_each_setting(train: Train) -> None:
     assert rows == [("2", "1", "1"), ("2", "2", "1"), ("4", "1", "1"), ("4", "2", "1")]
     # Advice for one setting is none for the others; this one is for all.
     assert done.stdout.count("Next: ") == 1
-    assert "train.batch_per_rank=2: 20.0 points lost, all to exchange on the wire." in done.stdout
+    assert "train.batch_per_rank=2: A loss of 20.0 points in single runs, which have no interval" in " ".join(
+        done.stdout.split()
+    )
     assert "[1/4] 1 rank, train.batch_per_rank=2: " in done.stderr
 
 

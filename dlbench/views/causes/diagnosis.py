@@ -22,6 +22,8 @@ WORTH_EXPLAINING = 0.01
 
 LIKELY_RUNS = 4
 """Runs from which a cause may be called likely: of three equal runs a side one report in ten would name one."""
+_PRINTED = 0.0005
+"""Fraction of efficiency that is printed as 0.1 points."""
 MOST_NAMED = 3
 """Causes that are named in a line."""
 
@@ -124,7 +126,7 @@ def _finding(case: Case, largest: Part | None) -> Finding:
     if where == "below":
         return "above ideal"
     if where == "within":
-        return "small loss" if lost.value > 0 else "no loss"
+        return "small loss" if lost.value >= _PRINTED else "no loss"
     is_found = lost.value >= WORTH_EXPLAINING and largest is not None and _stands_out(case, largest)
     return "found" if is_found else "within noise"
 
@@ -253,9 +255,10 @@ def _lost(case: Case) -> str:
 
 
 def _named_line(case: Case, cause: Part, finding: Finding) -> str:
-    joint = "; " if _gained(case) or cause.lost.value > case.whole.lost.value else " of "
+    joint = "; " if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED else " of "
     others = sorted(case.parts, key=lambda part: -part.lost.value)
-    sure = [part for part in others if part is not cause and _stands_out(case, part)][: MOST_NAMED - 1]
+    sure = [part for part in others if part is not cause and part.lost.value >= WORTH_EXPLAINING]
+    sure = [part for part in sure if _stands_out(case, part)][: MOST_NAMED - 1]
     also = "".join(f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}" for part in sure)
     # A part that is larger than the one that is named, and not certain.
     beyond = ""

@@ -5,6 +5,9 @@ training to a quality takes S = S_min (1 + B_n/B) steps and E = E_min (1 + B/B_n
 their least. What is measured is their simple noise scale, tr(Sigma)/|G|^2, which equals B_n only where
 all directions curve alike; it grows during training, and is a mean over the run here. The law holds for learning rates
 that are tuned to each batch.
+
+Both estimates of a run are unbiased, and either may come out below 0; so they are averaged over the runs before their
+ratio is taken (appendix A.1 there). A run that is left out because its own ratio has no meaning would bias it low.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from typing import Literal
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.record import NoiseScale
 from dlbench.records.scan import Run
-from dlbench.report.wording import percent, runs_text
-from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.report.wording import figure_text, percent, runs_text
+from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+from dlbench.stats.verdicts import placed
 
-Advice = Literal["pays", "balanced", "wasteful", "unknown"]
+Advice = Literal["pays", "balanced", "wasteful", "undecided", "insufficient", "unknown"]
 
 PAYS_BELOW = 0.5
 """Share of the noise scale below which a doubled batch saves a third of the steps or more."""
@@ -35,9 +39,9 @@ class NoisePoint:
     nodes: int
     global_batch: int
     noise_scale: Estimate | None
-    """Samples, median over the runs that found one."""
-    share: float | None
-    """Global batch over noise scale (1)."""
+    """Samples: the global batch over `share`; None where that is not known to be above 0."""
+    share: Estimate | None
+    """Global batch over noise scale (ratio of means over runs); None where it is not above 0."""
     advice: str
     """What that means for a larger batch, or why it is not known, in words."""
     basis: str
@@ -59,48 +63,73 @@ def _measured(runs: Sequence[Run]) -> list[NoiseScale]:
 
 
 def _point(point: Point, measured: Sequence[NoiseScale], batch: int) -> NoisePoint:
-    known = [found.noise_scale for found in measured if found.noise_scale]
-    scale = median_estimate(known, "samples") if known else None
-    share = batch / scale.value if scale else None
+    share = _share(measured, batch)
+    is_bounded = share is not None and (share.low is None or share.low > 0)
     first, steps = measured[0], min(found.steps for found in measured)
     return NoisePoint(
         ranks=point.ranks,
         nodes=point.nodes,
         global_batch=batch,
-        noise_scale=scale,
+        noise_scale=share.mapped(lambda value: batch / value, "samples") if share and is_bounded else None,
         share=share,
-        advice=_advice_text(share, len(measured), len(measured) - len(known)),
+        advice=_advice_text(share, len(measured)),
         basis=f"batches of {first.small_batch:,} and {first.large_batch:,} samples, {steps:,} steps per run",
     )
 
 
-def _advice_text(share: float | None, num_runs: int, num_unknown: int) -> str:
-    """Args: the share, the runs that looked for the noise scale, and how many of them found none."""
+def _share(measured: Sequence[NoiseScale], batch: int) -> Estimate | None:
+    """Batch x mean |G|^2 / mean tr(Sigma). A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method)."""
+    known = [
+        (batch * found.gradient_norm2, found.covariance_trace)
+        for found in measured
+        if found.gradient_norm2 is not None and found.covariance_trace is not None
+    ]
+    norm2, trace = (sum(one[place] for one in known) for place in (0, 1))
+    if norm2 <= 0 or trace <= 0:
+        return None
+    share = norm2 / trace
+    return mean_estimate([share + (top - share * below) * len(known) / trace for top, below in known], "ratio")
+
+
+def _advice_text(share: Estimate | None, num_runs: int) -> str:
+    """Args: the share, and the runs that looked for the noise scale."""
+    found = advice(share)
     if share is None:
         return (
-            f"unknown: no estimate of the squared gradient or of its variance is positive in {runs_text(num_runs)}; "
-            "more steps, or batches further apart, may give one"
+            f"unknown: the mean estimate of the squared gradient or of its variance is not positive in "
+            f"{runs_text(num_runs)}; more steps, or batches further apart, may give one"
         )
-    steps, samples = doubled_batch(share)
+    unknown = f"; {num_runs - share.n} of {num_runs} runs made no estimate" if num_runs > share.n else ""
+    text = f"the global batch is {figure_text(share)} of the noise scale"
+    if found == "insufficient":
+        return f"{text}: {MIN_RUNS} runs or more (--repeats {MIN_RUNS}) say whether larger batches pay{unknown}"
+    if found == "undecided":
+        return f"{text}: whether larger batches pay is undecided{unknown}"
     word = {
         "pays": "larger batches still pay",
         "balanced": "a larger batch trades samples for steps about evenly",
         "wasteful": "larger batches mostly cost samples",
-    }[advice(share)]
-    unknown = f"; {num_unknown} of {num_runs} runs found none" if num_unknown else ""
-    return (
-        f"the global batch is {share:.2g} of the noise scale: {word} (twice the batch: "
-        f"{percent(1 - steps, 0)} fewer steps, {percent(samples - 1, 0)} more samples to the same quality){unknown}"
-    )
+    }[found]
+    ends = [doubled_batch(max(0.0, end)) for end in (share.low or 0.0, share.high or 0.0)]
+    fewer = _span([1 - steps for steps, _ in ends])
+    more = _span([samples - 1 for _, samples in ends])
+    return f"{text}: {word} (twice the batch: {fewer} fewer steps, {more} more samples to the same quality){unknown}"
 
 
-def advice(share: float | None) -> Advice:
-    """What a global batch of `share` noise scales means for a larger one."""
+def _span(fractions: Sequence[float]) -> str:
+    low, high = (percent(end, 0) for end in sorted(fractions))
+    return high if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def advice(share: Estimate | None) -> Advice:
+    """What a global batch of `share` noise scales means for a larger one, where its interval decides that."""
     if share is None:
         return "unknown"
-    if share < PAYS_BELOW:
-        return "pays"
-    return "balanced" if share <= WASTEFUL_ABOVE else "wasteful"
+    where = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
+    if where in ("undecided", "insufficient"):
+        return where
+    found: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
+    return found[where]
 
 
 def doubled_batch(share: float) -> tuple[float, float]:
@@ -108,4 +137,4 @@ def doubled_batch(share: float) -> tuple[float, float]:
 
     From S = S_min (1 + 1/share) and E = E_min (1 + share).
     """
-    return (1 + 1 / (2 * share)) / (1 + 1 / share), (1 + 2 * share) / (1 + share)
+    return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import place_text
+from dlbench.report.wording import place_text, times_value
 from dlbench.views.model import Group
 from dlbench.views.noise.numbers import NoisePoint, noise_points
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
@@ -21,7 +21,7 @@ COLUMNS: tuple[Column[NoisePoint], ...] = (
         "batch_over_noise_scale",
         "Batch / noise scale",
         lambda point: point.share,
-        lambda point: None if point.share is None else f"{point.share:.2g}",
+        has_interval=True,
         is_brief=True,
     ),
     Column("", "From", lambda point: point.basis),
@@ -64,4 +64,4 @@ class NoiseView(GroupView):
 def _headline(point: NoisePoint) -> str:
     if point.share is None:
         return f"unknown at {place_of(point)}"
-    return f"global batch is {point.share:.2g}x the noise scale at {place_of(point)}"
+    return f"global batch is {times_value(point.share)} the noise scale at {place_of(point)}"
