@@ -107,7 +107,7 @@ def _group(
         sample_unit=unit,
         conditions=(*_conditions(group.sample), *_cleaned(apart)),
         settings=settings,
-        caption=_caption(group, "geometric means, medians of step times,"),
+        caption=_caption(group, "geometric means"),
         parts_caption=_caption(group, "means"),
         verdict=_verdict(source, unit),
         baseline_note=baseline_note(group, groups, table),

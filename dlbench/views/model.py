@@ -47,7 +47,7 @@ class Group:
     settings: tuple[tuple[str, str], ...]
     """What `--set` and `--sweep` chose, key and value."""
     caption: str
-    """The conditions in one line: it stands under every chart and table of medians."""
+    """The conditions in one line: it stands under every chart and table."""
     parts_caption: str
     """The same for charts and tables of parts, which are means."""
     verdict: str

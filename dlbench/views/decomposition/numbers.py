@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dlbench.reading.attribution import about_means
 from dlbench.reading.comparability import told_of
 from dlbench.reading.measures import PARTS, measured_or_why
 from dlbench.reading.repeats import unlike_runs
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
-from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.verdicts import Placed, placed
 from dlbench.views.decomposition.reasons import What, reason
 
@@ -81,7 +82,7 @@ class Decomposition:
     ranks: int
     nodes: int
     step_s: Estimate | None
-    """The plain step, mean over ranks and steps, then over runs; None where no plain run has figures."""
+    """The plain step, mean over ranks and steps, geometric mean over runs; None where no plain run has figures."""
     differences: tuple[Difference, ...]
     missing: tuple[str, ...]
     """What of the plan could not be compared, in sentences."""
@@ -146,7 +147,7 @@ def _point(runs: Sequence[Run]) -> Decomposition:
         scaling=plan.series.scaling,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        step_s=mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,
+        step_s=geometric_mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
         doubts=tuple(doubt.text for doubt in unlike_runs(told)),
@@ -160,6 +161,7 @@ def difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
         what: was taken away.
         pairs: the plain run and its variant, one pair for each repeat that has figures of both.
     """
+    pairs = list(zip(*(about_means([pair[side] for pair in pairs]) for side in (0, 1)), strict=True))
     spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
     gaps = [_gap_parts(what, plain, variant) for plain, variant in pairs]
     gap = mean_estimate([sum(parts.values()) for parts in gaps], "s")
@@ -169,7 +171,7 @@ def difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
     return Difference(
         what=what,
         seconds=mean_estimate(spared, "s"),
-        share=mean_estimate([each / _whole(plain) for each, (plain, _) in zip(spared, pairs, strict=True)], "fraction"),
+        share=mean_estimate([each / step for each in spared], "fraction"),
         phase_s=mean_estimate([plain[what] for plain, _ in pairs], "s"),
         gap_s=gap,
         moved_s=moved,

@@ -13,7 +13,7 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.views.precision import words
 
@@ -202,7 +202,7 @@ def _row(side: _Side, reference: _Side) -> PrecisionRow:
         ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
         peak=median_estimate(list(side.peaks.values()), "bytes"),
         memory_ratio=None if is_reference else _ratio(side.peaks, reference.peaks),
-        energy_per_sample=_median(side.energies.values(), "J"),
+        energy_per_sample=geometric_mean_estimate(list(side.energies.values()), "J") if side.energies else None,
         energy_of=side.energy_of,
         energy_ratio=_ratio(side.energies, reference.energies) if same_kind and not is_reference else None,
         loss=_median(finite, "loss"),

@@ -35,12 +35,12 @@ def quality_verdict(subject: str, quality: Quality) -> str:
     best = "" if last.best is None else f", best value {number_text(last.best.value, quality.unit)}"
     sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)}{best})"
     if last.factors is None or len(quality.points) == 1:
-        median = f", median; {_basis(last.time)}" if last.num_reached > 1 else ""
-        return f"{subject}: target {goal} met in {sooner}{median}."
+        basis = f"; {_basis(last.time)}" if last.num_reached > 1 else ""
+        return f"{subject}: target {goal} met in {sooner}{basis}."
     return (
         f"{subject}: all {runs_text(runs)} met the target {goal}. {place_text(last.ranks, last.nodes)} "
         f"{_needs(last)} {_sooner(last.factors.speedup)} {place_text(base.ranks, base.nodes)} "
-        f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Median time to accuracy: {_time_at(base)}, {sooner}."
+        f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
     )
 
 

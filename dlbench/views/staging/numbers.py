@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dlbench.reading.attribution import about_means
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import StagingResult
-from dlbench.stats.estimates import Estimate, difference_estimate, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import (
+    Estimate,
+    difference_estimate,
+    geometric_mean_estimate,
+    median_estimate,
+    ratio_estimate,
+)
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.views.data_path.epochs import STAGING_KEYS, alike, epoch_times
 
@@ -122,7 +129,7 @@ class BreakEven:
     staging: Estimate
     """Seconds until all nodes were ready."""
     unstaged_epoch: Estimate
-    """Seconds of an epoch, reading in place; mean over runs, because epochs add to the time that staging must pay."""
+    """Seconds of an epoch, reading in place."""
     staged_epoch: Estimate
     gain: Estimate
     """Of an epoch: seconds in place less seconds staged."""
@@ -131,7 +138,7 @@ class BreakEven:
     is_paired: bool
     """Whether both ran in the same repeats of one series."""
     epochs: float | None
-    """Break-even epochs; None: never, by the medians, or nothing is copied before training."""
+    """Break-even epochs; None: never, by these means, or nothing is copied before training."""
     epochs_low: float | None
     epochs_high: float | None
     """None: no upper end."""
@@ -170,6 +177,10 @@ def _against(group: Group, in_place: Group, table: RunTable) -> list[BreakEven]:
     return found
 
 
+def _about_mean(epochs: Mapping[RunKey, float]) -> dict[RunKey, float]:
+    return {key: one["s"] for key, one in zip(epochs, about_means([{"s": s} for s in epochs.values()]), strict=True)}
+
+
 def _row(
     groups: tuple[Group, Group],
     point: Point,
@@ -178,7 +189,7 @@ def _row(
     reference: Mapping[RunKey, float],
 ) -> BreakEven:
     plan = groups[0].sample.plan
-    gain = difference_estimate(reference, own, "s")
+    gain = difference_estimate(_about_mean(reference), _about_mean(own), "s")
     is_lazy = plan.workload.data.staging == "lazy"
     low, value, high = (None, None, None) if is_lazy else break_even_epochs(staging, gain)
     return BreakEven(
@@ -190,8 +201,8 @@ def _row(
         strategy=plan.workload.data.staging,
         tier=plan.workload.data.staging_tier,
         staging=staging,
-        unstaged_epoch=mean_estimate(list(reference.values()), "s"),
-        staged_epoch=mean_estimate(list(own.values()), "s"),
+        unstaged_epoch=geometric_mean_estimate(list(reference.values()), "s"),
+        staged_epoch=geometric_mean_estimate(list(own.values()), "s"),
         gain=gain,
         factor=ratio_estimate(reference, own),
         is_paired=pairing(reference, own).is_paired,

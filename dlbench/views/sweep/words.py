@@ -113,7 +113,7 @@ def _no_best(others: Sequence[Setting], name: str) -> str:
     if any(setting.verdict == "insufficient" for setting in others):
         ratios = [setting.ratio.value for setting in others if setting.ratio is not None]
         return (
-            f"nothing is decided: fewer than {MIN_RUNS} repeats of some setting (medians {min(ratios):.2f}x to "
+            f"nothing is decided: fewer than {MIN_RUNS} repeats of some setting ({min(ratios):.2f}x to "
             f"{max(ratios):.2f}x of {name})."
         )
     slower = sum(setting.verdict == "slower" for setting in others)

@@ -309,7 +309,7 @@ def test_four_runs_that_all_lose_have_a_likely_cause(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_two_or_three_runs_name_no_cause_and_claim_no_loss(tmp_path: Path, repeats: int) -> None:
-    """Two equal runs a side named a "likely cause" in a fifth of the reports; of lost 3 % "no loss" was said in 12 %."""
+    """Two equal runs a side named a "likely cause" in a fifth of the reports, and called a loss of 3 % none in 12 %."""
     write_series(tmp_path / "lost", {"exchange": 25.0}, repeats=repeats)
     write_series(tmp_path / "kept", {}, repeats=repeats)
     for folder, line in (("lost", "a loss of 20.0 points"), ("kept", "")):
