@@ -123,9 +123,9 @@ def attribute(
 def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """The parts of each run, to first order about those of their point, so that arithmetic means give the point's.
 
-    A run has t s_ik + q_k (ln T_i - ln t) of part k: the mean over runs is q_k, the sum over parts t (1 + ln T_i - ln t),
-    and its mean t. Differences of points that are made of these add up as the runs' own do, and are differences of the
-    figures that every other table has.
+    A run has t s_ik + q_k (ln T_i - ln t) of part k: the mean over runs is q_k; the sum over parts is
+    t (1 + ln T_i - ln t), and its mean t. Differences of points that are made of these add up as the runs' own do, and
+    are differences of the figures that every other table has.
 
     Args:
         runs: seconds of the parts of each run's step; together they are the whole step, above 0.

@@ -219,12 +219,12 @@ def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
     return Cell(f"{number}x", ends, number=factor.value)
 
 
-def unit_cell(figure: Estimate | None) -> Cell:
+def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
     """A figure with its unit, even where the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
     if figure is None:
         return Cell(DASH)
     unit = "" if figure.unit in ("s", "fraction") else f" {figure.unit}"
-    interval = interval_text(figure)
+    interval = interval_text(figure) if with_interval else ""
     text = value_text(figure) + ("" if interval else unit)
     return Cell(text, interval + (unit if interval else ""), number=figure.value)
 

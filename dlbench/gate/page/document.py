@@ -123,8 +123,12 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
         Column("", "Metric", lambda row: row.metric.title, is_brief=True),
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
         *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
-        Column("", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a), is_brief=True),
-        Column("", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b), is_brief=True),
+        Column(
+            "", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a, with_interval=False), is_brief=True
+        ),
+        Column(
+            "", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b, with_interval=False), is_brief=True
+        ),
         Column("", "p worse (Holm)", lambda row: p_text(row.metric.p_worse_adjusted)),
     )
     return Sheet(
