@@ -18,12 +18,13 @@ def place(point: CausePoint) -> str:
     return place_text(point.ranks, point.nodes)
 
 
-def findings(found: Diagnosed) -> Iterator[str]:
-    """The diagnosis of each rank count, the largest first."""
+def findings(found: Diagnosed, *, is_loaded: bool) -> Iterator[str]:
+    """The diagnosis of each rank count, the largest first; no advice to repeat beside foreign load (`is_loaded`)."""
     if found.fault:
         yield f"A fault was planted on purpose: {found.fault}."
     for point in reversed(found.points):
-        advice = f". Next: {point.verdict.next}" if point.verdict.next else ""
+        is_idle_talk = is_loaded and point.verdict.finding in ("too few runs", "within noise")
+        advice = f". Next: {point.verdict.next}" if point.verdict.next and not is_idle_talk else ""
         yield f"{place(point)}: {point.verdict.line}{advice}."
 
 

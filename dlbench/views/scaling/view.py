@@ -33,7 +33,7 @@ class ScalingView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}. In brackets: the interval.",
+            caption=f"{group.caption}. [low, high]: the interval; (low to high): a mere range.",
             about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: scaling_charts(group),
             charts_per_row=3,

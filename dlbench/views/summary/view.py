@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dlbench.report.document import Card, Section
-from dlbench.report.wording import ENGINE_TITLES, basis_text, interval_text, place_text, points, value_text
+from dlbench.report.wording import (
+    ENGINE_TITLES,
+    basis_text,
+    interval_text,
+    lost_value,
+    place_text,
+    runs_text,
+    value_text,
+)
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group, Report
@@ -157,5 +165,6 @@ def _cause(group: Group) -> str:
     point = found.at(group.largest) if found else None
     if point is None or point.is_baseline or not point.verdict.cause:
         return ""
-    doubt = ", within the noise" if point.verdict.finding == "within noise" else ""
-    return f"{CAUSE_TITLES[point.largest.name]}: {points(point.largest.lost.value)}{doubt}"
+    doubts = {"within noise": ", within the noise", "too few runs": f", in {runs_text(point.largest.lost.n)} only"}
+    doubt = doubts.get(point.verdict.finding, "")
+    return f"{CAUSE_TITLES[point.largest.name]}: {lost_value(point.largest.lost)}{doubt}"
