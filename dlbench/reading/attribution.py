@@ -121,23 +121,22 @@ def attribute(
 
 
 def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """The parts of each run, to first order about those of their point, so that arithmetic means give the point's.
+    """The parts of each run, moved by one amount a part, so that their arithmetic means are the point's seconds.
 
-    A run has t s_ik + q_k (ln T_i - ln t) of part k: the mean over runs is q_k; the sum over parts is
-    t (1 + ln T_i - ln t), and its mean t. Differences of points that are made of these add up as the runs' own do, and
-    are differences of the figures that every other table has.
+    Those are q_k, not the means of the runs' own, which are larger where runs scatter. Sums and differences of parts
+    and of points then are those of the figures that every other table has, and scatter over the runs as they did.
 
     Args:
         runs: seconds of the parts of each run's step; together they are the whole step, above 0.
     """
     wholes = [math.fsum(parts.values()) for parts in runs]
     mean = math.exp(math.fsum(map(math.log, wholes)) / len(wholes))
-    shares = [{name: value / whole for name, value in parts.items()} for parts, whole in zip(runs, wholes, strict=True)]
-    means = {name: mean * math.fsum(one[name] for one in shares) / len(shares) for name in shares[0]}
-    return [
-        {name: mean * share + means[name] * math.log(whole / mean) for name, share in one.items()}
-        for one, whole in zip(shares, wholes, strict=True)
-    ]
+    moves = {
+        name: math.fsum(mean * parts[name] / whole - parts[name] for parts, whole in zip(runs, wholes, strict=True))
+        / len(runs)
+        for name in runs[0]
+    }
+    return [{name: value + moves[name] for name, value in parts.items()} for parts in runs]
 
 
 class _Side:

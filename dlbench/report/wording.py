@@ -119,8 +119,8 @@ def number_text(value: float, unit: str) -> str:
 
 _FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
 """What a number in an `Estimate`'s unit is multiplied by where it is printed in this one."""
-_MOST_DIGITS = 6
-"""Significant digits that are printed at most: clocks and counters of a run are no better."""
+_MOST_DIGITS = 5
+"""Significant digits that are printed at most; runs that differ by less are called equal."""
 
 
 def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:
@@ -176,7 +176,8 @@ def is_point(figure: Estimate) -> bool:
     """Whether the interval is none: its runs gave equal values, to all digits that are printed."""
     if figure.low is None or figure.high is None:
         return False
-    return figure.high - figure.low <= _scale(figure) * 10.0**-_MOST_DIGITS
+    scale = _scale(figure)
+    return scale == 0 or figure.high - figure.low < 10.0 ** (math.floor(math.log10(scale)) + 1 - _MOST_DIGITS)
 
 
 def value_text(figure: Estimate) -> str:
@@ -194,7 +195,7 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
     """What the interval is and how many runs (or nights, as `unit` says) stand behind it."""
     count = f"{figure.n} {unit}{'' if figure.n == 1 else 's'}"
     if is_point(figure):
-        return f"{count}, all equal: no interval"
+        return f"{count}, equal in all printed digits"
     level = level_text(figure.level)
     text = {
         "range": f"range of {count}{level and f', {level}'}",

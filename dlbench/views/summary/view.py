@@ -139,7 +139,7 @@ def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
     place = place_text(last.ranks, last.nodes)
     if len(group.points) == 1:
         return value_text(last.throughput), (f"{last.throughput.unit} at {place}",)
-    interval = interval_text(last.efficiency) or basis_text(last.efficiency)
+    interval = interval_text(last.efficiency) or f"({basis_text(last.efficiency)})"
     return value_text(last.efficiency), (interval, f"scaling efficiency at {place}")
 
 
