@@ -14,7 +14,7 @@ from dlbench.records.scan import scan
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Sheet
 from dlbench.views.assemble import assemble
-from dlbench.views.decomposition.numbers import decompositions
+from dlbench.views.decomposition import decompositions
 from dlbench.views.document import document_of
 from dlbench.views.model import Report
 from dlbench.views.stalls.numbers import stalls

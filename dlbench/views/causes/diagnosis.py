@@ -10,9 +10,8 @@ from dlbench.reading.attribution import Part
 from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, runs_text
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.stats.multiplicity import LEVEL
+from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.verdicts import placed
-from dlbench.views.causes.certainty import stands_out
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import RULES, Case, Experiment
 from dlbench.views.causes.titles import CAUSE_TITLES
@@ -71,6 +70,40 @@ class Verdict:
     """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
     experiments: tuple[NextExperiment, ...]
     """In order; empty unless found or likely."""
+
+
+def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
+    """The p values of losses to causes, after Holm over all causes of all points and Bonferroni over groups.
+
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %.
+
+    Args:
+        points: the causes of each rank count of a group that were measured, the baseline's too.
+        num_groups: groups of the report with several rank counts.
+
+    Returns:
+        For each point, by cause; nothing of the baseline, and of causes that took no time anywhere.
+    """
+    tested = [
+        (place, part.name, part.p)
+        for place, parts in enumerate(points)
+        for part in parts
+        if part.p is not None and (part.seconds.value or part.ideal_seconds)
+    ]
+    found: list[dict[str, float]] = [{} for _ in points]
+    for (place, name, _), adjusted in zip(tested, holm([p for *_, p in tested]), strict=True):
+        found[place][name] = min(1.0, num_groups * adjusted)
+    return found
+
+
+def stands_out(part: Part, adjusted: float) -> bool:
+    """Whether a cause loses something for certain: after the correction, and by its own interval.
+
+    Args:
+        part: the cause.
+        adjusted: its p by `adjusted_p`.
+    """
+    return adjusted < LEVEL and placed(part.lost, 0, 0) == "above"
 
 
 def diagnose(case: Case, network: NetworkModel | None) -> Verdict:

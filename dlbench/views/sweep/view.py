@@ -56,7 +56,7 @@ def _headline(sweep: Sweep) -> str:
         return "no figures"
     last = sweep.cells[-1]
     place = place_text(last.ranks, last.nodes)
-    best = next((one for one in last.settings if one.label == last.best and one.ratio is not None), None)
+    best = last.best_setting
     if best is None or best.ratio is None:
         return f"no setting is faster than the baseline for certain, at {place}"
     return f"fastest at {place}: {best.label[:50]}, {times_value(best.ratio)} the baseline"

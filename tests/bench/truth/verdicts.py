@@ -26,10 +26,9 @@ from dlbench.records.scan import scan
 from dlbench.stats.estimates import ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
 from dlbench.stats.selection import gain_of_best
-from dlbench.views.causes.certainty import adjusted_p, stands_out
-from dlbench.views.causes.diagnosis import WORTH_EXPLAINING, diagnose
+from dlbench.views.causes.diagnosis import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
 from dlbench.views.causes.experiments import Case
-from dlbench.views.decomposition.numbers import OWN_PARTS, difference
+from dlbench.views.decomposition import OWN_PARTS, difference
 from dlbench.views.scaling.verdict import verdict
 from dlbench.views.sweep.axes import MARGIN, Measured, contrasts, deviations, levels_of
 from dlbench.views.sweep.numbers import Draft, family_of

@@ -31,7 +31,7 @@ from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.causes.view import CausesView
 from dlbench.views.diagnosis.document import diagnosis
 from dlbench.views.document import document_of
-from dlbench.views.slow_nodes.view import SlowNodesView
+from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.steps.view import RanksView, StepsView
 from dlbench.views.stragglers.numbers import Straggler
 from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN

@@ -22,15 +22,16 @@ from dlbench.records.scan import Run, scan
 from dlbench.report.formats.json import as_plain
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
-from dlbench.views.decomposition.numbers import (
+from dlbench.views.decomposition import (
     MARGIN,
     OWN_PARTS,
     Decomposition,
     Difference,
+    decomposition_lines,
+    decomposition_section,
     decompositions,
     difference,
 )
-from dlbench.views.decomposition.view import decomposition_lines, decomposition_section
 from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked

@@ -27,8 +27,8 @@ from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
 from dlbench.views.doubts import group_doubts
-from dlbench.views.layers.numbers import LayerTable
-from dlbench.views.noise.numbers import NoisePoint, advice, doubled_batch
+from dlbench.views.layers import LayerTable
+from dlbench.views.noise import NoisePoint, advice, doubled_batch
 from dlbench.views.quality.numbers import Quality, group_quality
 from dlbench.views.utilisation.numbers import peak_of, recipe, training_time, utilisation
 from tests.report.test_report import MARKUP

@@ -16,12 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.reading.scaling import Group, Point
+from dlbench.reading import scaling
+from dlbench.reading.scaling import Point
 from dlbench.records.record import NoiseScale
 from dlbench.records.scan import Run
-from dlbench.report.wording import figure_text, percent, runs_text
+from dlbench.report.document import Section
+from dlbench.report.table import Column, Sheet
+from dlbench.report.wording import figure_text, percent, place_text, runs_text, times_value
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
 from dlbench.stats.verdicts import placed
+from dlbench.views.model import Group
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 Advice = Literal["pays", "balanced", "wasteful", "undecided", "insufficient", "unknown"]
 
@@ -48,7 +53,7 @@ class NoisePoint:
     """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
 
 
-def noise_points(group: Group) -> tuple[NoisePoint, ...]:
+def noise_points(group: scaling.Group) -> tuple[NoisePoint, ...]:
     """The noise scale at each point where it was asked for."""
     runs = {run.plan.run_id: run for run in group.runs}
     return tuple(
@@ -138,3 +143,61 @@ def doubled_batch(share: float) -> tuple[float, float]:
     From S = S_min (1 + 1/share) and E = E_min (1 + share).
     """
     return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)
+
+
+CAPTION = "A guide: it supposes a learning rate tuned to each batch."
+
+COLUMNS: tuple[Column[NoisePoint], ...] = (
+    *place_columns(),
+    Column("global_batch", "Global batch", lambda point: point.global_batch, unit="samples", is_brief=True),
+    Column(
+        "noise_scale_samples", "Noise scale, samples", lambda point: point.noise_scale, has_interval=True, is_brief=True
+    ),
+    Column(
+        "batch_over_noise_scale",
+        "Batch / noise scale",
+        lambda point: point.share,
+        has_interval=True,
+        is_brief=True,
+    ),
+    Column("", "From", lambda point: point.basis),
+    Column("", "What that means", lambda point: point.advice),
+)
+
+
+class NoiseView(GroupView):
+    """Whether a larger batch would still save steps."""
+
+    id = "noise"
+    title = "Gradient noise scale"
+    key = "noise"
+
+    def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
+        """The noise scale at each point where it was asked for."""
+        return noise_points(source.group)
+
+    def section(self, group: Group) -> Section | None:
+        """One table."""
+        points = group.all_of(NoisePoint)
+        if not points:
+            return None
+        sheet = Sheet(
+            name="noise",
+            title="Noise scale and global batch",
+            columns=COLUMNS,
+            rows=points,
+            caption=CAPTION,
+            in_terminal=True,
+        )
+        advice = tuple(f"At {place_text(point.ranks, point.nodes)}: {point.advice}." for point in points)
+        return Section(id=self.id, title=self.title, headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
+
+    def remedy(self, group: Group) -> str:
+        """An option."""
+        return "--set measure.noise_scale=true estimates it, at the cost of speed."
+
+
+def _headline(point: NoisePoint) -> str:
+    if point.share is None:
+        return f"unknown at {place_of(point)}"
+    return f"global batch is {times_value(point.share)} the noise scale at {place_of(point)}"
