@@ -19,7 +19,7 @@ from dlbench.stats.components import between_and_within
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.quality import doubts as quality_doubts
 from dlbench.views.quality.numbers import group_quality
-from dlbench.views.systems.doubts import place_doubts
+from dlbench.views.systems import place_doubts
 
 # A run whose steps scatter more than this has a median, but hardly a typical step.
 NOISY_CV = 0.25

@@ -12,7 +12,7 @@ from dlbench.report.table import Cell, Column, RowKind, Sheet
 from dlbench.report.wording import percent
 from dlbench.units import format_number
 from dlbench.views.model import Report
-from dlbench.views.utilisation.numbers import training_flops
+from dlbench.views.utilisation import training_flops
 from dlbench.views.view import ReportSource, ReportView
 
 

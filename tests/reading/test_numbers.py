@@ -28,7 +28,7 @@ from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.doubts import group_doubts, run_doubts
-from dlbench.views.systems.numbers import systems
+from dlbench.views.systems import systems
 from tests.support.run_factory import (
     MS,
     Story,

@@ -21,7 +21,7 @@ from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.summary.charts import efficiency_chart
 from dlbench.views.summary.rating import rating
-from dlbench.views.systems.numbers import SystemDescription
+from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView
 
 _TELLING = ("preset", "engine", "scaling", "precision")

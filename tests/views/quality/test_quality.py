@@ -30,7 +30,7 @@ from dlbench.views.doubts import group_doubts
 from dlbench.views.layers import LayerTable
 from dlbench.views.noise import NoisePoint, advice, doubled_batch
 from dlbench.views.quality.numbers import Quality, group_quality
-from dlbench.views.utilisation.numbers import peak_of, recipe, training_time, utilisation
+from dlbench.views.utilisation import peak_of, recipe, training_time, utilisation
 from tests.report.test_report import MARKUP
 from tests.support.browser import Visit
 from tests.support.run_factory import (
