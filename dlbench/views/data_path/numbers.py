@@ -131,7 +131,7 @@ def _point(
 ) -> DataPoint:
     rows = table.parts.loc[list(point.run_ids)][list(PARTS)]
     share = mean_estimate((rows["input"] / rows.sum(axis=1)).tolist(), "fraction")
-    runs = about_means(rows.to_dict("records"))
+    runs = about_means([{name: float(row[name]) for name in PARTS} for _, row in rows.iterrows()])
     stalls = _stalls(middle) if is_looked_at else _Stalls()
     return DataPoint(
         ranks=point.ranks,
