@@ -177,7 +177,11 @@ def is_point(figure: Estimate) -> bool:
     if figure.low is None or figure.high is None:
         return False
     scale = _scale(figure)
-    return scale == 0 or figure.high - figure.low < 10.0 ** (math.floor(math.log10(scale)) + 1 - _MOST_DIGITS)
+    if scale == 0:
+        return True
+    last = math.floor(math.log10(scale)) + 1 - _MOST_DIGITS
+    # Whole numbers are printed whole, however long; bytes in larger units.
+    return figure.high - figure.low < 10.0 ** (last if figure.unit == "bytes" else min(0, last))
 
 
 def value_text(figure: Estimate) -> str:

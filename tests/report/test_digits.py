@@ -57,6 +57,9 @@ def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
     largest = FACTOR.get(one.unit, 1.0) * max(abs(one.value), abs(one.low), abs(one.high))
     # At least whole numbers, at most five digits in all.
     assert significant in (1, 2) or (places == 0 and significant > 2) or largest * 10**places > 5e3
+    assert interval_text(one)
+    low, high = re.findall(r"-?[\d,.]+\d|-?\d", interval_text(one).replace(", ", " "))
+    assert low != high
 
 
 @given(st.floats(0.1, 2e5), st.floats(1e-4, 0.5))
@@ -83,6 +86,8 @@ def test_durations_have_one_unit_in_value_and_ends(seconds: float, share: float)
         (figure(245.0, 238.0, 251.0, "s"), "4 min 05 s [3 min 58 s, 4 min 11 s]"),
         (figure(155.2 * 2**20, 150 * 2**20, 1100 * 2**20, "bytes"), "155 MiB [150, 1,100]"),
         (figure(0.0, 0.0, 0.0, "s"), "0 s"),
+        (figure(1234567.0, 1234540.0, 1234590.0, "samples"), "1,234,567 [1,234,540, 1,234,590]"),
+        (figure(500.0 * 2**20, 500.0 * 2**20, 500.001 * 2**20, "bytes"), "500 MiB"),
         (Estimate(50.0, 49.9, 50.2, 2, "range", "images/s", 0.5), "50.00 (49.90 to 50.20)"),
         (Estimate(50.0, None, None, 1, "single run", "images/s"), "50.00"),
     ],

@@ -107,12 +107,11 @@ def _needs(point: QualityPoint) -> str:
 
 
 def _sooner(factor: Estimate) -> str:
-    return f"{times_text(factor)} sooner than" if factor.value >= 1 else f"{_inverse(factor)} as long as"
-
-
-def _inverse(factor: Estimate) -> str:
-    """The reciprocal, for what is said the other way round."""
-    return times_text(factor.inverted("ratio"))
+    return (
+        f"{times_text(factor)} sooner than"
+        if factor.value >= 1
+        else f"{times_text(factor.inverted('ratio'))} as long as"
+    )
 
 
 def _why(factors: Factors) -> str:
@@ -123,9 +122,9 @@ def _why(factors: Factors) -> str:
     if abs(samples.value - 1) < WORTH_SAYING and placed(samples, 1 - WORTH_SAYING, 1 + WORTH_SAYING) != "undecided":
         second = "as many samples were needed"
     elif samples.value < 1:
-        second = f"{_inverse(samples)} as many samples were needed{_noise(samples)}"
+        second = f"{times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
     else:
-        second = f"only {_inverse(samples)} as many samples were needed{_noise(samples)}"
+        second = f"only {times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
     joint = ", and " if (samples.value < 1 - WORTH_SAYING) is not faster else ", but "
     rest = factors.rest
     verb = "cost" if rest.value < 1 else "gain"
