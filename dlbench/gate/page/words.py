@@ -8,7 +8,7 @@ from dlbench.gate.comparison import Comparison
 from dlbench.gate.labels import versus
 from dlbench.gate.page.model import MetricResult, PointResult
 from dlbench.report.table import Cell, times_cell
-from dlbench.report.wording import percent
+from dlbench.report.wording import value_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 
 
@@ -30,12 +30,12 @@ def _size(metric: MetricResult) -> float:
 
 
 def change_text(metric: MetricResult) -> str:
-    """The ratio as a change, e.g. ``5.2 % slower (1.052x [1.041, 1.064])``."""
+    """The ratio as a change, e.g. ``5.2 % worse, 1.052x [1.041, 1.064]``; its digits follow the interval, too."""
     if metric.ratio is None:
         return "no ratio"
-    change = metric.ratio.value - 1
-    word = "worse" if change >= 0 else "better"
-    return f"{percent(abs(change))} {word} ({ratio_text(metric.ratio)})"
+    word = "worse" if metric.ratio.value >= 1 else "better"
+    change = value_text(metric.ratio.mapped(lambda ratio: ratio - 1, "fraction")).removeprefix("-")
+    return f"{change} {word}, {ratio_text(metric.ratio)}"
 
 
 def ratio_cell(ratio: Estimate | None) -> Cell:
