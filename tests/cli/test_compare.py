@@ -87,7 +87,7 @@ def test_the_verdict_comes_first_on_one_screen(tmp_path: Path) -> None:
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     assert lines[3] == "Verdict: insufficient"
-    assert len([line for line in lines if line.startswith("insufficient  1.000x (")]) == 8
+    assert len([line for line in lines if line.startswith("insufficient  1.0000x (")]) == 8
     assert "Next: 2 and 2 of the 5 runs per side that a verdict needs: repeat" in " ".join(text.split())
     assert lines[-1] == "All evidence: the same command with --full."
 

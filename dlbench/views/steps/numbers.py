@@ -156,7 +156,7 @@ def _quantile(digests: Sequence[StepDigest], index: int) -> StepQuantile:
     return StepQuantile(
         share=index / (QUANTILES - 1),
         seconds=Estimate(
-            value=statistics.geometric_mean(values),
+            value=geometric_mean_estimate(values).value,
             low=min(values) if several else None,
             high=max(values) if several else None,
             n=len(values),
