@@ -112,4 +112,4 @@ def _cost_text(cost: MeasuredCost) -> str:
     if overhead is None:
         return f"cost unknown: {cost.why}"
     figure = Estimate(overhead.value, overhead.low, overhead.high, overhead.num_pairs, "Student t", "fraction")
-    return f"{value_text(figure)} of a step {interval_text(figure)}; {overhead.evidence}"
+    return f"{f'{value_text(figure)} of a step {interval_text(figure)}'.rstrip()}; {overhead.evidence}"

@@ -620,12 +620,12 @@ def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> No
     plan, *_ = write_series(tmp_path, [300, 320])
     text = text_of(tmp_path, {plan.run_id: 12_400.0})
     assert "GPUs, 1 rank 77.5 (75.0 to 80.0) 0.0129 (0.0125 to 0.0133)" in text
-    assert "310.0 [300.0, 320.0] 1 " in text
+    assert "310 (300 to 320) 1 " in text
     assert "energy counter" in text
     assert "processors not measured" in text
     assert "this node did not sample it (n0)" in text
-    assert "3,720 [3,600, 3,840]" in text
-    assert "6,200 [6,000, 6,400]" in text
+    assert "3,720 (3,600 to 3,840)" in text
+    assert "6,200 (6,000 to 6,400)" in text
     # 300 W for 20 s are 6,000 J.
     assert f"{plan.run_id} 12,400 6,000 GPUs 2.067" in text
     assert "of the whole nodes" in text
