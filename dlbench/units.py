@@ -27,6 +27,13 @@ _FACTORS = {
     "tb": 1000**4,
 }
 
+BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}
+"""Units of bytes as they are printed, with what bytes are multiplied by."""
+SECONDS_SHOWN = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}
+"""The same of seconds."""
+CLOCK_FROM_S = 60.0
+"""Seconds from which a duration is printed in minutes and seconds, or hours and minutes."""
+
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -89,17 +96,23 @@ def seconds_parts(seconds: float) -> tuple[str, str]:
     if not math.isfinite(seconds):
         return "unknown", ""
     magnitude = abs(seconds)
-    if magnitude >= 60:
-        minutes, rest = divmod(round(magnitude), 60)
-        sign = "-" if seconds < 0 else ""
-        if minutes >= 60:
-            return f"{sign}{minutes // 60} h {minutes % 60:02d} min", ""
-        return f"{sign}{minutes} min {rest:02d} s", ""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
+    if magnitude >= CLOCK_FROM_S:
+        return clock_text(seconds, magnitude), ""
+    for unit, factor in SECONDS_SHOWN.items():
         # 0.9995 ms is what three digits round to 1000 µs.
         if magnitude * factor >= 0.9995 or unit == "ns":
             return f"{seconds * factor:.3g}", unit
     raise AssertionError("unreachable")
+
+
+def clock_text(seconds: float, largest: float) -> str:
+    """``4 min 05 s``, or ``1 h 08 min`` where the largest of the numbers beside it has hours."""
+    sign = "-" if round(seconds) < 0 else ""
+    if round(largest) >= 3600:
+        hours, minutes = divmod(round(abs(seconds) / 60), 60)
+        return f"{sign}{hours} h {minutes:02d} min"
+    minutes, rest = divmod(round(abs(seconds)), 60)
+    return f"{sign}{minutes} min {rest:02d} s"
 
 
 def parse_seconds(text: str) -> float:

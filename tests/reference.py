@@ -50,7 +50,7 @@ from dlbench.views.diagnosis.document import views_of as diagnosis_views
 from dlbench.views.out_of_core.planned import MemoryPlan
 from dlbench.views.registry import SCALING
 from dlbench.views.stalls.numbers import IoTiers
-from dlbench.views.storage.numbers import Io
+from dlbench.views.storage import Io
 from tests.support.paths import ROOT
 from tests.thresholds import THRESHOLDS
 

@@ -103,7 +103,7 @@ THRESHOLDS = (
         halved="the usual range is wider by a tenth",
     ),
     Threshold(
-        module="views.decomposition.numbers",
+        module="views.decomposition",
         name="MARGIN",
         decides="share of a step within which difference and phase agree",
         why="what is worth explaining of a loss, see below",

@@ -219,8 +219,7 @@ def _print_orders(orders: list[dict[str, Any]]) -> None:
 def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:
     from dlbench.jobs.interruption import interrupted_by_signals
     from dlbench.jobs.reader_rate import reading_rate
-    from dlbench.views.storage.document import io_document
-    from dlbench.views.storage.numbers import Io, need_of, supply_of
+    from dlbench.views.storage import Io, io_document, need_of, supply_of
 
     answers = []
     with interrupted_by_signals():

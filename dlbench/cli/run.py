@@ -176,8 +176,7 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
 
 
 def _decomposition(found: Scan) -> list[str]:
-    from dlbench.views.decomposition.numbers import decompositions
-    from dlbench.views.decomposition.view import decomposition_lines
+    from dlbench.views.decomposition import decomposition_lines, decompositions
 
     return decomposition_lines(decompositions(found.runs))
 

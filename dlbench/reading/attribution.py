@@ -119,6 +119,25 @@ def attribute(
     return Attribution(parts=tuple(made[:count]), whole=whole, beside={one.name: one for one in made[count:]})
 
 
+def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """The parts of each run, moved by one amount a part, so that their arithmetic means are the point's seconds.
+
+    Those are q_k, not the means of the runs' own, which are larger where runs scatter. Sums and differences of parts
+    and of points then are those of the figures that every other table has, and scatter over the runs as they did.
+
+    Args:
+        runs: seconds of the parts of each run's step; together they are the whole step, above 0.
+    """
+    wholes = [math.fsum(parts.values()) for parts in runs]
+    mean = math.exp(math.fsum(map(math.log, wholes)) / len(wholes))
+    moves = {
+        name: math.fsum(mean * parts[name] / whole - parts[name] for parts, whole in zip(runs, wholes, strict=True))
+        / len(runs)
+        for name in runs[0]
+    }
+    return [{name: value + moves[name] for name, value in parts.items()} for parts in runs]
+
+
 class _Side:
     """Steps and shares of the runs of one side; `steps` has shape (runs,), `shares` (runs, parts)."""
 

@@ -20,7 +20,6 @@ from dlbench.stats.estimates import (
     Estimate,
     by_definition,
     geometric_mean_estimate,
-    median_estimate,
     ratio_estimate,
 )
 from dlbench.stats.pairing import RunKey, pairing
@@ -43,9 +42,9 @@ class Point:
     throughput_per_rank: Estimate
     """Samples per second and rank."""
     step: Estimate
-    """Seconds; median over runs of each run's median step."""
+    """Seconds; geometric mean over runs of each run's median step."""
     step_p95: Estimate
-    """Seconds; median over runs of each run's 95th percentile."""
+    """Seconds; geometric mean over runs of each run's 95th percentile."""
     speedup: Estimate
     """Against the baseline (1)."""
     ideal_speedup: float
@@ -142,8 +141,8 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
         is_baseline=is_baseline,
         throughput=throughput,
         throughput_per_rank=throughput.scaled(1 / ranks, f"{unit}/rank"),
-        step=median_estimate(_by_run(rows, "step_median_s", table), "s"),
-        step_p95=median_estimate(_by_run(rows, "step_p95_s", table), "s"),
+        step=geometric_mean_estimate(_by_run(rows, "step_median_s", table), "s"),
+        step_p95=geometric_mean_estimate(_by_run(rows, "step_p95_s", table), "s"),
         speedup=speedup,
         ideal_speedup=ideal,
         efficiency=speedup.scaled(1 / ideal, "fraction"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from dlbench.report.wording import DASH, clean, interval_text, number_text, value_text
+from dlbench.report.wording import DASH, clean, interval_text, number_text, shown, value_text
 from dlbench.stats.estimates import Estimate
 
 R = TypeVar("R")
@@ -211,20 +211,20 @@ class Sheet(Generic[R]):
         ]
 
 
-def times_cell(factor: Estimate | None) -> Cell:
-    """A factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for none."""
+def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
+    """A factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for none. `decimals`: where no interval says."""
     if factor is None:
         return Cell(DASH)
-    ends = "" if factor.low is None or factor.high is None else f"[{factor.low:.2f}, {factor.high:.2f}]"
-    return Cell(f"{factor.value:.2f}x", ends, number=factor.value)
+    number, ends, _ = shown(factor, decimals)
+    return Cell(f"{number}x", ends, number=factor.value)
 
 
-def unit_cell(figure: Estimate | None) -> Cell:
+def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
     """A figure with its unit, even where the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
     if figure is None:
         return Cell(DASH)
     unit = "" if figure.unit in ("s", "fraction") else f" {figure.unit}"
-    interval = interval_text(figure)
+    interval = interval_text(figure) if with_interval else ""
     text = value_text(figure) + ("" if interval else unit)
     return Cell(text, interval + (unit if interval else ""), number=figure.value)
 

@@ -7,7 +7,15 @@ import unicodedata
 from collections.abc import Sequence
 
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.units import bytes_parts, format_number, seconds_parts
+from dlbench.units import (
+    BYTES_SHOWN,
+    CLOCK_FROM_S,
+    SECONDS_SHOWN,
+    bytes_parts,
+    clock_text,
+    format_number,
+    seconds_parts,
+)
 
 DASH = "–"
 POINTS = "points"
@@ -64,6 +72,11 @@ def points(fraction: float) -> str:
     return number_text(fraction, POINTS)
 
 
+def lost_value(figure: Estimate) -> str:
+    """A lost share without its interval, e.g. ``12.3 points``."""
+    return value_text(figure.in_unit(POINTS))
+
+
 def lost_text(figure: Estimate) -> str:
     """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
     return figure_text(figure.in_unit(POINTS))
@@ -72,8 +85,12 @@ def lost_text(figure: Estimate) -> str:
 def _hundredths(fraction: float, unit: str, decimals: int = 1) -> tuple[str, str]:
     if not math.isfinite(fraction):
         return "n/a", ""
+    return _fixed(fraction * 100, decimals), unit
+
+
+def _fixed(value: float, decimals: int) -> str:
     # Adding zero turns the -0.0 that rounding leaves into 0.0.
-    return f"{round(fraction * 100, decimals) + 0.0:.{decimals}f}", unit
+    return f"{round(value, decimals) + 0.0:,.{decimals}f}"
 
 
 def _joined(parts: tuple[str, str]) -> str:
@@ -100,22 +117,82 @@ def number_text(value: float, unit: str) -> str:
     return _joined(_number_parts(value, unit))
 
 
+_FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
+"""What a number in an `Estimate`'s unit is multiplied by where it is printed in this one."""
+_MOST_DIGITS = 5
+"""Significant digits that are printed at most; runs that differ by less are called equal."""
+
+
+def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:
+    """Value, interval and unit of an estimate as text, in every format the same.
+
+    The digits follow the interval: its half width has two significant digits where these are at most 35, else one (the
+    rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3), but at least all before
+    the decimal point and at most `_MOST_DIGITS`; value and ends stop at that decimal place, and have one unit. Without
+    an interval, and where its ends do not differ in so many digits, a number has the digits of its unit.
+
+    Args:
+        figure: what is printed.
+        decimals: of a factor, where the interval does not say; None: those of its unit.
+
+    Returns:
+        Value; ``[low, high]`` for an interval of a level, ``(low to high)`` for a mere range, empty for none; unit,
+        empty where headers name it.
+    """
+    value, low, high = figure.value, figure.low, figure.high
+    if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):
+        if decimals is not None:
+            return _fixed(value, decimals), "", ""
+        number, unit = _number_parts(value, figure.unit)
+        return number, "", unit
+    half = (high - low) / 2
+    largest = max(abs(value), half)
+    if figure.unit == "s" and largest >= CLOCK_FROM_S:
+        texts = [clock_text(one, largest) for one in (value, low, high)]
+        unit = ""
+    else:
+        unit = "" if decimals is not None else _number_parts(largest, figure.unit)[1]
+        factor = _FACTORS.get(unit, 1.0)
+        places = 0 if figure.unit in ("samples", "count") else _decimals(half * factor, _scale(figure) * factor)
+        texts = [_fixed(one * factor, places) for one in (value, low, high)]
+    first, last = texts[1:]
+    is_range = figure.kind in ("range", "within-run")
+    return texts[0], f"({first} to {last})" if is_range else f"[{first}, {last}]", unit
+
+
+def _decimals(half: float, scale: float) -> int:
+    exponent = math.floor(math.log10(half))
+    wanted = (1 if half / 10.0**exponent < 3.55 else 0) - exponent
+    return max(0, min(wanted, _MOST_DIGITS - 1 - math.floor(math.log10(scale))))
+
+
+def _scale(figure: Estimate) -> float:
+    """The largest number of a figure; 1 for shares, which may be nearly nothing of a whole."""
+    ends = (abs(one) for one in (figure.value, figure.low, figure.high) if one is not None)
+    return max(*ends, 1.0 if figure.unit in ("fraction", POINTS, "ratio") else 0.0)
+
+
+def is_point(figure: Estimate) -> bool:
+    """Whether the interval is none: its runs gave equal values, to all digits that are printed."""
+    if figure.low is None or figure.high is None:
+        return False
+    scale = _scale(figure)
+    if scale == 0:
+        return True
+    last = math.floor(math.log10(scale)) + 1 - _MOST_DIGITS
+    # Whole numbers are printed whole, however long; bytes in larger units.
+    return figure.high - figure.low < 10.0 ** (last if figure.unit == "bytes" else min(0, last))
+
+
 def value_text(figure: Estimate) -> str:
     """The value alone, e.g. ``83.1 %``, ``120 ms``, ``24.31``."""
-    return number_text(figure.value, figure.unit)
+    number, _, unit = shown(figure)
+    return _joined((number, unit))
 
 
 def interval_text(figure: Estimate) -> str:
-    """The interval alone, e.g. ``[81.9, 84.2]``, with units only where they are not the value's; empty if none."""
-    if figure.low is None or figure.high is None:
-        return ""
-    if figure.value == figure.low == figure.high == 0:
-        return ""
-    _, unit = _number_parts(figure.value, figure.unit)
-    ends = [_number_parts(end, figure.unit) for end in (figure.low, figure.high)]
-    if all(end[1] == unit for end in ends):
-        return f"[{', '.join(number for number, _ in ends)}]"
-    return f"[{', '.join(map(_joined, ends))}]"
+    """The interval alone, in the unit of the value, e.g. ``[81.9, 84.2]``; a range as ``(81.9 to 84.2)``."""
+    return shown(figure)[1]
 
 
 def basis_text(figure: Estimate, unit: str = "run") -> str:
@@ -123,6 +200,8 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
     count = f"{figure.n} {unit}{'' if figure.n == 1 else 's'}"
     if (figure.sessions or 1) > 1:
         count = f"{figure.sessions} sessions{f' of {count}' * (figure.n > (figure.sessions or 0))}"
+    if is_point(figure):
+        return f"{count}, equal in all printed digits"
     level = level_text(figure.level)
     text = {
         "range": f"range of {count}{level and f', {level}'}",
@@ -188,9 +267,13 @@ def place_text(ranks: int, nodes: int) -> str:
 
 def times_text(figure: Estimate) -> str:
     """A factor with its interval, e.g. ``1.80x [1.75, 1.86]``."""
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.2f}x"
-    return f"{figure.value:.2f}x [{figure.low:.2f}, {figure.high:.2f}]"
+    number, ends, _ = shown(figure, 2)
+    return f"{number}x {ends}".rstrip()
+
+
+def times_value(factor: Estimate) -> str:
+    """A factor without its interval, e.g. ``1.80x``."""
+    return f"{shown(factor, 2)[0]}x"
 
 
 def reached_text(reached: int, runs: int) -> str:

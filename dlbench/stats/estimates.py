@@ -179,6 +179,15 @@ def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
     return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
 
 
+def typical_estimate(values: Sequence[float], unit: str = "") -> Estimate:
+    """The geometric mean over runs, whose ratios are those of `ratio_estimate`; the median where some run has 0.
+
+    Raises:
+        ValueError: no values, or one that is not finite.
+    """
+    return geometric_mean_estimate(values, unit) if min(values) > 0 else median_estimate(values, unit)
+
+
 def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "") -> Estimate:
     """The mean of one side less that of the other.
 

@@ -23,6 +23,7 @@ from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, counts_text, ranks_text
+from dlbench.specs.plan import RunPlan
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
@@ -106,15 +107,22 @@ def _group(
         sample_unit=unit,
         conditions=(*_conditions(group.sample), *_cleaned(apart)),
         settings=settings,
-        caption=_caption(group, "geometric means, medians of step times,"),
+        caption=_caption(group, "geometric means"),
         parts_caption=_caption(group, "means"),
         verdict=_verdict(source, unit),
         baseline_note=baseline_note(group, groups, table),
         is_sufficient=group.is_sufficient,
         points=group.points,
+        most_ranks=_most_ranks(plan),
         doubts=found,
         views=source.views,
     )
+
+
+def _most_ranks(plan: RunPlan) -> int | None:
+    if plan.system.scheduler != "none" or plan.layout.nodes > 1:
+        return None
+    return plan.system.node.gpus or plan.layout.node_cores
 
 
 def _verdict(source: GroupSource, unit: str) -> str:

@@ -20,7 +20,7 @@ GROUP_COLUMNS = ("group", "label")
 
 
 MEANS = "Means over the runs of a point"
-"""What stands for the conditions of a group where its figures are no medians."""
+"""What stands for the conditions of a group where its figures are those of parts."""
 
 
 _DEPTH: dict[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}

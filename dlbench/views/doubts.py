@@ -13,12 +13,12 @@ from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
-from dlbench.report.wording import percent
+from dlbench.report.wording import percent, ranks_text
 from dlbench.stats.components import between_and_within
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.quality import doubts as quality_doubts
 from dlbench.views.quality.numbers import group_quality
-from dlbench.views.systems.doubts import place_doubts
+from dlbench.views.systems import place_doubts
 
 # A run whose steps scatter more than this has a median, but hardly a typical step.
 NOISY_CV = 0.25
@@ -236,8 +236,3 @@ def _noise(group: Group, table: RunTable) -> Iterator[Doubt]:
             text=f"step times scatter by up to {noisy['step_cv'].max() * 100:.0f} % within a run: look for other load",
             runs=tuple(str(run_id) for run_id in noisy["run_id"]),
         )
-
-
-def ranks_text(ranks: int) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"

@@ -24,11 +24,14 @@ METHODS: tuple[tuple[str, str], ...] = (
         "95th percentile.",
     ),
     (
-        "Medians and intervals",
-        "The run is the experimental unit, not the step. Throughput is the geometric mean over runs, whose ratios are "
-        f"speed-up and efficiency; other figures are medians; where they must sum, means. {INTERVALS} With fewer "
-        "runs the range is printed, with the level that it attains, and the comparison is called insufficient; a "
-        "single run has no interval.",
+        "Means and intervals",
+        "The run is the experimental unit, not the step. Throughput is the geometric mean over runs, and so is "
+        "whatever else has a ratio or a difference beside it: step times, epochs, times to accuracy, energy per "
+        "sample. Ratios and differences are those of these means. Counts, memory and shares by themselves are medians, "
+        f"or means where they must sum. {INTERVALS} With two to four runs their range is printed, as (low to high), "
+        "with the level that it attains, and the comparison is called insufficient; a single run has no interval. "
+        "Numbers are printed to the decimal place at which half the interval has one or two significant digits, whole "
+        "numbers at least; CSV and JSON hold all digits.",
     ),
     (
         "Speed-up and efficiency",
@@ -117,8 +120,7 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Speed-up of the time to quality = throughput over the baseline's x (samples to quality of the baseline / "
         "those here) x rest. The rest is what evaluation, checkpoints, warm-up steps and waits add to the measured "
         "steps, at the baseline over here. The identity holds in each run; all four are ratios of geometric means over "
-        "runs, which keep it exactly (Fleming and Wallace, Communications of the ACM 29(3), 1986), and can differ a "
-        "little from ratios of the medians.",
+        "runs, which keep it exactly (Fleming and Wallace, Communications of the ACM 29(3), 1986).",
     ),
     (
         "Gradient noise scale",

@@ -47,7 +47,7 @@ class Group:
     settings: tuple[tuple[str, str], ...]
     """What `--set` and `--sweep` chose, key and value."""
     caption: str
-    """The conditions in one line: it stands under every chart and table of medians."""
+    """The conditions in one line: it stands under every chart and table."""
     parts_caption: str
     """The same for charts and tables of parts, which are means."""
     verdict: str
@@ -57,6 +57,8 @@ class Group:
     is_sufficient: bool
     """Whether every point has enough runs for a comparison."""
     points: tuple[Point, ...]
+    most_ranks: int | None
+    """Ranks that the machine of these runs holds, one a GPU or else one a core; None: not one machine, or not known."""
     doubts: tuple[Doubt, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What each view found out, by its key; None where it has nothing to say."""

@@ -5,10 +5,11 @@ The figures are those of the scaling report, made by the same `assemble` of fewe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.doubts import merged
+from dlbench.reading.doubts import Doubt, merged
 from dlbench.reading.scaling import Point
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, remark
@@ -60,7 +61,7 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         for group, setting in zip(groups, settings, strict=True)
         for point in group.points
     ]
-    doubts = merged(doubt for group in groups for doubt in group.doubts)
+    doubts = _doubts(groups, settings)
     marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
     result = Section(
         id="result",
@@ -95,6 +96,26 @@ def _settings(groups: Sequence[Group]) -> list[str]:
     return found if len(set(found)) == len(found) and all(found) else [group.label for group in groups]
 
 
+def _doubts(groups: Sequence[Group], settings: Sequence[str]) -> list[Doubt]:
+    """Those of all groups once; of the others each kind once, in the words of the first setting that has it."""
+    by_code: dict[str, list[tuple[str, Doubt]]] = {}
+    for group, setting in zip(groups, settings, strict=True):
+        for doubt in group.doubts:
+            by_code.setdefault(doubt.code, []).append((setting, doubt))
+    found: list[Doubt] = []
+    for told in by_code.values():
+        alike = merged(doubt for _, doubt in told)
+        if all(sum(one.text == doubt.text for _, one in told) == len(groups) for doubt in alike):
+            found += alike
+            continue
+        where = list(dict.fromkeys(setting for setting, _ in told))
+        also = f"; {len(where) - 1} other settings likewise" if len(where) > 2 else f"; {where[-1]} likewise"
+        first = told[0][1]
+        runs = tuple(run for _, doubt in told for run in doubt.runs)
+        found.append(dataclasses.replace(first, text=f"{where[0]}: {first.text}{also * (len(where) > 1)}", runs=runs))
+    return sorted(found, key=lambda doubt: doubt.severity != "serious")
+
+
 def _quality_at(group: Group, point: Point) -> QualityPoint | None:
     quality = group.of(Quality)
     place = point.ranks, point.nodes
@@ -110,8 +131,9 @@ def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
         lost = [loss_text(group) for group in groups]
         if len(groups) <= MAX_TOLD:
             told += [f"{setting}: {text}" for setting, text in zip(settings, lost, strict=True) if text]
-    steps = {group.next_step for group in groups}
-    return [*told, *(f"Next: {step}" for step in steps if step and len(steps) == 1)]
+    # Of several settings only what all of them should do; what differs behind a colon are figures.
+    steps = {group.next_step.partition(": ")[0] for group in groups}
+    return [*told, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
 
 
 def _counted(serious: int, notes: int) -> str:
@@ -141,8 +163,9 @@ def _sheet(rows: Sequence[Row], unit: str) -> Sheet[Row]:
     columns += [
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=True),
         Column("", f"Throughput, {unit}/s", lambda row: row.point.throughput, is_brief=True),
-        Column("", "Scaling efficiency", lambda row: row.point.efficiency, _efficiency, is_brief=True),
     ]
+    if not all(row.point.is_baseline for row in rows):
+        columns.append(Column("", "Scaling efficiency", lambda row: row.point.efficiency, _efficiency, is_brief=True))
     if any(row.quality for row in rows):
         columns += [
             Column("", "Time to accuracy", lambda row: row.quality.time if row.quality else None, is_brief=True),

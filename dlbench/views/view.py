@@ -1,6 +1,6 @@
 """What a view of the scaling report is: a subject shown for each group of runs, or once for the whole report.
 
-A view is a folder with `numbers` (computes, no text), and a class below that makes a `Section` of them. It is listed in
+A view computes numbers (dataclasses, no text), and its class below makes a `Section` of them. It is listed in
 `dlbench.views.registry`, and nowhere else.
 """
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from dlbench.reading.measures import measured_or_why
 from dlbench.records.scan import Run
 from dlbench.records.watch import WatchOverhead
-from dlbench.report.wording import basis_text, percent, place_text
+from dlbench.report.wording import basis_text, interval_text, place_text, value_text
 from dlbench.specs.variants import MIN_WATCH_REPEATS
-from dlbench.stats.estimates import ratio_estimate
+from dlbench.stats.estimates import Estimate, ratio_estimate
 
 PointKey = tuple[str, str, int, int]
 """Creation and id of the series, ranks, nodes."""
@@ -111,5 +111,5 @@ def _cost_text(cost: MeasuredCost) -> str:
     overhead = cost.overhead
     if overhead is None:
         return f"cost unknown: {cost.why}"
-    ends = f"[{percent(overhead.low, 2)}, {percent(overhead.high, 2)}]"
-    return f"{percent(overhead.value, 2)} of a step {ends}; {overhead.evidence}"
+    figure = Estimate(overhead.value, overhead.low, overhead.high, overhead.num_pairs, "Student t", "fraction")
+    return f"{f'{value_text(figure)} of a step {interval_text(figure)}'.rstrip()}; {overhead.evidence}"

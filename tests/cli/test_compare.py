@@ -86,7 +86,7 @@ def test_the_verdict_comes_first_on_one_screen(tmp_path: Path) -> None:
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     assert lines[3] == "Verdict: insufficient"
-    assert len([line for line in lines if line.startswith("insufficient  1.000x [")]) == 8
+    assert len([line for line in lines if line.startswith("insufficient  1.0000x (")]) == 8
     assert "Next: 2 and 2 of the 5 runs per side that a verdict needs: repeat" in " ".join(text.split())
     assert lines[-1] == "All evidence: the same command with --full."
 
@@ -398,7 +398,7 @@ def test_one_session_a_side_is_inconclusive_and_says_what_helps(tmp_path: Path) 
     result = call("check", "--baseline", old, "--candidate", new)
     assert result.exit_code == 6
     words = " ".join(result.output.split())
-    told_of_it = ("5 of A in 1 session", "% worse (1.200x [", "], within one session); tolerance")
+    told_of_it = ("5 of A in 1 session", "% worse, 1.20", "], within one session; tolerance")
     for told in ("one session a side: drift between sessions counts", "(--ab)", *told_of_it):
         assert told in words
     # Few sessions are no help either.

@@ -92,9 +92,10 @@ def test_a_series_ends_with_the_figures_that_its_report_has(train: Train) -> Non
     (group,) = as_json(*last.split()[3:])["groups"]
     for row, point in zip(rows, group["points"], strict=True):
         assert float(row[2]) == pytest.approx(point["throughput"]["value"], rel=5e-4)
+        assert (row[3][0], row[4], row[5][-1]) == ("(", "to", ")")  # a range, no interval
         assert row[-1] == "3"
     assert rows[0][-2] == "baseline"
-    assert float(rows[1][5]) == pytest.approx(100 * group["points"][1]["efficiency"]["value"], abs=0.05)
+    assert float(rows[1][6]) == pytest.approx(100 * group["points"][1]["efficiency"]["value"], abs=0.05)
     told = " ".join(done.stdout.split())
     assert " ".join(group["verdict"].split()) in told
     assert "exchange on the wire" in group["verdict"]
@@ -110,7 +111,9 @@ def test_a_sweep_has_a_row_for_each_setting(train: Train) -> None:
     assert rows == [("2", "1", "1"), ("2", "2", "1"), ("4", "1", "1"), ("4", "2", "1")]
     # Advice for one setting is none for the others; this one is for all.
     assert done.stdout.count("Next: ") == 1
-    assert "train.batch_per_rank=2: 20.0 points lost, all to exchange on the wire." in done.stdout
+    assert "train.batch_per_rank=2: A loss of 20.0 points in single runs, which have no interval" in " ".join(
+        done.stdout.split()
+    )
     assert "[1/4] 1 rank, train.batch_per_rank=2: " in done.stderr
 
 

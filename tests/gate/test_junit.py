@@ -121,7 +121,7 @@ def test_a_verdict_is_a_pass_a_failure_or_an_error(verdict: str, kind: type | No
     assert [type(result) for result in case.result] == ([] if kind is None else [kind])
     for result in case.result:
         assert result.type == verdict
-        assert "5.0 % worse (1.050x [1.040, 1.060])" in result.message
+        assert "5.0 % worse, 1.050x [1.040, 1.060]" in result.message
     assert verdict in str(case.system_out)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dlbench.costs.data_sheets import sheet_of, why_no_sheet
 from dlbench.records.scan import Run, scan
-from dlbench.views.utilisation.devices import gpu_names
+from dlbench.views.utilisation import gpu_names
 
 pytestmark = pytest.mark.gpu
 

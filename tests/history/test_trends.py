@@ -357,7 +357,7 @@ def test_a_slow_link_is_named_and_is_no_slow_host() -> None:
     found = slow_months([late(night) for night in range(8)])
     assert found.exclude == ()
     assert (found.hosts[0].verdict, found.hosts[0].months[0].verdict) == ("slow link", "slow link")
-    words = "n2: slow link or NIC: its exchanges end 4.0 % [4.0, 4.0] of a step later than the other hosts', which"
+    words = "n2: slow link or NIC: its exchanges end 4.0 % of a step later than the other hosts', which"
     assert trends_words.host_sentence(found.hosts[0]).startswith(words)
     few = slow_months([late(night) for night in range(4)])
     assert few.exclude == ()

@@ -83,4 +83,5 @@ def test_a_single_point_that_waits_for_launches_is_answered(tmp_path: Path) -> N
     found = lost_percent(group, table)
     assert found is not None
     (only,) = found.diagnosed.points
-    assert re.search(r"36\.\d % waiting for kernel launches\. Next: use a larger batch per rank", only.verdict.line)
+    assert re.search(r"36\.\d % waiting for kernel launches$", only.verdict.line)
+    assert only.verdict.next.startswith("use a larger batch per rank")

@@ -15,7 +15,7 @@ from dlbench.records.scan import scan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.numbers import CausePoint, lost_percent
 from dlbench.views.doubts import group_doubts
-from dlbench.views.precision.numbers import precisions
+from dlbench.views.precision import precisions
 from tests.support.run_factory import constant, plans, write_run, write_sweep
 
 DRIFT = 0.2

@@ -30,7 +30,7 @@ from dlbench.report.wording import basis_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.doubts import group_doubts, run_doubts
-from dlbench.views.systems.numbers import systems
+from dlbench.views.systems import systems
 from tests.support.run_factory import (
     MS,
     NOW,

@@ -33,8 +33,7 @@ from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system.system import SystemSpec
 from dlbench.views.assemble import assemble
-from dlbench.views.decomposition.numbers import decompositions
-from dlbench.views.decomposition.view import decomposition_lines
+from dlbench.views.decomposition import decomposition_lines, decompositions
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.run_factory import Story, constant, plans, write_run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.jobs.reader_rate import reading_rate
-from dlbench.views.storage.numbers import supply_of
+from dlbench.views.storage import supply_of
 from tests.conftest import Cli
 from tests.support.leftovers import interrupt
 from tests.support.run_factory import plans

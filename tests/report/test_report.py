@@ -193,12 +193,12 @@ def test_equal_runs_give_equal_bytes(sample: Path, made: model.Report, page: str
 def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
     weak = next(group for group in made.groups if group.scaling == "weak")
     assert weak.verdict == (
-        "Scaling efficiency 80.0 % [80.0, 80.0] at 4 ranks (1 rank = 100 %; 95 % Student t, 5 runs, within one "
-        "session). 20.0 points lost, all to exchange on the wire."
+        "Scaling efficiency 80.0 % at 4 ranks (1 rank = 100 %; 5 runs, equal in all printed digits). Main cause: "
+        "exchange on the wire, 20.0 points of 20.0 points lost."
     )
     strong = next(group for group in made.groups if group.scaling == "strong")
     assert "range of 3 runs" in strong.verdict
-    assert strong.next_step.endswith("; confirm with --repeats 5.")
+    assert strong.next_step == "Repeat with --repeats 5."
     assert any(doubt.code == "few-repeats" for doubt in strong.doubts)
 
 
@@ -217,7 +217,8 @@ def test_verdict_tells_waiting_from_exchange(tmp_path: Path) -> None:
 
         write_run(tmp_path, plan, times)
     assert verdict_of(tmp_path).endswith(
-        "Of 23.8 points lost, 19.0 are waiting for stragglers (100 % for rank 3) and 4.8 exchange on the wire."
+        "Main cause: waiting for stragglers, 19.0 points of 23.8 points lost, 100 % for rank 3 on n0, late by its "
+        "computing; also exchange on the wire, 4.8 points."
     )
 
 
@@ -227,9 +228,9 @@ def test_verdicts_at_the_edges(tmp_path: Path) -> None:
     for plan in plans():
         write_run(tmp_path / "super", plan, constant([0, 0, 0, 100 - 10 * plan.layout.ranks, 0, 0]))
         write_run(tmp_path / "crowded", plan, constant([0, 0, 0, 50 * plan.layout.ranks, 0, 0]), Story(threads=2))
-    assert "no loss worth explaining" in verdict_of(tmp_path / "none")
+    assert "No loss worth explaining" in verdict_of(tmp_path / "none")
     assert "needs a second rank count" in verdict_of(tmp_path / "single")
-    assert "above the ideal: the baseline ran with a handicap" in verdict_of(tmp_path / "super")
+    assert "above 100 %: the baseline ran with a handicap" in verdict_of(tmp_path / "super")
     assert "Ranks shared cores" in verdict_of(tmp_path / "crowded")
     for name in ("none", "single", "super", "crowded"):
         assert "<html" in html.to_html(document_of(assemble(scan(tmp_path / name))))

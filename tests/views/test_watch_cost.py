@@ -94,8 +94,8 @@ def test_what_does_not_go_with_it_is_refused_in_one_line(request_: dict[str, obj
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("repeats", "kind"), [(2, "range"), (5, "Student t")])
-def test_the_cost_is_what_watched_runs_take_longer_pair_by_pair(tmp_path: Path, repeats: int, kind: str) -> None:
+@pytest.mark.parametrize("repeats", [2, 5])
+def test_the_cost_is_what_watched_runs_take_longer_pair_by_pair(tmp_path: Path, repeats: int) -> None:
     for plan in twins(repeats=repeats):
         write_twin(tmp_path, plan, 1.02)
     cost = only_cost(tmp_path)
@@ -104,7 +104,7 @@ def test_the_cost_is_what_watched_runs_take_longer_pair_by_pair(tmp_path: Path, 
     assert cost.overhead.value == pytest.approx(0.02)
     assert (cost.overhead.low, cost.overhead.high) == (pytest.approx(0.02), pytest.approx(0.02))
     assert (cost.overhead.num_pairs, cost.overhead.method) == (repeats, "measured")
-    assert kind in cost.overhead.evidence
+    assert f"{repeats} pairs, equal in all printed digits" in cost.overhead.evidence
     assert [run.plan.series.repeat for run in cost.watched] == list(range(repeats))
     assert {run.plan.series.variant for run in cost.watched} == {"plain"}
 
@@ -242,7 +242,7 @@ def test_the_command_tells_the_cost_and_keeps_it_with_every_watched_run(
 ) -> None:
     done = run_stubbed(tmp_path, monkeypatch, "--watch-cost", "--repeats", "3")
     assert done.exit_code == 0, done.output
-    assert "monitoring at 2 ranks: 5.00 % of a step" in done.stdout
+    assert "monitoring at 2 ranks: 5.0 % of a step;" in done.stdout
     for run in scan(tmp_path).runs:
         assert run.folder.watch_cost.exists() is (run.plan.series.variant == "plain")
         if run.plan.series.variant == "plain":

@@ -117,14 +117,20 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
     """A line for each comparison; the setting only where there are several."""
     settings = {_setting(row.point) for row in rows}
     places = {(row.point.ranks, row.point.nodes) for row in rows}
+    # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form.
+    is_one = len(places) == 1
     columns: tuple[Column[Comparison], ...] = (
         Column("", "Verdict", lambda row: row.metric.verdict, is_brief=True),
         Column("", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=True),
         Column("", "Metric", lambda row: row.metric.title, is_brief=True),
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
         *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
-        Column("", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a), is_brief=True),
-        Column("", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b), is_brief=True),
+        Column(
+            "", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a, with_interval=False), is_brief=is_one
+        ),
+        Column(
+            "", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b, with_interval=False), is_brief=is_one
+        ),
         Column("", "p worse", lambda row: _p_worse(row.metric)),
     )
     return Sheet(

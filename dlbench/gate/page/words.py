@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dlbench.gate.comparison import Comparison
 from dlbench.gate.labels import versus
 from dlbench.gate.page.model import MetricResult, PointResult
-from dlbench.report.table import Cell
-from dlbench.report.wording import DASH, percent
+from dlbench.report.table import Cell, times_cell
+from dlbench.report.wording import value_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 
 
@@ -30,23 +30,18 @@ def _size(metric: MetricResult) -> float:
 
 
 def change_text(metric: MetricResult) -> str:
-    """The ratio as a change, e.g. ``5.2 % slower (1.052x [1.041, 1.064])``."""
+    """The ratio as a change, e.g. ``5.2 % worse, 1.052x [1.041, 1.064]``; its digits follow the interval, too."""
     if metric.ratio is None:
         return "no ratio"
-    change = metric.ratio.value - 1
-    word = "worse" if change >= 0 else "better"
+    word = "worse" if metric.ratio.value >= 1 else "better"
+    change = value_text(metric.ratio.mapped(lambda ratio: ratio - 1, "fraction")).removeprefix("-")
     held = ", within one session" if metric.ratio.sessions == 1 and metric.ratio.low is not None else ""
-    return f"{percent(abs(change))} {word} ({ratio_text(metric.ratio)}{held})"
+    return f"{change} {word}, {ratio_text(metric.ratio)}{held}"
 
 
 def ratio_cell(ratio: Estimate | None) -> Cell:
     """A ratio near 1 with as many digits as a gate needs, e.g. ``1.052x [1.041, 1.064]``."""
-    if ratio is None:
-        return Cell(DASH)
-    digits = 2 if max(ratio.value, ratio.high or 0) >= 10 else 3
-    known = ratio.low is not None and ratio.high is not None
-    interval = f"[{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]" if known else ""
-    return Cell(f"{ratio.value:.{digits}f}x", interval, number=ratio.value)
+    return times_cell(ratio, 3)
 
 
 def ratio_text(ratio: Estimate) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
-from dlbench.report.wording import figure_text, lost_text, percent
+from dlbench.report.wording import figure_text, lost_text, lost_value, value_text
 from dlbench.views.causes.numbers import CausePoint, CauseShare
 from dlbench.views.causes.tables import lost_sheet
 from dlbench.views.causes.titles import CAUSE_TITLES
@@ -69,9 +69,9 @@ def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
         alt.layer(*_waterfall_layers(alt, rows)),
         group,
         name="waterfall",
-        title=f"From 100 % to {percent(point.efficiency.value)} at {place(point)}",
-        alt=f"Efficiency at {place(point)}, {figure_text(point.efficiency)}: {point.balance.text}. {words}. Lines: "
-        "intervals.",
+        title=f"From 100 % to {value_text(point.efficiency)} at {place(point)}",
+        alt=f"Efficiency at {place(point)}, {figure_text(point.efficiency)}: {lost_text(point.whole.lost)} lost. "
+        f"{words}. Lines: intervals.",
         table=lost_sheet([point]),
         size=(width, _ROW * len(rows)),
     )
@@ -86,14 +86,14 @@ def _stairs(point: CausePoint) -> Rows:
         ends = None
         if one.lost.low is not None and one.lost.high is not None:
             ends = level - 100 * one.lost.high, level - 100 * one.lost.low
-        label = f"{'-' if lost > 0 else '+'}{abs(lost):.1f}"
+        label = f"{'-' if lost > 0 else '+'}{lost_value(one.lost).removeprefix('-').removesuffix(' points')}"
         colour, shown = CAUSE_COLOURS[one.name], lost_text(one.lost)
         rows.append(_bar(CAUSE_TITLES[one.name], level, level - lost, colour, label, shown, ends))
         level -= lost
     efficiency = point.efficiency
     ends = None if efficiency.low is None or efficiency.high is None else (100 * efficiency.low, 100 * efficiency.high)
     shown = figure_text(efficiency)
-    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, percent(efficiency.value), shown, ends)]
+    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, value_text(efficiency), shown, ends)]
 
 
 def _bar(
@@ -180,7 +180,7 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
     bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.72})
     tick = alt.Chart(alt.InlineData(values=sums)).mark_tick(color=INK, thickness=2, size=34)
     zero = alt.Chart(alt.InlineData(values=[{"points": 0}])).mark_rule(color=MUTED)
-    words = "; ".join(f"{place(point)}: {point.balance.text}" for point in found)
+    words = "; ".join(f"{place(point)}: {lost_text(point.whole.lost)} lost" for point in found)
     return finish(
         alt.layer(
             bars.encode(

@@ -1,4 +1,4 @@
-"""Two sentences for each scaling point: what costs most efficiency, how sure that is, and what to try next."""
+"""A sentence for each scaling point: what costs most efficiency, and how sure that is; and what to try next."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.attribution import Part
-from dlbench.report.wording import POINTS, interval_text, percent, points, runs_text
+from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, runs_text
 from dlbench.specs.collectives.network import NetworkModel
-from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.verdicts import placed
-from dlbench.views.causes.balance import balance
-from dlbench.views.causes.certainty import stands_out
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import RULES, Case, Experiment
 from dlbench.views.causes.titles import CAUSE_TITLES
 
 WORTH_EXPLAINING = 0.01
 """Fraction of efficiency below which a loss is not explained."""
+
+LIKELY_RUNS = 4
+"""Runs from which a cause may be called likely: of three equal runs a side one report in ten would name one."""
+_PRINTED = 0.0005
+"""Fraction of efficiency that is printed as 0.1 points."""
+MOST_NAMED = 3
+"""Causes that are named in a line."""
 
 Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "likely", "found"]
 
@@ -49,10 +55,12 @@ class Verdict:
     """The diagnosis of a point."""
 
     line: str
-    """In one sentence or two, without the place and the last full stop."""
+    """In one sentence, without the place and the last full stop."""
+    next: str
+    """What to do next, likewise; empty where nothing suggests itself."""
     finding: Finding
-    """`found`: a cause stands out of the noise of enough runs, all causes counted. `likely`: of fewer runs, every one
-    lost, and to this cause. Otherwise why nothing does."""
+    """`found`: a cause stands out of the noise of enough runs, all causes counted. `likely`: of four runs, every one
+    lost, and to this cause, and a t test of the whole finds a loss. Otherwise why nothing does."""
     name: str
     """network-bound, straggler-bound, input-bound, ...; empty unless found or likely."""
     cause: str
@@ -64,6 +72,40 @@ class Verdict:
     """In order; empty unless found or likely."""
 
 
+def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
+    """The p values of losses to causes, after Holm over all causes of all points and Bonferroni over groups.
+
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %.
+
+    Args:
+        points: the causes of each rank count of a group that were measured, the baseline's too.
+        num_groups: groups of the report with several rank counts.
+
+    Returns:
+        For each point, by cause; nothing of the baseline, and of causes that took no time anywhere.
+    """
+    tested = [
+        (place, part.name, part.p)
+        for place, parts in enumerate(points)
+        for part in parts
+        if part.p is not None and (part.seconds.value or part.ideal_seconds)
+    ]
+    found: list[dict[str, float]] = [{} for _ in points]
+    for (place, name, _), adjusted in zip(tested, holm([p for *_, p in tested]), strict=True):
+        found[place][name] = min(1.0, num_groups * adjusted)
+    return found
+
+
+def stands_out(part: Part, adjusted: float) -> bool:
+    """Whether a cause loses something for certain: after the correction, and by its own interval.
+
+    Args:
+        part: the cause.
+        adjusted: its p by `adjusted_p`.
+    """
+    return adjusted < LEVEL and placed(part.lost, 0, 0) == "above"
+
+
 def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
     """The diagnosis of a point.
 
@@ -73,24 +115,22 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
     """
     largest = _largest(case)
     finding = _finding(case, largest)
-    if largest is None or finding in ("no loss", "small loss", "above ideal"):
-        line = _line_without_cause(case, finding)
-        return Verdict(line=line, finding=finding, name="", cause="", bound=None, experiments=())
-    rule = RULES[largest.name]
-    share = largest.seconds.value / case.whole.seconds.value if case.is_baseline else largest.lost.value
-    bound = upper_bound(share) if 0 < share < 1 else None
     is_named = finding in ("found", "likely")
-    experiments: tuple[NextExperiment, ...] = ()
-    if is_named:
-        experiments = _by_gain([_next(one, case, network) for one in rule.experiments if one.when(case)])
-        line = _named_line(case, largest, finding, experiments)
+    if largest is None or finding in ("no loss", "small loss", "above ideal"):
+        rule, cause, bound = None, "", None
     else:
-        line = _line(case, finding, largest)
+        rule, cause = RULES[largest.name], largest.name
+        share = largest.seconds.value / case.whole.seconds.value if case.is_baseline else largest.lost.value
+        bound = upper_bound(share) if 0 < share < 1 else None
+    experiments: tuple[NextExperiment, ...] = ()
+    if is_named and rule is not None:
+        experiments = _by_gain([_next(one, case, network) for one in rule.experiments if one.when(case)])
     return Verdict(
-        line=line,
+        line=_line(case, finding, largest),
+        next=_next_text(case, finding, largest, experiments),
         finding=finding,
-        name=rule.name if is_named else "",
-        cause=largest.name,
+        name=rule.name if is_named and rule is not None else "",
+        cause=cause,
         bound=bound,
         experiments=experiments,
     )
@@ -112,19 +152,28 @@ def _stands_out(case: Case, part: Part) -> bool:
 def _finding(case: Case, largest: Part | None) -> Finding:
     if case.is_baseline:
         return "baseline"
-    lost = case.whole.lost.value
-    if largest is not None and placed(case.whole.lost, -WORTH_EXPLAINING, WORTH_EXPLAINING) == "undecided":
-        return "found" if lost >= WORTH_EXPLAINING and _stands_out(case, largest) else "within noise"
-    if lost <= -WORTH_EXPLAINING:
+    lost = case.whole.lost
+    where = placed(lost, -WORTH_EXPLAINING, WORTH_EXPLAINING)
+    if where == "insufficient":
+        return "likely" if largest is not None and _is_likely(case.whole, largest) else "too few runs"
+    if where == "below":
         return "above ideal"
-    if lost <= 0 or largest is None:
-        return "no loss"
-    if lost < WORTH_EXPLAINING:
-        return "small loss"
-    if largest.lost.n < MIN_RUNS:
-        both = (case.whole.lost.low, largest.lost.low)
-        return "likely" if all(low is not None and low > 0 for low in both) else "too few runs"
-    return "found" if _stands_out(case, largest) else "within noise"
+    if where == "within":
+        return "small loss" if lost.value >= _PRINTED else "no loss"
+    is_found = lost.value >= WORTH_EXPLAINING and largest is not None and _stands_out(case, largest)
+    return "found" if is_found else "within noise"
+
+
+def _is_likely(whole: Part, largest: Part) -> bool:
+    """Whether every one of these few runs lost, and to this part, and their mean loss stands out of their scatter."""
+    lows = (whole.lost.low, largest.lost.low)
+    return (
+        whole.lost.n >= LIKELY_RUNS
+        and whole.lost.value >= WORTH_EXPLAINING
+        and all(low is not None and low > 0 for low in lows)
+        and whole.p is not None
+        and whole.p < LEVEL
+    )
 
 
 # Experiments
@@ -160,90 +209,99 @@ def _by_gain(experiments: Sequence[NextExperiment]) -> tuple[NextExperiment, ...
     return tuple(sorted(experiments, key=lambda one: -(one.forecast_gain or 0.0)))
 
 
+def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[NextExperiment]) -> str:
+    if finding == "too few runs":
+        return f"repeat with --repeats {MIN_RUNS}"
+    if finding == "within noise":
+        return f"repeat with --repeats {2 * MIN_RUNS}"
+    if finding == "baseline":
+        # Against waiting for launches alone, which no other rank is needed to see.
+        if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
+            return ""
+        return next((one.text(case) for one in RULES["launch"].experiments if one.when(case)), "")
+    advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
+    gain = f", forecast {experiment_gain(advised[0])}" if advised and advised[0].forecast_gain is not None else ""
+    confirm = f"confirm with --repeats {MIN_RUNS}" if finding == "likely" else ""
+    return "; ".join(filter(None, (f"{advised[0].text}{gain}" if advised else "", confirm)))
+
+
 # The line
 
 
-def _line_without_cause(case: Case, finding: Finding) -> str:
+def _line(case: Case, finding: Finding, largest: Part | None) -> str:
     if finding == "baseline":
-        return _baseline_line(case)
+        text = f"baseline: {percent(_share(case, case.part('compute')))} of a step is compute"
+        if largest is None:
+            return text
+        return f"{text}, {percent(_share(case, largest))} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
+    if finding in ("found", "likely"):
+        assert largest is not None
+        return _named_line(case, largest, finding)
+    lost = case.whole.lost
     if finding == "above ideal":
-        gain = points(-case.whole.lost.value)
-        return f"{gain} above 100 %: the baseline ran with a handicap, or its runs drifted"
-    if balance(case.parts, case.whole).has_gains:
-        return f"no loss worth explaining: {balance(case.parts, case.whole).text}"
-    return (
-        f"no loss worth explaining ({points(case.whole.lost.value)})" if finding == "small loss" else "nothing is lost"
-    )
-
-
-def _baseline_line(case: Case) -> str:
-    share = case.part("compute").seconds.value / case.whole.seconds.value
-    return f"baseline: {percent(share)} of a step is compute"
-
-
-def _line(case: Case, finding: Finding, largest: Part) -> str:
-    """Where no cause is named, and at the baseline."""
-    if finding == "baseline":
-        share = largest.seconds.value / case.whole.seconds.value
-        text = f"{_baseline_line(case)}, {percent(share)} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
-        return f"{text}{_advice(case, largest, share)}"
-    in_runs, in_all = runs_text(largest.lost.n), balance(case.parts, case.whole).text
-    most = _largest_text(case)
-    if finding == "too few runs":
-        if case.whole.lost.low is None:
-            why = f"{in_all}, of single runs without an interval"
-        elif case.whole.lost.low <= 0:
-            why = f"{in_runs} cannot tell the loss of {_with_interval(case.whole)} from noise"
+        return f"{_gain(lost)} above 100 %: the baseline ran with a handicap, or its runs drifted"
+    if finding == "no loss" and not _gained(case):
+        return "nothing is lost"
+    if finding in ("no loss", "small loss"):
+        return f"no loss worth explaining ({_lost(case)})"
+    in_runs, is_loss = runs_text(lost.n), lost.value >= 0
+    amount = f"loss of {lost_text(lost)}" if is_loss else f"gain of {_gain(lost)}"
+    if lost.low is None or lost.high is None:
+        why = f"a {amount} in single runs, which have no interval"
+    elif finding == "too few runs":
+        if lost.low <= 0 <= lost.high:
+            why = f"{in_runs} cannot tell the {amount} from noise"
         else:
-            why = f"{in_all} in {in_runs}, no part of it in all of them"
-        return f"{why}; {most}. Repeat with --repeats {MIN_RUNS}"
-    if placed(case.whole.lost, 0, 0) == "above":
-        why = f"{in_all} for certain, but no single part of it is certain in {in_runs}"
+            why = f"a {amount} in {in_runs}, too few to say what from"
+    elif lost.low > 0:
+        why = f"{_lost(case)} for certain, but no single part of it is certain in {in_runs}"
+    elif lost.high < 0:
+        why = f"whether the {amount} is of {percent(WORTH_EXPLAINING, 0)} or more is undecided"
     else:
-        kind = "gain" if case.whole.lost.value < 0 else "loss"
-        why = f"the {kind} of {points(abs(case.whole.lost.value))} is within the noise of {in_runs}"
-    return f"{why}; {most}. Repeat with --repeats {2 * MIN_RUNS}"
+        why = f"the {amount} is within the noise of {in_runs}"
+    most = max(case.parts, key=lambda part: part.lost.value)
+    if most.lost.value <= 0:
+        return why
+    return f"{why}; the largest part is {CAUSE_TITLES[most.name]}, {lost_value(most.lost)}{_late(case, most)}"
 
 
-def _advice(case: Case, largest: Part, share: float) -> str:
-    """What to try at the baseline: against waiting for launches alone, which no other rank is needed to see."""
-    if largest.name != "launch" or share < WORTH_EXPLAINING:
-        return ""
-    tried = [one.text(case) for one in RULES["launch"].experiments if one.when(case)]
-    return f". Next: {tried[0]}" if tried else ""
+def _share(case: Case, part: Part) -> float:
+    return part.seconds.value / case.whole.seconds.value
 
 
-def _largest_text(case: Case) -> str:
-    largest = max(case.parts, key=lambda part: part.lost.value)
-    return f"the largest part is {CAUSE_TITLES[largest.name]}, {points(largest.lost.value)}{_late(case, largest)}"
+def _gain(lost: Estimate) -> str:
+    """A negative loss the other way round, with its interval."""
+    return lost_text(lost.mapped(lambda value: -value, lost.unit))
 
 
-def _with_interval(part: Part) -> str:
-    return f"{points(part.lost.value)} {interval_text(part.lost.in_unit(POINTS))}".rstrip()
+def _gained(case: Case) -> float:
+    """What parts gain together, where that is worth a word beside the loss, which is what the others lose less it."""
+    gained = -sum(part.lost.value for part in case.parts if part.lost.value < 0)
+    return gained if gained >= WORTH_EXPLAINING else 0.0
 
 
-def _named_line(case: Case, cause: Part, finding: Finding, experiments: Sequence[NextExperiment]) -> str:
-    whole = balance(case.parts, case.whole)
-    gains = f" ({whole.gains_text.removeprefix(', ')})" if whole.has_gains else ""
-    text = (
-        f"{'main' if finding == 'found' else 'likely'} cause: {CAUSE_TITLES[cause.name]}, {_with_interval(cause)} of "
-        f"{whole.lost_text} lost{gains}{_late(case, cause)}{_beyond(case, cause)}"
+def _lost(case: Case) -> str:
+    """What is lost in all, 1 - efficiency: ``20.0 points lost``, ``4.8 points lost in all, as others gain 19.0``."""
+    gained = _gained(case)
+    text = f"{lost_value(case.whole.lost)} lost"
+    return f"{text} in all, as other parts gain {points(gained)}" if gained else text
+
+
+def _named_line(case: Case, cause: Part, finding: Finding) -> str:
+    joint = "; " if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED else " of "
+    others = sorted(case.parts, key=lambda part: -part.lost.value)
+    sure = [part for part in others if part is not cause and part.lost.value >= WORTH_EXPLAINING]
+    sure = [part for part in sure if _stands_out(case, part)][: MOST_NAMED - 1]
+    also = "".join(f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}" for part in sure)
+    # A part that is larger than the one that is named, and not certain.
+    beyond = ""
+    if others[0] is not cause and others[0] not in sure:
+        beyond = f"; {CAUSE_TITLES[others[0].name]}, {lost_value(others[0].lost)}, is within the noise"
+    return (
+        f"{'main' if finding == 'found' else 'likely'} cause: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}"
+        f"{joint}{_lost(case)}{_late(case, cause)}{also}{beyond}"
+        + (f"; only {runs_text(cause.lost.n)}" if finding == "likely" else "")
     )
-    if finding == "likely":
-        text += f"; only {runs_text(cause.lost.n)}: confirm with --repeats {MIN_RUNS}"
-    advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
-    if not advised:
-        return text
-    gain = f", forecast {experiment_gain(advised[0])}" if advised[0].forecast_gain is not None else ""
-    return f"{text}. Next: {advised[0].text}{gain}"
-
-
-def _beyond(case: Case, cause: Part) -> str:
-    """A part that is larger than the one that is named, and not certain."""
-    largest = max(case.parts, key=lambda part: part.lost.value)
-    if largest.name == cause.name:
-        return ""
-    return f"; {CAUSE_TITLES[largest.name]}, {points(largest.lost.value)}, is within the noise"
 
 
 def _late(case: Case, largest: Part) -> str:
@@ -269,8 +327,8 @@ def experiment_gain(one: NextExperiment) -> str:
         return ""
     if one.forecast_low is None or one.forecast_high is None:
         return gain_text(one.forecast_gain)
-    ends = ", ".join(percent(end, 0).removesuffix(" %") for end in (one.forecast_low, one.forecast_high))
-    return gain_text(one.forecast_gain).replace(" throughput", f" [{ends}] throughput")
+    figure = Estimate(one.forecast_gain, one.forecast_low, one.forecast_high, MIN_RUNS, "fit", "fraction")
+    return f"{'+' if one.forecast_gain >= 0 else ''}{figure_text(figure)} throughput"
 
 
 def bound_text(bound: float) -> str:

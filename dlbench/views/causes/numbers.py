@@ -29,9 +29,7 @@ from dlbench.records.scan import Run
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.views.causes.balance import Balance, balance
-from dlbench.views.causes.certainty import adjusted_p
-from dlbench.views.causes.diagnosis import Verdict, diagnose
+from dlbench.views.causes.diagnosis import Verdict, adjusted_p, diagnose
 from dlbench.views.causes.experiments import Case
 from dlbench.views.causes.pop import Pop, pop_of
 from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
@@ -101,11 +99,6 @@ class CausePoint:
     def largest(self) -> CauseShare:
         """The cause that loses most, certain or not."""
         return max(self.causes, key=lambda share: share.lost.value)
-
-    @property
-    def balance(self) -> Balance:
-        """Losses and gains apart."""
-        return balance(self.causes, self.whole)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dlbench.reading.hosts.core_load import LOAD_CODES
 from dlbench.report.document import Section
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.causes.charts import account_charts
@@ -44,11 +45,12 @@ class CausesView(GroupView):
             return None
         points = found.diagnosed.points
         experiments = experiment_sheet(points)
+        is_loaded = any(doubt.code in LOAD_CODES for doubt in group.doubts)
         return Section(
             id=self.id,
             title=self.title,
             caption=f"{group.parts_caption}.",
-            words=tuple(findings(found.diagnosed)),
+            words=tuple(findings(found.diagnosed, is_loaded=is_loaded)),
             charts=lambda: account_charts(group, points),
             charts_per_row=2 if len(points) > MOST_ALONE else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dlbench.report.wording import figure_text, number_text, percent, place_text, ranks_text, runs_text
+from dlbench.report.wording import figure_text, number_text, place_text, ranks_text, runs_text
+from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.numbers import CausePoint, Diagnosed
 from dlbench.views.causes.titles import CAUSE_TITLES, NOT_MEASURED
 
@@ -17,12 +18,14 @@ def place(point: CausePoint) -> str:
     return place_text(point.ranks, point.nodes)
 
 
-def findings(found: Diagnosed) -> Iterator[str]:
-    """The diagnosis of each rank count, the largest first."""
+def findings(found: Diagnosed, *, is_loaded: bool) -> Iterator[str]:
+    """The diagnosis of each rank count, the largest first; no advice to repeat beside foreign load (`is_loaded`)."""
     if found.fault:
         yield f"A fault was planted on purpose: {found.fault}."
     for point in reversed(found.points):
-        yield f"{place(point)}: {point.verdict.line}."
+        is_idle_talk = is_loaded and point.verdict.finding in ("too few runs", "within noise")
+        advice = f". Next: {point.verdict.next}" if point.verdict.next and not is_idle_talk else ""
+        yield f"{place(point)}: {point.verdict.line}{advice}."
 
 
 def remarks(found: Diagnosed) -> Iterator[str]:
@@ -61,7 +64,7 @@ def _monitoring(found: Diagnosed) -> str:
     cost = found.watch_cost
     if cost is None:
         return f"Monitoring: {found.watching}."
-    share = f"{percent(cost.value, 2)} [{percent(cost.low, 2)}, {percent(cost.high, 2)}]"
+    share = figure_text(Estimate(cost.value, cost.low, cost.high, cost.num_runs, "Student t", "fraction"))
     where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
     return f"Monitoring ({found.watching}) cost {share} of a step ({cost.method}{where})."
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
+from dlbench.reading.attribution import about_means
 from dlbench.reading.measures import PARTS
 from dlbench.reading.samples.readings import MachineReading, machine_readings
 from dlbench.reading.scaling import Group, Point
@@ -65,7 +66,7 @@ class DataPoint:
     ranks: int
     nodes: int
     wait: Estimate
-    """Mean wait for input, seconds per step; means over runs, as the parts of a step."""
+    """Mean wait for input, seconds per step; as the parts of a step."""
     copy: Estimate
     """Host-to-device copy, likewise."""
     wait_share: Estimate
@@ -128,15 +129,15 @@ def data_path(group: Group, table: RunTable) -> DataPath:
 def _point(
     point: Point, table: RunTable, middle: Run, reading: MachineReading | None, *, is_looked_at: bool
 ) -> DataPoint:
-    rows = table.parts.loc[list(point.run_ids)]
-    step = rows[list(PARTS)].sum(axis=1)
-    share = mean_estimate((rows["input"] / step).tolist(), "fraction")
+    rows = table.parts.loc[list(point.run_ids)][list(PARTS)]
+    share = mean_estimate((rows["input"] / rows.sum(axis=1)).tolist(), "fraction")
+    runs = about_means([{name: float(row[name]) for name in PARTS} for _, row in rows.iterrows()])
     stalls = _stalls(middle) if is_looked_at else _Stalls()
     return DataPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        wait=mean_estimate(rows["input"].tolist(), "s"),
-        copy=mean_estimate(rows["h2d"].tolist(), "s"),
+        wait=mean_estimate([parts["input"] for parts in runs], "s"),
+        copy=mean_estimate([parts["h2d"] for parts in runs], "s"),
         wait_share=share,
         utilisation=complement(share),
         stalled=stalls.stalled,

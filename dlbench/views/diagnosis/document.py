@@ -11,13 +11,13 @@ from dlbench.report.document import Document, Section
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
-from dlbench.views.decomposition.view import DecompositionView
+from dlbench.views.decomposition import DecompositionView
 from dlbench.views.document import document_of
 from dlbench.views.energy.numbers import DetailedEnergy
 from dlbench.views.energy.view import DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs.view import WithoutFiguresView
-from dlbench.views.slow_nodes.view import SlowNodesView
+from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.stalls.view import StallsView
 from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.telemetry.view import DetailedTelemetryView

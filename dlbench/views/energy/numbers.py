@@ -12,13 +12,16 @@ from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindEnergy:
-    """GPUs, or processors, at one rank count; medians over the runs whose samples hold them."""
+    """GPUs, or processors, at one rank count, over the runs whose samples hold them.
+
+    Energy per sample is a geometric mean, of which the efficiency is a ratio; the others are medians.
+    """
 
     kind: Kind
     energy_per_sample: Estimate | None
@@ -195,7 +198,8 @@ def _point(
 def _kind(kind: Kind, energies: Sequence[RunEnergy], efficiency: Estimate | None) -> KindEnergy | None:
     if not energies:
         return None
-    each = _over((energy.energy_per_sample_j(kind) for energy in energies), "J")
+    joules_each = [joules for energy in energies if (joules := energy.energy_per_sample_j(kind)) is not None]
+    each = typical_estimate(joules_each, "J") if joules_each else None
     measured = [energy.stage(kind, "measured") for energy in energies]
     stages = ((stage, _joules(energy.stage(kind, stage) for energy in energies)) for stage in STAGES)
     whole = _joules(energy.stage(kind) for energy in energies)

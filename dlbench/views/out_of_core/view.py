@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
-from dlbench.report.wording import percent, place_text, runs_text, times_text
+from dlbench.report.wording import percent, place_text, runs_text, times_text, times_value
 from dlbench.units import format_bytes
 from dlbench.views.model import Report
 from dlbench.views.out_of_core.charts import method_charts, passage_charts
@@ -73,7 +73,7 @@ def _headline(found: OutOfCore) -> str:
     """The gain of a plan at the largest rank count and batch, or how well steps were predicted."""
     gain = max(found.gains, key=lambda one: (one.ranks, one.batch), default=None)
     if gain is not None:
-        return f"{gain.planned}: {gain.ratio.value:.2f}x the throughput of {gain.over}, batch {gain.batch}"
+        return f"{gain.planned}: {times_value(gain.ratio)} the throughput of {gain.over}, batch {gain.batch}"
     if found.median_step_error is not None:
         return f"predicted steps are off by {percent(found.median_step_error)} (median)"
     return f"{len(found.points)} method{'s' * (len(found.points) != 1)} and batches, none to compare with"

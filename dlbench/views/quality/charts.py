@@ -128,7 +128,7 @@ def _words(found: Quality, axis: Axis) -> str:
         count = reached_text(point.num_reached, point.num_runs)
         figure = point.samples if axis == "samples" else point.time
         unit = " samples" if axis == "samples" else ""
-        after = "" if figure is None else f" after {value_text(figure)}{unit} (median)"
+        after = "" if figure is None else f" after {value_text(figure)}{unit}"
         points.append(f"{place_text(point.ranks, point.nodes)}: {count} reached it{after}")
     goal = number_text(found.target, found.unit)
     skill = number_text(found.predictor_value, found.unit)

@@ -21,8 +21,15 @@ from dlbench.reading.comparability import planned_id
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.wording import DASH, basis_text, number_text, place_text, value_text
-from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, median_estimate, ratio_estimate
+from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_value, value_text
+from dlbench.stats.estimates import (
+    Estimate,
+    by_definition,
+    mean_estimate,
+    median_estimate,
+    ratio_estimate,
+    typical_estimate,
+)
 from dlbench.stats.pairing import RunKey
 from dlbench.views.quality.outcome import account, fit, quality_of, resolution, without_staging
 
@@ -49,8 +56,8 @@ class Factors:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityPoint:
-    """All comparable runs to one quality with one rank and node count; medians over the runs that reached it, unless
-    said otherwise.
+    """All comparable runs to one quality with one rank and node count; over the runs that reached it, unless said
+    otherwise: times, samples and epochs to accuracy are geometric means, the others medians.
     """
 
     ranks: int
@@ -213,7 +220,7 @@ def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
         return (DASH if last.time is None else value_text(last.time)), f"to {goal} at {place}"
     factor = last.factors.speedup
     return (
-        f"{factor.value:.2f}x",
+        times_value(factor),
         f"as soon at {goal} with {place} as with {place_text(base.ranks, base.nodes)}; {basis_text(factor)}",
     )
 
@@ -293,11 +300,11 @@ def _point(
         num_reached=len(reached),
         num_invalid=len(cell.invalid),
         num_lost=len(cell.lost),
-        time=_median([result.time_to_quality_s for result in reached], "s"),
-        unstaged=_median([without_staging(run) for run in cell.reached], "s"),
+        time=_typical([result.time_to_quality_s for result in reached], "s"),
+        unstaged=_typical([without_staging(run) for run in cell.reached], "s"),
         resolution=_median([resolution(result) for result in reached], "s"),
-        epochs=_median([result.epochs_to_quality for result in reached], "epochs"),
-        samples=_median([result.samples_to_quality for result in reached], "samples"),
+        epochs=_typical([result.epochs_to_quality for result in reached], "epochs"),
+        samples=_typical([result.samples_to_quality for result in reached], "samples"),
         best=_median([(max if result.higher_is_better else min)(found) for result, found in known], unit),
         final=_median([found[-1] for _, found in known], unit),
         trained_epochs=_median([evaluation.epoch for evaluation in last], "epochs"),
@@ -314,6 +321,12 @@ def _point(
 def _median(values: Sequence[float | None], unit: str) -> Estimate | None:
     known = [float(value) for value in values if value is not None]
     return median_estimate(known, unit) if known else None
+
+
+def _typical(values: Sequence[float | None], unit: str) -> Estimate | None:
+    """Of what has a ratio beside it, which is one of geometric means."""
+    known = [float(value) for value in values if value is not None]
+    return typical_estimate(known, unit) if known else None
 
 
 def _factors(
@@ -362,7 +375,7 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
         own = by_batch[batch]
         reached = [quality_of(run) for cell in own for run in cell.reached]
         count = sum(cell.num_runs for cell in own)
-        samples = _median([result.samples_to_quality for result in reached], "samples")
+        samples = _typical([result.samples_to_quality for result in reached], "samples")
         complete = samples if len(reached) == count else None
         if not made:
             smallest = complete
@@ -371,7 +384,7 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
                 global_batch=batch,
                 num_runs=count,
                 num_reached=len(reached),
-                epochs=_median([result.epochs_to_quality for result in reached], "epochs"),
+                epochs=_typical([result.epochs_to_quality for result in reached], "epochs"),
                 samples=samples,
                 against_smallest=complete.value / smallest.value if complete and smallest else None,
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dlbench.costs.training_time import Verdict, consistency
 from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.records.scan import Run
-from dlbench.views.utilisation.numbers import epoch_samples
+from dlbench.views.utilisation import epoch_samples
 
 
 def quality_of(run: Run) -> QualityResult:

@@ -35,12 +35,12 @@ def quality_verdict(subject: str, quality: Quality) -> str:
     best = "" if last.best is None else f", best value {number_text(last.best.value, quality.unit)}"
     sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)}{best})"
     if last.factors is None or len(quality.points) == 1:
-        median = f", median; {_basis(last.time)}" if last.num_reached > 1 else ""
-        return f"{subject}: target {goal} met in {sooner}{median}."
+        basis = f"; {_basis(last.time)}" if last.num_reached > 1 else ""
+        return f"{subject}: target {goal} met in {sooner}{basis}."
     return (
         f"{subject}: all {runs_text(runs)} met the target {goal}. {place_text(last.ranks, last.nodes)} "
         f"{_needs(last)} {_sooner(last.factors.speedup)} {place_text(base.ranks, base.nodes)} "
-        f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Median time to accuracy: {_time_at(base)}, {sooner}."
+        f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
     )
 
 
@@ -107,14 +107,11 @@ def _needs(point: QualityPoint) -> str:
 
 
 def _sooner(factor: Estimate) -> str:
-    return f"{times_text(factor)} sooner than" if factor.value >= 1 else f"{_inverse(factor)} as long as"
-
-
-def _inverse(factor: Estimate) -> str:
-    """The reciprocal, for what is said the other way round."""
-    if factor.low is None or factor.high is None:
-        return f"{1 / factor.value:.2f}x"
-    return f"{1 / factor.value:.2f}x [{1 / factor.high:.2f}, {1 / factor.low:.2f}]"
+    return (
+        f"{times_text(factor)} sooner than"
+        if factor.value >= 1
+        else f"{times_text(factor.inverted('ratio'))} as long as"
+    )
 
 
 def _why(factors: Factors) -> str:
@@ -125,9 +122,9 @@ def _why(factors: Factors) -> str:
     if abs(samples.value - 1) < WORTH_SAYING and placed(samples, 1 - WORTH_SAYING, 1 + WORTH_SAYING) != "undecided":
         second = "as many samples were needed"
     elif samples.value < 1:
-        second = f"{_inverse(samples)} as many samples were needed{_noise(samples)}"
+        second = f"{times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
     else:
-        second = f"only {_inverse(samples)} as many samples were needed{_noise(samples)}"
+        second = f"only {times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
     joint = ", and " if (samples.value < 1 - WORTH_SAYING) is not faster else ", but "
     rest = factors.rest
     verb = "cost" if rest.value < 1 else "gain"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dlbench.reading.attribution import Part
+from dlbench.reading.hosts.core_load import LOAD_CODES
 from dlbench.reading.scaling import Point
-from dlbench.report.wording import basis_text, figure_text, percent, place_text, points
+from dlbench.report.wording import basis_text, figure_text, percent, place_text
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.numbers import CausePoint, LostPercent
-from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group
-
-MOST_NAMED = 3
-"""Parts of a loss that are named."""
+from dlbench.views.quality.numbers import Quality
 
 
 def verdict(unit: str, all_points: tuple[Point, ...], *, is_crowded: bool, causes: LostPercent | None = None) -> str:
@@ -43,50 +40,16 @@ def verdict(unit: str, all_points: tuple[Point, ...], *, is_crowded: bool, cause
 
 
 def _explanation(point: Point, account: CausePoint | None) -> str:
-    loss = 1 - point.efficiency.value
-    low, high = point.efficiency.low, point.efficiency.high
-    is_noise = low is not None and high is not None and low <= 1 <= high
-    if abs(loss) < WORTH_EXPLAINING:
-        if placed(point.efficiency, 1 - WORTH_EXPLAINING, 1 + WORTH_EXPLAINING) == "undecided":
-            return f"Whether {percent(WORTH_EXPLAINING, 0)} or more is lost is undecided."
-        return "There is no loss worth explaining."
-    if loss < 0:
-        why = "its interval includes 100 %" if is_noise else "the baseline ran with a handicap, or its runs drifted"
-        return f"That is above the ideal: {why}."
-    doubt = "; the interval includes 100 %, so it may be noise" if is_noise else ""
-    if account is None:
-        return f"{doubt.removeprefix('; ').capitalize()}." if doubt else ""
-    return f"{_losses(account)}{doubt}."
-
-
-def _losses(account: CausePoint) -> str:
-    """The largest parts of a loss, the largest first; gains apart."""
-    lost = sorted((one for one in account.causes if one.lost.value >= 0.0005), key=lambda one: -one.lost.value)
-    if len(lost) == 1:
-        balance = account.balance
-        title = f"{CAUSE_TITLES[lost[0].name]}{_whose(account, lost[0])}"
-        if balance.has_gains:
-            return f"{balance.lost_text} lost to {title}{balance.gains_text}"
-        return f"{balance.lost_text} lost, all to {title}"
-    first, *others = lost[:MOST_NAMED]
-    named = [f"{_points(first)} are {CAUSE_TITLES[first.name]}{_whose(account, first)}"]
-    named += [f"{_points(one)} {CAUSE_TITLES[one.name]}" for one in others]
-    listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-    whole = account.balance
-    gains = f" ({whole.gains_text.removeprefix(', ')})" if whole.has_gains else ""
-    return f"Of {whole.lost_text} lost{gains}, {listed}"
-
-
-def _points(part: Part) -> str:
-    return points(part.lost.value).removesuffix(" points")
-
-
-def _whose(account: CausePoint, part: Part) -> str:
-    """The rank that is waited for most."""
-    if part.name != "straggler" or not account.waiting_ranks:
-        return ""
-    first = account.waiting_ranks[0]
-    return f" ({percent(first.waited_share, 0)} for rank {first.rank})" if first.waited_share >= 0.5 else ""
+    """What was lost, as the account says it; without one, whether anything was."""
+    if account is not None:
+        return sentence(account.verdict.line)
+    return {
+        "insufficient": f"Fewer than {MIN_RUNS} runs cannot tell a loss from noise.",
+        "within": "There is no loss worth explaining.",
+        "above": "That is above the ideal: the baseline ran with a handicap, or its runs drifted.",
+        "below": "",
+        "undecided": f"Whether {percent(WORTH_EXPLAINING, 0)} or more is lost is undecided.",
+    }[placed(point.efficiency, 1 - WORTH_EXPLAINING, 1 + WORTH_EXPLAINING)]
 
 
 def loss_text(group: Group) -> str:
@@ -100,27 +63,36 @@ def loss_text(group: Group) -> str:
 def next_step(group: Group) -> str:
     """What to do next, in a sentence; empty where nothing suggests itself.
 
-    The first experiment of the diagnosis of the largest point; more repeats only where the loss cannot be told from
-    noise, or nothing else is known.
+    Foreign load first, because figures made beside it may be those of the load; then a target that was missed; then
+    what the diagnosis of the largest point suggests.
     """
+    for doubt in group.doubts:
+        if doubt.code in LOAD_CODES:
+            what, _, remedy = doubt.text.rpartition(": ")
+            return sentence(f"{remedy}: {what}")
+    quality = group.of(Quality)
+    if quality is not None and any(point.num_reached < point.num_runs for point in quality.points):
+        key = "max_epochs" if quality.limit.endswith("epochs") else "max_samples"
+        return f"Train longer than {quality.limit} (--set quality.{key}=...): runs ended without meeting the target."
     if len(group.points) == 1:
-        return f"Run the same workload at more rank counts, for example --ranks {more_ranks(group)}."
+        more = more_ranks(group)
+        return f"Run the same workload at more rank counts, for example --ranks {more}." if "," in more else ""
     found = group.of(LostPercent)
     account = None if found is None else found.at(group.largest)
-    if account is not None and account.verdict.experiments:
-        confirm = f"; confirm with --repeats {MIN_RUNS}" if account.verdict.finding == "likely" else ""
-        return sentence(f"{account.verdict.experiments[0].text}{confirm}")
+    if account is not None:
+        return sentence(account.verdict.next) if account.verdict.next else ""
     if not group.is_sufficient:
         return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}) to tell noise apart."
-    if account is not None and account.verdict.finding == "within noise":
-        return f"Repeat more often to tell noise apart (--repeats {2 * MIN_RUNS})."
     return ""
 
 
 def more_ranks(group: Group) -> str:
-    """Rank counts that a group of one point lacks, as an option takes them."""
+    """Rank counts that a group of one point lacks, as an option takes them; none that its machine does not hold."""
     ranks = group.baseline.ranks
-    return ",".join(str(ranks * factor) for factor in (1, 2, 4))
+    counts = [ranks * factor for factor in (1, 2, 4) if group.most_ranks is None or ranks * factor <= group.most_ranks]
+    if len(counts) < 2 and ranks > 1:
+        counts = [1, ranks]
+    return ",".join(map(str, counts or [ranks]))
 
 
 def sentence(text: str) -> str:

@@ -17,10 +17,7 @@ ABOUT = {
     "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
     "takes no longer than at the baseline.",
 }
-ONE_POINT = (
-    "One rank count only: there is nothing to scale against. Run the same workload at a second one, for example with "
-    "--ranks 1,2,4."
-)
+ONE_POINT = "One rank count only: there is nothing to scale against."
 
 
 class ScalingView(GroupView):
@@ -36,7 +33,7 @@ class ScalingView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}. In brackets: the interval.",
+            caption=f"{group.caption}. [low, high]: the interval; (low to high): a mere range.",
             about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: scaling_charts(group),
             charts_per_row=3,

@@ -9,7 +9,7 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import pairing
 from dlbench.views.data_path.epochs import SHUFFLE_KEYS, STAGING_KEYS, alike, epoch_times
 
@@ -264,7 +264,7 @@ def _row(group: Group, point: Point, reference: tuple[Group, Point] | None, tabl
         partition=_way(group)[1],
         staging=data.staging,
         is_reference=is_reference,
-        epoch_s=median_estimate(list(own.values()), "s") if own else None,
+        epoch_s=geometric_mean_estimate(list(own.values()), "s") if own else None,
         factor=factor,
         is_paired=bool(own) and pairing(own, base).is_paired,
         novelty=found.novelty if found else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dlbench.report.document import Mark, Section
-from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text
+from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text, times_value
 from dlbench.views.model import Group, Report
 from dlbench.views.shuffling.charts import learning_charts, way_text
 from dlbench.views.shuffling.numbers import Audit, ShuffleComparison, audit, comparisons
@@ -114,14 +114,14 @@ def _compared(found: Sequence[ShuffleComparison]) -> str:
     first = found[0]
     last = (first.rows[-1].ranks, first.rows[-1].nodes)
     rows = [
-        (row.factor.value, row)
+        (row.factor, row)
         for row in first.rows
         if (row.ranks, row.nodes) == last and row.factor is not None and row.shuffle != "global"
     ]
     if not rows:
         return "nothing to compare: other shuffling, or global shuffling, did not run"
-    factor, row = max(rows, key=lambda item: item[0])
-    return f"{place_text(*last)}: epochs {factor:.2f}x as fast with {way_text(row)} as with global shuffling"
+    factor, row = max(rows, key=lambda item: item[0].value)
+    return f"{place_text(*last)}: epochs {times_value(factor)} as fast with {way_text(row)} as with global shuffling"
 
 
 def _findings(found: ShuffleComparison) -> Iterator[str]:

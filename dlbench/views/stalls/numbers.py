@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
+from dlbench.reading.attribution import about_means
 from dlbench.reading.measures import measured_or_why
 from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
-from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.views.reading.numbers import WARM_SHARE, storage_share
 
 Tier = Literal["synthetic", "cached", "cold"]
@@ -38,7 +40,7 @@ class StallPart:
 
     name: Literal["ingestion", "preparation", "fetch"]
     seconds: Estimate | None
-    """Per step, mean over repeats; None: not measured."""
+    """Per step, of geometric means over repeats; None: not measured."""
     share: Estimate | None
     """Of the whole; shares sum to 1 over the parts that are there."""
     why: str
@@ -53,7 +55,7 @@ class TierRuns:
     rate: Estimate
     """Samples per second, all ranks together."""
     step_s: Estimate
-    """Mean step, mean over runs."""
+    """Mean step, geometric mean over runs."""
     storage_share: float | None
     """Of the bytes read, those that came from storage and not from the page cache; mean over runs, None: not known."""
     epochs: float | None
@@ -157,11 +159,13 @@ def _point(runs: Sequence[Run]) -> Stalls:
         tiers=tuple(
             _tier(tier, list(known.values()), plan.workload.sample_unit) for tier, known in found.items() if known
         ),
-        ceiling=median_estimate([one.rate for one in found["synthetic"].values()], f"{plan.workload.sample_unit}/s")
+        ceiling=geometric_mean_estimate(
+            [one.rate for one in found["synthetic"].values()], f"{plan.workload.sample_unit}/s"
+        )
         if found["synthetic"]
         else None,
         parts=parts,
-        whole_s=mean_estimate([found[whole_is][k].step_s for k in repeats], "s") if present else None,
+        whole_s=geometric_mean_estimate([found[whole_is][k].step_s for k in repeats], "s") if present else None,
         whole_is=whole_is,
         pairs=len(repeats) if present else 0,
         missing=tuple(missing),
@@ -176,16 +180,18 @@ def _parts(
     whole_is: Tier = "cold" if not reasons["cold"] else "cached"
     no_pair = "" if repeats else "no repeat has figures of all its runs"
 
+    def steps(tier: Tier) -> list[float]:
+        return [one["step"] for one in about_means([{"step": found[tier][k].step_s} for k in repeats])]
+
     def part(name: Literal["ingestion", "preparation", "fetch"], tier: Tier, less: Tier | None) -> StallPart:
         why = reasons[tier] or (reasons[less] if less else "") or reasons["synthetic"] or no_pair
         if not why and whole_is == "cached" and reasons["cached"]:
             why = reasons["cached"]
         if why:
             return StallPart(name=name, seconds=None, share=None, why=why)
-        values = [found[tier][k].step_s - (found[less][k].step_s if less else 0.0) for k in repeats]
-        wholes = [found[whole_is][k].step_s for k in repeats]
+        own, mean = steps(tier), fmean(steps(whole_is))
+        values = own if less is None else [a - b for a, b in zip(own, steps(less), strict=True)]
         # Shares of the mean whole, so that they sum to 1 as the seconds sum to it.
-        mean = sum(wholes) / len(wholes)
         return StallPart(
             name=name,
             seconds=mean_estimate(values, "s"),
@@ -222,8 +228,8 @@ def _tier(tier: Tier, runs: Sequence[_One], unit: str) -> TierRuns:
     reading = next((one.reading for one in runs if one.reading is not None), None)
     return TierRuns(
         tier=tier,
-        rate=median_estimate([one.rate for one in runs], f"{unit}/s"),
-        step_s=mean_estimate([one.step_s for one in runs], "s"),
+        rate=geometric_mean_estimate([one.rate for one in runs], f"{unit}/s"),
+        step_s=geometric_mean_estimate([one.step_s for one in runs], "s"),
         storage_share=sum(shares) / len(shares) if shares else None,
         epochs=max(epochs, default=None),
         cache="" if tier == "synthetic" or reading is None else reading.cache,

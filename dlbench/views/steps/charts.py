@@ -82,7 +82,7 @@ def _distribution(group: Subject, found: StepTimes) -> Chart:
         group,
         name="steps",
         title="Share of steps that take no longer (band: range of runs)",
-        alt=f"Distribution of step times by rank count, medians over runs.{left_out} {words}.",
+        alt=f"Distribution of step times by rank count, geometric means over runs.{left_out} {words}.",
         table=quantile_sheet(found),
         size=(WIDE, _HEIGHT),
         axes="x",

@@ -15,7 +15,7 @@ from dlbench.reading.digest import QUANTILES, OutlierStep, RankStepMap, StepDige
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
 from dlbench.views.steps.slow_periods import map_finding
 
 
@@ -43,7 +43,7 @@ class StepPoint:
     """Warm-up steps of all runs together; they are left out."""
     quantiles: tuple[StepQuantile, ...]
     p50: Estimate
-    """Quantiles of each run, median over runs."""
+    """Quantiles of each run, geometric mean over runs."""
     p95: Estimate
     p99: Estimate
     longest: Estimate
@@ -128,7 +128,7 @@ def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: 
     outliers = [step for one in digests for step in one.outliers]
 
     def quantile_s(percent: int) -> Estimate:
-        return median_estimate([one.quantiles_s[percent] for one in digests], "s")
+        return geometric_mean_estimate([one.quantiles_s[percent] for one in digests], "s")
 
     return StepPoint(
         ranks=point.ranks,
@@ -156,7 +156,7 @@ def _quantile(digests: Sequence[StepDigest], index: int) -> StepQuantile:
     return StepQuantile(
         share=index / (QUANTILES - 1),
         seconds=Estimate(
-            value=statistics.median(values),
+            value=geometric_mean_estimate(values).value,
             low=min(values) if several else None,
             high=max(values) if several else None,
             n=len(values),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.table import Cell
-from dlbench.report.wording import PART_TITLES, percent, place_text, value_text
+from dlbench.report.wording import PART_TITLES, percent, place_text, shown, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepTimes
 
@@ -47,10 +47,9 @@ def outliers_text(point: StepPoint) -> str:
 
 
 def _correlation(correlation: Estimate) -> Cell:
-    """With its interval, to the hundredth."""
-    known = correlation.low is not None and correlation.high is not None
-    interval = f"[{correlation.low:.2f}, {correlation.high:.2f}]" if known else ""
-    return Cell(f"{correlation.value:.2f}", interval, number=correlation.value)
+    """With its interval."""
+    number, interval, _ = shown(correlation, 2)
+    return Cell(number, interval, number=correlation.value)
 
 
 def _longest_step_text(point: StepPoint) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import VARIANT
 from dlbench.views.model import Group
 from dlbench.views.rerun import rerun
-from dlbench.views.slow_nodes.tables import ratio_text
+from dlbench.views.slow_nodes import ratio_text
 from dlbench.views.stragglers.charts import straggler_charts, who
 from dlbench.views.stragglers.tables import host_sheet, rank_sheet
 from dlbench.views.view import GroupView

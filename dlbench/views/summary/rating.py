@@ -40,14 +40,13 @@ def rating(group: Group, report: Report) -> Rating:
 def _references(group: Group, last: Point) -> list[tuple[str, float]]:
     """References for a point: what they are, and their efficiency (fraction)."""
     found = [
-        ("the exchange alone leaves", one.prediction.efficiency.value)
+        ("against the exchange model's bound of", one.prediction.efficiency.value)
         for one in group.all_of(ExchangePoint)
         if (one.ranks, one.nodes) == (last.ranks, last.nodes) and one.prediction is not None
     ]
     forecast = group.of(Forecast)
-    published = (
-        [(f"published at {ranks_text(one.ranks)}:", one.efficiency) for one in forecast.same_work] if forecast else []
-    )
+    same_work = forecast.same_work if forecast else ()
+    published = [(f"against the published efficiency at {ranks_text(one.ranks)},", one.efficiency) for one in same_work]
     return [*found, *published]
 
 
@@ -55,10 +54,13 @@ def _against(point: Point, reference: float, text: str) -> Rating:
     """By the interval where it decides, else by the value, which is said; a loss not worth explaining is none."""
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
+    if where == "insufficient":
+        few = runs_text(point.efficiency.n)
+        return Rating(tone="unknown", text=f"not rated ({few} only) {text} {percent(reference)}")
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
-    doubt = {"undecided": " (within the noise)", "insufficient": f" (only {runs_text(point.efficiency.n)})"}
     word: Literal["good", "low"] = "good" if is_good else "low"
-    return Rating(tone=word, text=f"{word}{doubt.get(where, '')}: {text} {percent(reference)}")
+    doubt = " (within the noise)" if where == "undecided" else ""
+    return Rating(tone=word, text=f"{word}{doubt} {text} {percent(reference)}")
 
 
 def _trend(report: Report, group: str, point: Point) -> Trend | None:

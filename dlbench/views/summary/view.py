@@ -6,14 +6,22 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dlbench.report.document import Card, Section
-from dlbench.report.wording import ENGINE_TITLES, basis_text, interval_text, place_text, points, value_text
+from dlbench.report.wording import (
+    ENGINE_TITLES,
+    basis_text,
+    interval_text,
+    lost_value,
+    place_text,
+    runs_text,
+    value_text,
+)
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.summary.charts import efficiency_chart
 from dlbench.views.summary.rating import rating
-from dlbench.views.systems.numbers import SystemDescription
+from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView
 
 _TELLING = ("preset", "engine", "scaling", "precision")
@@ -131,7 +139,7 @@ def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
     place = place_text(last.ranks, last.nodes)
     if len(group.points) == 1:
         return value_text(last.throughput), (f"{last.throughput.unit} at {place}",)
-    interval = interval_text(last.efficiency) or basis_text(last.efficiency)
+    interval = interval_text(last.efficiency) or f"({basis_text(last.efficiency)})"
     return value_text(last.efficiency), (interval, f"scaling efficiency at {place}")
 
 
@@ -157,5 +165,6 @@ def _cause(group: Group) -> str:
     point = found.at(group.largest) if found else None
     if point is None or point.is_baseline or not point.verdict.cause:
         return ""
-    doubt = ", within the noise" if point.verdict.finding == "within noise" else ""
-    return f"{CAUSE_TITLES[point.largest.name]}: {points(point.largest.lost.value)}{doubt}"
+    doubts = {"within noise": ", within the noise", "too few runs": f", in {runs_text(point.largest.lost.n)} only"}
+    doubt = doubts.get(point.verdict.finding, "")
+    return f"{CAUSE_TITLES[point.largest.name]}: {lost_value(point.largest.lost)}{doubt}"

@@ -16,7 +16,7 @@ from typing import Literal
 
 from dlbench.report.wording import figure_text, times_text
 from dlbench.specs.plan import AxisValue
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, median_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.verdicts import is_other_than, placed
 from dlbench.views.sweep.settings import label, value_text
@@ -196,7 +196,7 @@ def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: Ax
 
 
 def _estimate(logs: Sequence[float]) -> Estimate:
-    return median_estimate([math.exp(value) for value in logs], "ratio")
+    return geometric_mean_estimate([math.exp(value) for value in logs], "ratio")
 
 
 def deviations(

@@ -19,7 +19,7 @@ from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, percent, place_text
 from dlbench.specs.plan import AxisValue
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
 from dlbench.stats.selection import gain_of_best
 from dlbench.stats.verdicts import is_other_than
@@ -193,7 +193,9 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
         if any(acting_keys(run.plan) for run in group):
             drafts.append(_draft(group, table))
         else:
-            rates = [fmean(_rates(found, table).values()) for found in _by_setting(figures)]
+            rates = [
+                geometric_mean_estimate(list(_rates(found, table).values())).value for found in _by_setting(figures)
+            ]
             idle.append(
                 f"At {place_text(ranks, nodes)} no swept key acts; settings differ by up to "
                 f"{percent(max(rates) / min(rates) - 1)} there, which is the scatter of the machine."
@@ -223,8 +225,10 @@ def _sweep(
         verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
         cells=tuple(cells),
         idle=tuple(idle),
-        caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; medians over "
-        "runs; ratios in pairs of interleaved repeats" + f"; {plan.workload.notice}" * bool(plan.workload.notice),
+        caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; geometric "
+        "means over runs; ratios in pairs of interleaved repeats"
+        + f"; {plan.workload.notice}"
+        * bool(plan.workload.notice),
     )
 
 
@@ -360,7 +364,7 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     without = {item.run.plan.run_id: f"{item.state}: {item.why}" for item in table.without}
     rates, base = draft.rates, draft.base
     measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
-    rate_base = median_estimate(list(rates[base].values())).value
+    rate_base = geometric_mean_estimate(list(rates[base].values())).value
     ratios = [
         by_definition(1.0, len(rates[base])) if i == base else _ratio(r, rates[base]) for i, r in enumerate(rates)
     ]
@@ -375,7 +379,7 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.axes.items())),
                 label=label(plan.series.axes),
                 is_baseline=i == base,
-                throughput=median_estimate(list(rates[i].values()), f"{plan.workload.sample_unit}/s")
+                throughput=geometric_mean_estimate(list(rates[i].values()), f"{plan.workload.sample_unit}/s")
                 if rates[i]
                 else None,
                 ratio=ratio,

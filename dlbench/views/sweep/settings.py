@@ -82,7 +82,7 @@ class Setting:
     """The values alone, in the order of the keys."""
     is_baseline: bool
     throughput: Estimate | None
-    """Samples per second, median over runs."""
+    """Samples per second, geometric mean over runs."""
     ratio: Estimate | None
     """To the baseline's, over the repeats that both have."""
     adjusted_p: float | None

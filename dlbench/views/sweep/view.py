@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.document import Card, Mark, Section
-from dlbench.report.wording import place_text
+from dlbench.report.wording import place_text, times_value
 from dlbench.views.model import Report
 from dlbench.views.sweep.charts import MARKS, settings_chart
 from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
@@ -56,10 +56,10 @@ def _headline(sweep: Sweep) -> str:
         return "no figures"
     last = sweep.cells[-1]
     place = place_text(last.ranks, last.nodes)
-    best = next((one for one in last.settings if one.label == last.best and one.ratio is not None), None)
+    best = last.best_setting
     if best is None or best.ratio is None:
         return f"no setting is faster than the baseline for certain, at {place}"
-    return f"fastest at {place}: {best.label[:50]}, {best.ratio.value:.2f}x the baseline"
+    return f"fastest at {place}: {best.label[:50]}, {times_value(best.ratio)} the baseline"
 
 
 def _cell(sweep: Sweep, cell: SweepCell) -> Section:

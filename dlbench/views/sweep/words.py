@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.report.table import times_cell
-from dlbench.report.wording import DASH, basis_text, times_text
+from dlbench.report.wording import DASH, basis_text, times_text, times_value
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.views.sweep.axes import MARGIN_TEXT, Axis
 from dlbench.views.sweep.settings import Setting
@@ -89,7 +89,7 @@ def _best(choice: Choice, start: str) -> list[str]:
     if best is None or best.ratio is None or ratio is None:
         return [f"{start} {_no_best(choice.compared, name)}"]
     count = len(choice.compared)
-    corrected = f", corrected for the choice among {count}; {best.ratio.value:.2f}x as measured" if count > 1 else ""
+    corrected = f", corrected for the choice among {count}; {times_value(best.ratio)} as measured" if count > 1 else ""
     parts = [
         f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
         f"({basis_text(ratio)}, in pairs{corrected})."
@@ -113,7 +113,7 @@ def _no_best(others: Sequence[Setting], name: str) -> str:
     if any(setting.verdict == "insufficient" for setting in others):
         ratios = [setting.ratio.value for setting in others if setting.ratio is not None]
         return (
-            f"nothing is decided: fewer than {MIN_RUNS} repeats of some setting (medians {min(ratios):.2f}x to "
+            f"nothing is decided: fewer than {MIN_RUNS} repeats of some setting ({min(ratios):.2f}x to "
             f"{max(ratios):.2f}x of {name})."
         )
     slower = sum(setting.verdict == "slower" for setting in others)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, variance
 
 import numpy as np
@@ -16,15 +19,22 @@ import numpy.typing as npt
 
 from dlbench.reading.attribution import attribute
 from dlbench.reading.causes import CAUSES
+from dlbench.reading.scaling import Group
+from dlbench.reading.scaling import groups as scaling_groups
+from dlbench.reading.table import tabulate
+from dlbench.records.scan import scan
+from dlbench.stats.estimates import ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
 from dlbench.stats.selection import gain_of_best
-from dlbench.views.causes.certainty import adjusted_p, stands_out
-from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
-from dlbench.views.decomposition.numbers import OWN_PARTS, difference
+from dlbench.views.causes.diagnosis import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
+from dlbench.views.causes.experiments import Case
+from dlbench.views.decomposition import OWN_PARTS, difference
+from dlbench.views.scaling.verdict import verdict
 from dlbench.views.sweep.axes import MARGIN, Measured, contrasts, deviations, levels_of
 from dlbench.views.sweep.numbers import Draft, family_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share
+from tests.support.run_factory import constant, plans, write_run
 
 Array = npt.NDArray[np.float64]
 
@@ -58,6 +68,7 @@ def figures() -> Iterator[Figure]:
     yield from best_of_sweeps()
     yield families()
     yield from causes()
+    yield from diagnoses()
     yield from advised_repeats()
 
 
@@ -231,11 +242,73 @@ def any_cause(generator: np.random.Generator, scatter: float, *, is_paired: bool
     )
 
 
-def steps(generator: np.random.Generator, scatter: float, block: str) -> dict[tuple[str, int], dict[str, float]]:
+def steps(
+    generator: np.random.Generator, scatter: float, block: str, repeats: int = REPEATS
+) -> dict[tuple[str, int], dict[str, float]]:
     """Seconds per step of each cause in each run: whole runs scatter, and each cause by as much again."""
-    runs = generator.lognormal(0, scatter, REPEATS).tolist()
-    noise = generator.lognormal(0, scatter, (REPEATS, len(CAUSES))).tolist()
+    runs = generator.lognormal(0, scatter, repeats).tolist()
+    noise = generator.lognormal(0, scatter, (repeats, len(CAUSES))).tolist()
     return {
         (block, k): {name: STEP[name] * run * own for name, own in zip(CAUSES, noise[k], strict=True)}
         for k, run in enumerate(runs)
     }
+
+
+# What is said of a loss
+
+CLAIMS: Mapping[str, tuple[float, tuple[str, ...]]] = {
+    "a cause is named": (0.0, ("likely cause: ", "main cause: ")),
+    "the baseline is blamed": (0.0, ("the baseline ran with a handicap",)),
+    "no loss is claimed": (0.03, ("no loss worth explaining", "nothing is lost")),
+}
+"""What a sentence claims, with the true loss (a fraction) that makes it false, and the words that claim it."""
+
+
+def diagnoses(trials: int = 400, scatter: float = 0.02) -> Iterator[Figure]:
+    """How often the sentences on a point claim what is not so, by the number of its repeats."""
+    with tempfile.TemporaryDirectory() as folder:
+        group = one_group(Path(folder))
+        for repeats in (1, 2, 3, 4, 5, 10):
+            for loss in (0.0, 0.03):
+                generator = np.random.default_rng([SEED, 17, repeats, round(1000 * loss)])
+                texts = [said(generator, group, repeats, scatter, loss) for _ in range(trials)]
+                for claim, (false_at, words) in CLAIMS.items():
+                    if false_at == loss:
+                        yield rate(
+                            f"{repeats} repeats, scatter {scatter:.0%}, truly lost {loss:.0%}: {claim}",
+                            [any(one in text for one in words) for text in texts],
+                            "at most 5",
+                            most=MOST_FALSE,
+                        )
+
+
+def one_group(folder: Path) -> Group:
+    """Runs at one and two ranks, as points to give figures to."""
+    for plan in plans(points=(1, 2), repeats=1):
+        write_run(folder, plan, constant((5.0, 0.0, 30.0, 50.0, 5.0, 10.0)))
+    (group,) = scaling_groups(tabulate(scan(folder)))
+    return group
+
+
+def said(generator: np.random.Generator, group: Group, repeats: int, scatter: float, loss: float) -> str:
+    """The diagnosis of a point of equal parts that all lose the same share, and the verdict of its report."""
+    baseline, own = (steps(generator, scatter, "a", repeats) for _ in range(2))
+    own = {key: {name: value / (1 - loss) for name, value in parts.items()} for key, parts in own.items()}
+    found = attribute(own, baseline, work=1, names=CAUSES)
+    (adjusted,) = adjusted_p([found.parts])
+    base, last = group.points
+    whole = [{key: sum(parts.values()) for key, parts in side.items()} for side in (baseline, own)]
+    last = replace(last, efficiency=ratio_estimate(whole[0], whole[1], "fraction"))
+    case = Case(
+        runs=group.runs[-1:],
+        point=last,
+        is_baseline=False,
+        parts=found.parts,
+        whole=found.whole,
+        adjusted_p=adjusted,
+        compute_parts=(),
+        hosts=(),
+        main_straggler=None,
+        exclude=(),
+    )
+    return f"{diagnose(case, None).line} {verdict('images', (base, last), is_crowded=False)}"

@@ -13,7 +13,7 @@ from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.wording import figure_text
 from dlbench.views.assemble import assemble
-from dlbench.views.cost.numbers import Cost
+from dlbench.views.cost import Cost
 from dlbench.views.document import document_of
 from tests.support.run_factory import write_scaling
 

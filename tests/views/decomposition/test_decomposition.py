@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,15 +22,16 @@ from dlbench.records.scan import Run, scan
 from dlbench.report.formats.json import as_plain
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
-from dlbench.views.decomposition.numbers import (
+from dlbench.views.decomposition import (
     MARGIN,
     OWN_PARTS,
     Decomposition,
     Difference,
+    decomposition_lines,
+    decomposition_section,
     decompositions,
     difference,
 )
-from dlbench.views.decomposition.view import decomposition_lines, decomposition_section
 from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
@@ -188,17 +191,19 @@ def test_a_difference_that_the_phase_holds_agrees_with_it(tmp_path: Path) -> Non
     write_series(tmp_path, decomposed(repeats=5))
     point = only_point(tmp_path)
     reading, exchange = both(point)
-    mean_drift = 1.02  # of repeats 0 to 4
     assert point.step_s is not None
-    assert point.step_s.value == pytest.approx(118e-3 * mean_drift)
-    assert [reading.seconds.value, reading.phase_s.value] == pytest.approx([10e-3 * mean_drift] * 2)
-    assert [exchange.seconds.value, exchange.phase_s.value] == pytest.approx([20e-3 * mean_drift] * 2)
+    assert point.step_s.value == pytest.approx(118e-3 * MEAN_DRIFT)
+    assert [reading.seconds.value, reading.phase_s.value] == pytest.approx([10e-3 * MEAN_DRIFT] * 2)
+    assert [exchange.seconds.value, exchange.phase_s.value] == pytest.approx([20e-3 * MEAN_DRIFT] * 2)
     assert reading.share.value == pytest.approx(10 / 118)
     assert exchange.share.value == pytest.approx(20 / 118)
     assert (reading.verdict, exchange.verdict) == ("agree", "agree")
     assert reading.seconds.kind == "Student t"
     assert point.missing == ()
 
+
+MEAN_DRIFT = statistics.geometric_mean(1 + repeat / 100 for repeat in range(5))
+"""Of the repeats of `write_series`."""
 
 CASES: Mapping[str, tuple[Variant, dict[str, float], str, float, tuple[str, ...]]] = {
     "readers slow the computation": (
@@ -245,7 +250,7 @@ def test_a_gap_is_named_with_the_part_that_holds_it_and_a_likely_reason(tmp_path
     reading, exchange = both(only_point(tmp_path))
     found, calm = (reading, exchange) if what == "input" else (exchange, reading)
     assert (found.verdict, calm.verdict) == ("differ", "agree")
-    assert found.gap_s.value == pytest.approx(gap_ms * 1.02e-3)
+    assert found.gap_s.value == pytest.approx(gap_ms * 1e-3 * MEAN_DRIFT)
     assert found.gap_s.value == pytest.approx(sum(part.value for part in found.moved_s.values()))
     (line,) = (line for line in lines_of(tmp_path) if line.startswith(f"  {what}"))
     assert [word for word in words if word not in line] == []
@@ -324,16 +329,16 @@ def test_differences_and_gaps_add_up_whatever_the_ranks_do(
     for one in only_point(out).differences:
         variant = {"input": "synthetic-input", "exchange": "no-exchange"}[one.what]
         spared = [mean_step["plain", k] - mean_step[variant, k] for k in range(2)]
-        held = [phase["plain", k][one.what] for k in range(2)]
-        assert one.seconds.value == pytest.approx(sum(spared) / 2, abs=1e-12)
+        step, without = (math.sqrt(mean_step[kind, 0] * mean_step[kind, 1]) for kind in ("plain", variant))
+        held = [phase["plain", k][one.what] / mean_step["plain", k] for k in range(2)]
+        assert one.seconds.value == pytest.approx(step - without, abs=1e-12)
+        moved = one.seconds.value - sum(spared) / 2
         assert (one.seconds.low, one.seconds.high) == (
-            pytest.approx(min(spared), abs=1e-12),
-            pytest.approx(max(spared), abs=1e-12),
+            pytest.approx(min(spared) + moved, abs=1e-12),
+            pytest.approx(max(spared) + moved, abs=1e-12),
         )
-        assert one.share.value == pytest.approx(
-            sum(s / mean_step["plain", k] for k, s in enumerate(spared)) / 2, abs=1e-12
-        )
-        assert one.phase_s.value == pytest.approx(sum(held) / 2, abs=1e-12)
+        assert one.share.value == pytest.approx((step - without) / step, abs=1e-12)
+        assert one.phase_s.value == pytest.approx(step * sum(held) / 2, abs=1e-12)
         assert one.gap_s.value == pytest.approx(one.seconds.value - one.phase_s.value, abs=1e-12)
         assert sum(part.value for part in one.moved_s.values()) == pytest.approx(one.gap_s.value, abs=1e-12)
         assert set(one.moved_s) == {*PHASES, "other"} == set(OWN_PARTS)
@@ -411,7 +416,7 @@ def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:
     plain = as_plain(found)
     assert [(one["series"], one["ranks"]) for one in plain] == [("s1", 1), ("s1", 2), ("s2", 2)]
     assert plain[1]["differences"][1]["what"] == "exchange"
-    assert plain[1]["differences"][1]["seconds"]["value"] == pytest.approx(20e-3 * 1.005)
+    assert plain[1]["differences"][1]["seconds"]["value"] == pytest.approx(20e-3 * math.sqrt(1.01))
     assert list(plain[1]["differences"][1]["moved_s"]) == list(OWN_PARTS)
     section = decomposition_section(found)
     assert section is not None

@@ -347,7 +347,7 @@ def test_the_verdict_names_the_account_s_figure_and_the_view_the_messages(made: 
     (point,) = points_of(group)
     assert point.communication is not None
     assert point.hidden is not None
-    assert group.verdict.endswith("18.2 points lost, all to exchange on the wire.")
+    assert group.verdict.endswith("Main cause: exchange on the wire, 18.2 points of 18.2 points lost.")
     section = ExchangeView().section(group)
     assert section is not None
     assert section.headline == (

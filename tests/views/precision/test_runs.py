@@ -19,13 +19,10 @@ from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.assemble import assemble
-from dlbench.views.differences.numbers import RunDifference, run_differences
-from dlbench.views.differences.view import DifferencesView, group_names
+from dlbench.views.differences import DifferencesView, RunDifference, group_names, run_differences
 from dlbench.views.document import document_of
-from dlbench.views.precision.numbers import PrecisionComparison
-from dlbench.views.precision.view import PrecisionView
-from dlbench.views.systems.numbers import SystemDescription
-from dlbench.views.systems.view import SystemsView
+from dlbench.views.precision import PrecisionComparison, PrecisionView
+from dlbench.views.systems import SystemDescription, SystemsView
 from dlbench.views.view import ReportView
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
 

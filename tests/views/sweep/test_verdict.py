@@ -22,6 +22,7 @@ from dlbench.records.scan import scan
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
+from dlbench.report.wording import times_value
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
 from dlbench.views import model
@@ -467,8 +468,8 @@ def test_the_best_of_many_is_said_to_be_chosen(tmp_path: Path) -> None:
     assert ratio.high is not None
     assert ratio.low < 1.1 < ratio.high
     assert ratio.value < best.ratio.value
-    assert f"corrected for the choice among 7; {best.ratio.value:.2f}x as measured" in cell.verdict
-    assert f"{ratio.value:.2f}x" in found_in(tmp_path).headline[0]
+    assert f"corrected for the choice among 7; {times_value(best.ratio)} as measured" in cell.verdict
+    assert f"{times_value(ratio)}" in found_in(tmp_path).headline[0]
 
 
 def test_rounding_of_the_clock_is_no_difference() -> None:

@@ -2,16 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
+from dlbench.reading.doubts import Severity
 from dlbench.reading.table import RunTable
+from dlbench.records.record import RankResult, Record
 from dlbench.records.scan import Run
+from dlbench.report.document import Section
+from dlbench.report.table import Column, Pivot, Sheet
 from dlbench.report.wording import runs_text
 from dlbench.specs.system.container import ContainerSpec
 from dlbench.units import format_seconds
+from dlbench.views.model import Report
+from dlbench.views.view import ReportSource, ReportView
+
+
+def place_doubts(record: Record) -> Iterator[tuple[str, Severity, str]]:
+    """Codes, severities and texts: slices of GPUs, cores far from their GPU, GPUs that cannot reach each other."""
+    slices = [rank for rank in record.ranks if rank.gpu is not None and rank.gpu.is_slice]
+    if slices:
+        yield (
+            "gpu-slice",
+            "note",
+            f"{_ranks(slices)} computed on MIG slices: a slice is no whole GPU, and NCCL does not join slices of one",
+        )
+    far = [rank for rank in record.ranks if _is_outside(rank) and not _has_near(rank)]
+    part = [rank for rank in record.ranks if _is_outside(rank) and _has_near(rank) and rank.pinned]
+    if far:
+        yield (
+            "gpu-remote",
+            "serious",
+            f"{_ranks(far)} ran on cores of another NUMA node than the GPU's: launches and copies take longer",
+        )
+    elif part:
+        yield (
+            "gpu-remote",
+            "note",
+            f"{_ranks(part)} also ran on cores of another NUMA node than the GPU's, which has too few: lower "
+            "layout.cores_per_rank",
+        )
+    if why := _unreachable(record):
+        yield "no-peer-access", "serious", why
+
+
+def _is_outside(rank: RankResult) -> bool:
+    """Whether some of its cores are known to be on another NUMA node than its GPU."""
+    if rank.gpu is None or rank.gpu.numa_node is None:
+        return False
+    return bool(set(rank.numa_nodes) - {rank.gpu.numa_node})
+
+
+def _has_near(rank: RankResult) -> bool:
+    return rank.gpu is not None and rank.gpu.numa_node in rank.numa_nodes
+
+
+def _unreachable(record: Record) -> str:
+    """Why GPUs of a node went by the host's memory, or may have; empty where they did not, or no node has two."""
+    nodes = Counter(rank.node_rank for rank in record.ranks if rank.gpu is not None)
+    if max(nodes.values(), default=0) < 2:
+        return ""
+    if record.nccl is not None and record.nccl.channels:
+        if record.nccl.has_peer_access:
+            return ""
+        return "NCCL reached no GPU of the same node directly (P2P), but by the host's memory or the network"
+    alone = [
+        rank for rank in record.ranks if rank.gpu is not None and rank.gpu.visible == 1 and nodes[rank.node_rank] > 1
+    ]
+    if alone:
+        return (
+            f"{_ranks(alone)} saw no GPU but their own, as under gpus-per-task: NCCL may then go by the host's memory; "
+            "set slurm.gpu_bind none"
+        )
+    apart = [rank for rank in record.ranks if rank.gpu is not None and rank.gpu.no_peer_access]
+    return f"the GPUs of {_ranks(apart)} cannot reach all others of their node (no peer access)" if apart else ""
+
+
+def _ranks(ranks: list[RankResult]) -> str:
+    """`rank 3`, `ranks 0, 1`, or `12 ranks`."""
+    if len(ranks) > 8:
+        return f"{len(ranks)} ranks"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(rank.rank) for rank in ranks)}"
+
 
 MAX_HOSTS = 24
 MAX_TEXTS = 6
@@ -195,3 +270,77 @@ def _set_variables(run: Run) -> str:
     environment = run.record.environment if run.record is not None else {}
     names = sorted(key for key in environment if key.startswith(tuple(f"variable.{start}" for start in _VARIABLES)))
     return ", ".join(f"{name.removeprefix('variable.')}={environment[name]}" for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One property of one system."""
+
+    system: SystemDescription
+    what: str
+    text: str
+    is_data: bool = True
+    """Whether it is a field of the description; others are counts and lists, for people only."""
+
+
+class SystemsView(ReportView):
+    """What the runs ran on."""
+
+    id = "systems"
+    title = "Systems"
+    level = "appendix"
+    key = "systems"
+
+    def numbers(self, source: ReportSource) -> tuple[SystemDescription, ...]:
+        """Systems by name."""
+        return systems(source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """One table; nothing without a run that has a record."""
+        found = report.all_of(SystemDescription)
+        if not found:
+            return ()
+        hosts = sum(system.num_hosts for system in found)
+        headline = f"{len(found)} system{'s' * (len(found) != 1)}, {hosts} host{'s' * (hosts != 1)}"
+        return (Section(id=self.id, title=self.title, headline=headline, sheets=(_sheet(found),)),)
+
+
+def _sheet(found: Sequence[SystemDescription]) -> Sheet[_Row]:
+    known = list(dict.fromkeys(title for system in found for title, _ in system.fields))
+    lines = ["Runs", "Hosts", *known, "Not recorded"]
+    columns: tuple[Column[_Row], ...] = (
+        Column("system", "", lambda row: row.system.name, limit=100),
+        Column("title", "", lambda row: row.system.title, limit=300),
+        Column("runs", "", lambda row: row.system.num_runs),
+        Column("hosts", "", lambda row: row.system.num_hosts),
+        Column("what", "", lambda row: row.what),
+        Column("value", "", lambda row: row.text, limit=1000),
+    )
+    return Sheet(
+        name="systems",
+        title="Systems",
+        columns=columns,
+        rows=[row for system in found for row in _rows(system)],
+        pivot=Pivot(
+            corner="What",
+            down=lambda row: row.what,
+            across=lambda row: f"{row.system.name}: {row.system.title}",
+            cell=lambda row: row.text,
+        ),
+        is_data=lambda row: row.is_data,
+        is_shown=lambda row: row.what in lines,
+        order=lambda row: lines.index(row.what),
+        caption="Fields as in MLPerf's system descriptions; dlbench export system RUN writes them.",
+    )
+
+
+def _rows(system: SystemDescription) -> list[_Row]:
+    more = f" and {system.num_hosts - len(system.hosts)} more" if system.num_hosts > len(system.hosts) else ""
+    hosts = f"{system.num_hosts}: {', '.join(system.hosts)}{more}"
+    return [
+        _Row(system=system, what="Runs", text=str(system.num_runs), is_data=False),
+        _Row(system=system, what="Hosts", text=hosts, is_data=False),
+        *(_Row(system=system, what=title, text=text) for title, text in system.fields),
+        *(_Row(system=system, what=title, text=NOT_RECORDED) for title in system.unknown),
+        _Row(system=system, what="Not recorded", text=", ".join(system.unknown) or "nothing", is_data=False),
+    ]

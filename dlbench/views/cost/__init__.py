@@ -1,1 +1,0 @@
-"""What training costs in allocated time: hours of ranks for a million samples."""

@@ -1,0 +1,360 @@
+"""What a step costs, found by taking things away: real against synthetic input, with against without exchange.
+
+For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
+
+* input: T_plain(k) - T_synthetic(k);
+* exchange: T_plain(k) - T_apart(k), waiting for stragglers included (T - T_nocomm).
+
+Beside them stands what the phases of the same plain runs say, means over all ranks, the stragglers too: the wait for
+input, and the gradient exchange after the backward pass.
+Both need not agree: the gap between them is, part by part, what other parts of a step gain or lose without the one:
+
+    T_plain - T_variant - phase_plain = sum over other parts of (part_plain - part_variant) - phase_variant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dlbench.reading.attribution import about_means
+from dlbench.reading.comparability import told_of
+from dlbench.reading.measures import PARTS, measured_or_why
+from dlbench.reading.repeats import unlike_runs
+from dlbench.records.scan import Run
+from dlbench.report.document import Section
+from dlbench.report.table import Column, Sheet
+from dlbench.report.wording import ENGINE_TITLES, PART_TITLES, basis_text, figure_text, percent, place_text
+from dlbench.specs.plan import Variant
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.verdicts import Placed, placed
+from dlbench.units import format_seconds
+from dlbench.views.model import Report
+from dlbench.views.view import ReportSource, ReportView
+
+Verdict = Literal["agree", "differ", "undecided", "insufficient"]
+"""agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
+it reaches over an end. insufficient: fewer than `MIN_RUNS` pairs have no 95 % interval, and allow no verdict."""
+
+_VERDICTS: Mapping[Placed, Verdict] = {
+    "within": "agree",
+    "below": "differ",
+    "above": "differ",
+    "undecided": "undecided",
+    "insufficient": "insufficient",
+}
+
+TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
+"""What a variant goes without; the name is also that of the phase."""
+
+MARGIN = 0.01
+"""Share of a step below which a gap between difference and phase is negligible."""
+
+OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
+"""Parts that sum to the mean step over ranks; how far the slowest rank is behind is not one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that was taken away; seconds per step, means over pairs of runs."""
+
+    what: What
+    seconds: Estimate
+    """How much shorter a step is without it."""
+    share: Estimate
+    """The same as a fraction of the plain step."""
+    phase_s: Estimate
+    """What the phase of that name holds in the plain runs."""
+    gap_s: Estimate
+    """`seconds` less `phase_s`."""
+    moved_s: Mapping[str, Estimate]
+    """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
+    verdict: Verdict
+    reason: str | None
+    """Where most of the gap lies, and what is likely behind it; None unless both differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decomposition:
+    """One scaling point of one series."""
+
+    series: str
+    workload: str
+    preset: str
+    engine: str
+    scaling: str
+    ranks: int
+    nodes: int
+    step_s: Estimate | None
+    """The plain step, mean over ranks and steps, geometric mean over runs; None where no plain run has figures."""
+    differences: tuple[Difference, ...]
+    missing: tuple[str, ...]
+    """What of the plan could not be compared, in sentences."""
+    doubts: tuple[str, ...] = ()
+    """Why its runs are no repeats, in sentences."""
+
+
+Parts = Mapping[str, float]
+"""Seconds per step of each of `OWN_PARTS`."""
+
+
+def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
+    """Every scaling point whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
+
+    Only repeats count of which both the plain run and the variant have figures. A copy is no repeat.
+    """
+    points: dict[tuple[str, str, str, int, int], list[Run]] = {}
+    for run in runs:
+        plan = run.plan
+        axes = ", ".join(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))
+        key = plan.created, plan.series.id, axes, plan.layout.ranks, plan.layout.nodes
+        points.setdefault(key, []).append(run)
+    return tuple(_point(found) for _, found in sorted(points.items()) if _has_variants(found))
+
+
+def _has_variants(runs: Sequence[Run]) -> bool:
+    if any(run.plan.series.variant == "cached-input" for run in runs):  # `dlbench io --tiers` has a view of its own
+        return False
+    return any(run.plan.series.variant in TAKEN_AWAY.values() for run in runs)
+
+
+def _point(runs: Sequence[Run]) -> Decomposition:
+    measured: dict[Variant, dict[int, Parts]] = {}
+    told: dict[str, dict[str, Mapping[str, str]]] = {}
+    missing: list[str] = []
+    for run in runs:
+        series = run.plan.series
+        known = measured.setdefault(series.variant, {})
+        if series.repeat in known:  # a copied folder
+            continue
+        found, why = measured_or_why(run)
+        if found is None:
+            missing.append(why)
+            continue
+        told.setdefault(series.variant, {})[run.plan.run_id] = told_of(run)
+        known[series.repeat] = {name: found.parts[name] for name in OWN_PARTS}
+    plain = measured.get("plain", {})
+    planned = {run.plan.series.variant for run in runs}
+    differences = []
+    for what, variant in TAKEN_AWAY.items():
+        pairs = sorted(plain.keys() & measured.get(variant, {}).keys())
+        if pairs:
+            differences.append(difference(what, [(plain[k], measured[variant][k]) for k in pairs]))
+        elif variant in planned:
+            missing.append(f"{what}: no repeat has figures both with and without it")
+    plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
+    return Decomposition(
+        series=plan.series.id,
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        scaling=plan.series.scaling,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        step_s=geometric_mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,
+        differences=tuple(differences),
+        missing=tuple(missing),
+        doubts=tuple(doubt.text for doubt in unlike_runs(told)),
+    )
+
+
+def difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
+    """What taking something away saves, and whether that is what its phase holds.
+
+    Args:
+        what: was taken away.
+        pairs: the plain run and its variant, one pair for each repeat that has figures of both.
+    """
+    pairs = list(zip(*(about_means([pair[side] for pair in pairs]) for side in (0, 1)), strict=True))
+    spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
+    gaps = [_gap_parts(what, plain, variant) for plain, variant in pairs]
+    gap = mean_estimate([sum(parts.values()) for parts in gaps], "s")
+    moved = {name: mean_estimate([parts[name] for parts in gaps], "s") for name in OWN_PARTS}
+    step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
+    verdict = _VERDICTS[placed(gap, -MARGIN * step, MARGIN * step)]
+    return Difference(
+        what=what,
+        seconds=mean_estimate(spared, "s"),
+        share=mean_estimate([each / step for each in spared], "fraction"),
+        phase_s=mean_estimate([plain[what] for plain, _ in pairs], "s"),
+        gap_s=gap,
+        moved_s=moved,
+        verdict=verdict,
+        reason=reason(what, gap, moved) if verdict == "differ" else None,
+    )
+
+
+def _gap_parts(what: What, plain: Parts, variant: Parts) -> dict[str, float]:
+    """What the gap of one pair is made of; of its own phase only what is left of it in the variant."""
+    return {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS}
+
+
+def _whole(parts: Parts) -> float:
+    return sum(parts.values())
+
+
+What = Literal["input", "exchange"]
+
+WITHOUT: Mapping[What, str] = {"input": "with synthetic input", "exchange": "without exchange"}
+
+_COMPUTE = ("forward", "backward", "optimizer")
+
+REASONS: Mapping[tuple[What, bool], tuple[tuple[tuple[str, ...], str], ...]] = {
+    ("input", True): (
+        (_COMPUTE, "readers take cores and memory bandwidth from the computation, which no wait for input shows"),
+        (("exchange",), "the others wait in the exchange for ranks whose batch was late"),
+    ),
+    ("input", False): (
+        (("input",), "tensors made in memory are not free either"),
+        (("exchange",), "ranks that wait no more for input wait longer for each other"),
+    ),
+    ("exchange", True): (
+        (
+            _COMPUTE,
+            "messages under way take cores and memory bandwidth from the computation, which the phase does not hold",
+        ),
+        (("input",), "the exchange holds up the reading of batches"),
+    ),
+    ("exchange", False): (
+        (("input",), "batches were read while messages were under way: part of the exchange becomes wait for input"),
+        (_COMPUTE, "ranks that no longer wait for each other compute at the same moments, and share cores and memory"),
+    ),
+}
+"""By what was taken away and whether more time went than its phase holds; by the part of the step that holds most of
+the gap."""
+
+
+def reason(what: What, gap: Estimate, moved: Mapping[str, Estimate]) -> str:
+    """Where most of a gap lies, and what is likely behind it.
+
+    Args:
+        what: was taken away.
+        gap: seconds per step by which the difference exceeds the phase.
+        moved: what the gap is made of, by part of the step.
+    """
+    is_more = gap.value > 0
+    sign = 1 if is_more else -1
+    part = max(moved, key=lambda name: sign * moved[name].value)
+    amount = format_seconds(abs(moved[part].value))
+    where = (
+        f"{amount} of wait for input is left {WITHOUT['input']}"
+        if part == what == "input"
+        else f"{PART_TITLES[part]} is {amount} {'shorter' if is_more else 'longer'} {WITHOUT[what]}"
+    )
+    likely = next((text for parts, text in REASONS[what, is_more] if part in parts), None)
+    return where if likely is None else f"{where}: {likely}"
+
+
+_TITLES: Mapping[What, str] = {"input": "input", "exchange": "exchange"}
+
+
+def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
+    """A paragraph per scaling point: its title and step, then a line indented by two blanks per difference."""
+    return [line for point in found for line in (_title(point), *(f"  {text}" for text in _sentences(point)))]
+
+
+def decomposition_section(found: Sequence[Decomposition]) -> Section | None:
+    """Each scaling point in sentences, and all differences in one table; None where there are none."""
+    if not found:
+        return None
+    return Section(
+        id="decomposition",
+        title="Decomposition",
+        sections=tuple(
+            Section(id=f"decomposition-{number}", title=_title(point), words=_sentences(point), in_contents=False)
+            for number, point in enumerate(found, 1)
+        ),
+        sheets=(_sheet(found),) if any(point.differences for point in found) else (),
+    )
+
+
+class DecompositionView(ReportView):
+    """What steps cost by taking things away, over all series that did."""
+
+    id = "decomposition"
+    title = "Decomposition"
+    key = "decomposition"
+
+    def numbers(self, source: ReportSource) -> tuple[Decomposition, ...]:
+        """Every scaling point whose series has variants."""
+        return decompositions(source.scan.runs)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """None where no series has variants."""
+        section = decomposition_section(report.all_of(Decomposition))
+        return () if section is None else (section,)
+
+
+Row = tuple[Decomposition, Difference]
+
+
+def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
+    columns: tuple[Column[Row], ...] = (
+        Column("series", "Series", lambda row: row[0].series, limit=64),
+        Column("workload", "Workload", lambda row: row[0].workload, limit=64),
+        Column("preset", "", lambda row: row[0].preset),
+        Column("engine", "Engine", lambda row: row[0].engine, lambda row: ENGINE_TITLES[row[0].engine]),
+        Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes)),
+        Column("ranks", "", lambda row: row[0].ranks),
+        Column("nodes", "", lambda row: row[0].nodes),
+        Column("step_s", "Step", lambda row: row[0].step_s, has_interval=True),
+        Column("what", "Without", lambda row: row[1].what),
+        Column("shorter_s", "Shorter by", lambda row: row[1].seconds, has_interval=True),
+        Column("shorter_fraction", "Of the step", lambda row: row[1].share, has_interval=True),
+        Column("phase_s", "Phase", lambda row: row[1].phase_s, has_interval=True),
+        Column("gap_s", "Gap", lambda row: row[1].gap_s, has_interval=True),
+        Column("verdict", "Verdict", lambda row: row[1].verdict),
+        Column("pairs", "Pairs", lambda row: row[1].seconds.n),
+    )
+    return Sheet(
+        name="decomposition",
+        title="Steps without input or exchange, against the phases of plain runs",
+        columns=columns,
+        rows=[(point, one) for point in found for one in point.differences],
+        caption="Means over pairs of interleaved runs and over all ranks, per step. Phase: input wait, or gradient "
+        "exchange after backward, in the plain runs. Gap: what the step is shorter by, less the phase.",
+    )
+
+
+def _title(point: Decomposition) -> str:
+    step = "no plain run has figures"
+    if point.step_s is not None:
+        step = f"step {figure_text(point.step_s)} ({basis_text(point.step_s)})"
+    return (
+        f"{point.workload}, {point.preset} preset, {ENGINE_TITLES[point.engine]}, {point.scaling} scaling, "
+        f"{place_text(point.ranks, point.nodes)}: {step}"
+    )
+
+
+def _sentences(point: Decomposition) -> tuple[str, ...]:
+    doubts = (f"! {text}" for text in point.doubts)
+    return (*doubts, *map(_sentence, point.differences), *(f"not compared: {text}" for text in point.missing))
+
+
+def _sentence(one: Difference) -> str:
+    is_less = one.seconds.value < 0
+    seconds, share = (_turned(estimate, is_less) for estimate in (one.seconds, one.share))
+    changed = f"{figure_text(seconds)} {'longer' if is_less else 'shorter'}, {figure_text(share)} of it"
+    return (
+        f"{_TITLES[one.what]}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase itself takes "
+        f"{figure_text(one.phase_s)}: {_verdict(one)}"
+    )
+
+
+def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
+    """An estimate with the other sign, if `is_turned`."""
+    return estimate.mapped(lambda value: -value, estimate.unit) if is_turned else estimate
+
+
+def _verdict(one: Difference) -> str:
+    if one.verdict == "agree":
+        return f"both agree within {percent(MARGIN, 0)} of a step"
+    is_less = one.gap_s.value < 0
+    amount = figure_text(_turned(one.gap_s, is_less))
+    gap = f"removing it saves {amount} {'less' if is_less else 'more'} than the phase"
+    if one.verdict == "insufficient":
+        return f"{gap}; {one.gap_s.n} of {MIN_RUNS} pairs measured that a verdict needs: use --repeats {MIN_RUNS}"
+    if one.verdict == "undecided":
+        return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: more repeats decide"
+    return f"{gap}; {one.reason}"

@@ -1,1 +1,0 @@
-"""Decomposition: a subject of the scaling report."""

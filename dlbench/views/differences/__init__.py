@@ -1,1 +1,0 @@
-"""Differences: a subject of the scaling report."""

@@ -1,1 +1,0 @@
-"""Layers: a subject of the scaling report."""

@@ -1,0 +1,203 @@
+"""The gradient noise scale beside the global batch: whether a larger batch would still save steps.
+
+McCandlish et al., "An Empirical Model of Large-Batch Training" (2018): with B the global batch and B_n the noise scale,
+training to a quality takes S = S_min (1 + B_n/B) steps and E = E_min (1 + B/B_n) samples. At B = B_n both are twice
+their least. What is measured is their simple noise scale, tr(Sigma)/|G|^2, which equals B_n only where
+all directions curve alike; it grows during training, and is a mean over the run here. The law holds for learning rates
+that are tuned to each batch.
+
+Both estimates of a run are unbiased, and either may come out below 0; so they are averaged over the runs before their
+ratio is taken (appendix A.1 there). A run that is left out because its own ratio has no meaning would bias it low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dlbench.reading import scaling
+from dlbench.reading.scaling import Point
+from dlbench.records.record import NoiseScale
+from dlbench.records.scan import Run
+from dlbench.report.document import Section
+from dlbench.report.table import Column, Sheet
+from dlbench.report.wording import figure_text, percent, place_text, runs_text, times_value
+from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+from dlbench.stats.verdicts import placed
+from dlbench.views.model import Group
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+
+Advice = Literal["pays", "balanced", "wasteful", "undecided", "insufficient", "unknown"]
+
+PAYS_BELOW = 0.5
+"""Share of the noise scale below which a doubled batch saves a third of the steps or more."""
+WASTEFUL_ABOVE = 2.0
+"""Share above which it saves less than a sixth of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisePoint:
+    """The noise scale at one scaling point."""
+
+    ranks: int
+    nodes: int
+    global_batch: int
+    noise_scale: Estimate | None
+    """Samples: the global batch over `share`; None where that is not known to be above 0."""
+    share: Estimate | None
+    """Global batch over noise scale (ratio of means over runs); None where it is not above 0."""
+    advice: str
+    """What that means for a larger batch, or why it is not known, in words."""
+    basis: str
+    """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
+
+
+def noise_points(group: scaling.Group) -> tuple[NoisePoint, ...]:
+    """The noise scale at each point where it was asked for."""
+    runs = {run.plan.run_id: run for run in group.runs}
+    return tuple(
+        _point(point, measured, runs[point.run_ids[0]].plan.global_batch)
+        for point in group.points
+        if (measured := _measured([runs[run_id] for run_id in point.run_ids]))
+    )
+
+
+def _measured(runs: Sequence[Run]) -> list[NoiseScale]:
+    return [run.record.noise_scale for run in runs if run.record and run.record.noise_scale]
+
+
+def _point(point: Point, measured: Sequence[NoiseScale], batch: int) -> NoisePoint:
+    share = _share(measured, batch)
+    is_bounded = share is not None and (share.low is None or share.low > 0)
+    first, steps = measured[0], min(found.steps for found in measured)
+    return NoisePoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        global_batch=batch,
+        noise_scale=share.mapped(lambda value: batch / value, "samples") if share and is_bounded else None,
+        share=share,
+        advice=_advice_text(share, len(measured)),
+        basis=f"batches of {first.small_batch:,} and {first.large_batch:,} samples, {steps:,} steps per run",
+    )
+
+
+def _share(measured: Sequence[NoiseScale], batch: int) -> Estimate | None:
+    """Batch x mean |G|^2 / mean tr(Sigma). A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method)."""
+    known = [
+        (batch * found.gradient_norm2, found.covariance_trace)
+        for found in measured
+        if found.gradient_norm2 is not None and found.covariance_trace is not None
+    ]
+    norm2, trace = (sum(one[place] for one in known) for place in (0, 1))
+    if norm2 <= 0 or trace <= 0:
+        return None
+    share = norm2 / trace
+    return mean_estimate([share + (top - share * below) * len(known) / trace for top, below in known], "ratio")
+
+
+def _advice_text(share: Estimate | None, num_runs: int) -> str:
+    """Args: the share, and the runs that looked for the noise scale."""
+    found = advice(share)
+    if share is None:
+        return (
+            f"unknown: the mean estimate of the squared gradient or of its variance is not positive in "
+            f"{runs_text(num_runs)}; more steps, or batches further apart, may give one"
+        )
+    unknown = f"; {num_runs - share.n} of {num_runs} runs made no estimate" if num_runs > share.n else ""
+    text = f"the global batch is {figure_text(share)} of the noise scale"
+    if found == "insufficient":
+        return f"{text}: {MIN_RUNS} runs or more (--repeats {MIN_RUNS}) say whether larger batches pay{unknown}"
+    if found == "undecided":
+        return f"{text}: whether larger batches pay is undecided{unknown}"
+    word = {
+        "pays": "larger batches still pay",
+        "balanced": "a larger batch trades samples for steps about evenly",
+        "wasteful": "larger batches mostly cost samples",
+    }[found]
+    ends = [doubled_batch(max(0.0, end)) for end in (share.low or 0.0, share.high or 0.0)]
+    fewer = _span([1 - steps for steps, _ in ends])
+    more = _span([samples - 1 for _, samples in ends])
+    return f"{text}: {word} (twice the batch: {fewer} fewer steps, {more} more samples to the same quality){unknown}"
+
+
+def _span(fractions: Sequence[float]) -> str:
+    low, high = (percent(end, 0) for end in sorted(fractions))
+    return high if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def advice(share: Estimate | None) -> Advice:
+    """What a global batch of `share` noise scales means for a larger one, where its interval decides that."""
+    if share is None:
+        return "unknown"
+    where = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
+    if where in ("undecided", "insufficient"):
+        return where
+    found: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
+    return found[where]
+
+
+def doubled_batch(share: float) -> tuple[float, float]:
+    """What twice the batch does at `share` noise scales: steps and samples to the same quality, as ratios.
+
+    From S = S_min (1 + 1/share) and E = E_min (1 + share).
+    """
+    return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)
+
+
+CAPTION = "A guide: it supposes a learning rate tuned to each batch."
+
+COLUMNS: tuple[Column[NoisePoint], ...] = (
+    *place_columns(),
+    Column("global_batch", "Global batch", lambda point: point.global_batch, unit="samples", is_brief=True),
+    Column(
+        "noise_scale_samples", "Noise scale, samples", lambda point: point.noise_scale, has_interval=True, is_brief=True
+    ),
+    Column(
+        "batch_over_noise_scale",
+        "Batch / noise scale",
+        lambda point: point.share,
+        has_interval=True,
+        is_brief=True,
+    ),
+    Column("", "From", lambda point: point.basis),
+    Column("", "What that means", lambda point: point.advice),
+)
+
+
+class NoiseView(GroupView):
+    """Whether a larger batch would still save steps."""
+
+    id = "noise"
+    title = "Gradient noise scale"
+    key = "noise"
+
+    def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
+        """The noise scale at each point where it was asked for."""
+        return noise_points(source.group)
+
+    def section(self, group: Group) -> Section | None:
+        """One table."""
+        points = group.all_of(NoisePoint)
+        if not points:
+            return None
+        sheet = Sheet(
+            name="noise",
+            title="Noise scale and global batch",
+            columns=COLUMNS,
+            rows=points,
+            caption=CAPTION,
+            in_terminal=True,
+        )
+        advice = tuple(f"At {place_text(point.ranks, point.nodes)}: {point.advice}." for point in points)
+        return Section(id=self.id, title=self.title, headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
+
+    def remedy(self, group: Group) -> str:
+        """An option."""
+        return "--set measure.noise_scale=true estimates it, at the cost of speed."
+
+
+def _headline(point: NoisePoint) -> str:
+    if point.share is None:
+        return f"unknown at {place_of(point)}"
+    return f"global batch is {times_value(point.share)} the noise scale at {place_of(point)}"

@@ -1,1 +1,0 @@
-"""Noise: a subject of the scaling report."""

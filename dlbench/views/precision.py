@@ -1,0 +1,536 @@
+"""Runs that differ in nothing but the precision of training, beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dlbench.reading.comparability import averaged_id
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.readings import MachineReadings, machine_readings
+from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import IDEAL, INK, WIDE
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.wording import (
+    ENGINE_TITLES,
+    basis_text,
+    figure_text,
+    interval_text,
+    number_text,
+    optional_figure,
+    place_text,
+    runs_text,
+    times_text,
+    times_value,
+    value_text,
+)
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.training import TrainSpec
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey, pairing
+from dlbench.stats.verdicts import placed
+from dlbench.views.model import Report
+from dlbench.views.rerun import rerun
+from dlbench.views.view import ReportSource, ReportView
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+"""In this order; the first that ran is the reference."""
+
+PRECISION_KEYS = ("precision", "allow_emulation", "initial_loss_scale", "loss_scale_growth_steps")
+"""Settings of `train` that belong to a precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRow:
+    """One precision at one rank count, compared with the reference at the same rank count."""
+
+    precision: str
+    in_force: str
+    """The precision that records report, each text once."""
+    ranks: int
+    nodes: int
+    is_reference: bool
+    is_paired: bool
+    """Whether its repeats and the reference's ran interleaved."""
+    throughput: Estimate
+    ratio: Estimate | None
+    """Throughput over the reference's; None for the reference itself."""
+    peak: Estimate
+    """Memory of the rank that held most, bytes; see `dlbench.views.memory.numbers`."""
+    memory_ratio: Estimate | None
+    energy_per_sample: Estimate | None
+    """None where it was not measured."""
+    energy_of: Kind | Literal[""]
+    energy_ratio: Estimate | None
+    loss: Estimate | None
+    """Of the last step, mean over ranks; None where it was finite in no run."""
+    num_not_finite: int
+    """Runs whose last loss was not finite."""
+    quality: Estimate | None
+    """Last evaluation of runs to a quality."""
+    num_reached: int | None
+    """Runs that reached their target; None for runs that measure speed."""
+    num_runs: int
+    overflow_steps: Estimate | None
+    """Steps that were skipped because a gradient overflowed; fp16 only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionComparison:
+    """Groups that differ in nothing but precision."""
+
+    id: str
+    label: str
+    """What they have in common."""
+    reference: str
+    groups: tuple[str, ...]
+    """Ids of the groups, by precision, the reference first."""
+    sample_unit: str
+    rows: tuple[PrecisionRow, ...]
+    """By rank count, then precision, where two or more precisions ran."""
+    caption: str
+    verdict: str
+    notes: tuple[str, ...]
+
+
+def without_precision(run: Run) -> str:
+    """A digest that is equal for runs that differ in nothing but the settings of precision."""
+    plan = run.plan
+    neutral = {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}
+    train = plan.workload.train.model_copy(update=neutral)
+    workload = plan.workload.model_copy(update={"train": train})
+    return averaged_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
+
+
+def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
+    """All sets of groups with two or more precisions, in the order of the groups."""
+    readings = machine_readings(table)
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(without_precision(group.sample), []).append(group)
+    comparisons = []
+    for digest, members in found.items():
+        # Two groups of one precision differ in its settings; they are no pair of precisions.
+        by_precision = {_precision(group): group for group in reversed(members)}
+        if len(by_precision) < 2:
+            continue
+        ordered = sorted(by_precision.values(), key=lambda group: PRECISIONS.index(_precision(group)))
+        rows = _rows(ordered, readings)
+        if rows:
+            comparisons.append(_comparison(digest, ordered, rows))
+    return tuple(comparisons)
+
+
+def _comparison(digest: str, groups: Sequence[Group], rows: tuple[PrecisionRow, ...]) -> PrecisionComparison:
+    plan = groups[0].sample.plan
+    reference = _precision(groups[0])
+    last = rows[-1]
+    ratios = {
+        row.precision: row.ratio
+        for row in rows
+        if (row.ranks, row.nodes) == (last.ranks, last.nodes) and row.ratio is not None
+    }
+    return PrecisionComparison(
+        id=digest,
+        label=_label(plan),
+        reference=reference,
+        groups=tuple(group.id for group in groups),
+        sample_unit=plan.workload.sample_unit,
+        rows=rows,
+        caption=_caption(plan),
+        verdict=_verdict(last.ranks, last.nodes, ratios, reference),
+        notes=_notes(
+            is_interleaved=all(row.is_paired for row in rows if not row.is_reference),
+            is_finite=not any(row.num_not_finite for row in rows),
+        ),
+    )
+
+
+def _precision(group: Group) -> str:
+    return group.sample.plan.workload.train.precision
+
+
+def _rows(groups: Sequence[Group], readings: MachineReadings) -> tuple[PrecisionRow, ...]:
+    by_place: dict[tuple[int, int], list[tuple[Group, Point]]] = {}
+    for group in groups:
+        for point in group.points:
+            by_place.setdefault((point.ranks, point.nodes), []).append((group, point))
+    rows: list[PrecisionRow] = []
+    for place in sorted(by_place):
+        members = [_Side(group, point, readings) for group, point in by_place[place]]
+        if len(members) > 1:
+            rows += [_row(side, members[0]) for side in members]
+    return tuple(rows)
+
+
+class _Side:
+    """One precision at one rank count: its runs by block and repeat."""
+
+    def __init__(self, group: Group, point: Point, readings: MachineReadings) -> None:
+        self.group, self.point = group, point
+        runs = {run.plan.run_id: run for run in group.runs}
+        self.runs = [runs[run_id] for run_id in point.run_ids]
+        self.speeds = {pairing_key(run): _speed(run) for run in self.runs}
+        self.peaks = {pairing_key(run): float(_peak(run)) for run in self.runs}
+        self.energy_of: Kind | Literal[""] = ""
+        self.energies: dict[RunKey, float] = {}
+        for kind in ("GPUs", "processors"):
+            if not self.energies:
+                self.energies = _energies(self.runs, readings, kind)
+                self.energy_of = kind if self.energies else ""
+
+
+def _energies(runs: Sequence[Run], readings: MachineReadings, kind: Kind) -> dict[RunKey, float]:
+    """Joules per sample of the runs whose samples were read and tell of this kind."""
+    found = {}
+    for run in runs:
+        reading = readings.by_run.get(run.plan.run_id)
+        joules = None if reading is None or reading.energy is None else reading.energy.energy_per_sample_j(kind)
+        if joules:
+            found[pairing_key(run)] = joules
+    return found
+
+
+def pairing_key(run: Run) -> RunKey:
+    """Block and repeat without the swept precision: runs with equal keys ran interleaved."""
+    series = run.plan.series
+    axes = {key: value for key, value in series.axes.items() if key.removeprefix("train.") not in PRECISION_KEYS}
+    return " ".join([series.id, run.plan.created, *(f"{key}={axes[key]}" for key in sorted(axes))]), series.repeat
+
+
+def _row(side: _Side, reference: _Side) -> PrecisionRow:
+    is_reference = side is reference
+    records = [run.record for run in side.runs if run.record is not None]
+    losses = [_loss(run) for run in side.runs]
+    finite = [loss for loss in losses if loss is not None]
+    results = [record.quality for record in records if record.quality is not None]
+    values = [result.evaluations[-1].value for result in results if result.evaluations]
+    overflows = [float(record.overflow_steps) for record in records if record.overflow_steps is not None]
+    same_kind = side.energy_of == reference.energy_of
+    return PrecisionRow(
+        precision=_precision(side.group),
+        in_force="; ".join(dict.fromkeys(record.precision for record in records if record.precision)),
+        ranks=side.point.ranks,
+        nodes=side.point.nodes,
+        is_reference=is_reference,
+        is_paired=not is_reference and pairing(side.speeds, reference.speeds).is_paired,
+        throughput=side.point.throughput,
+        ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
+        peak=median_estimate(list(side.peaks.values()), "bytes"),
+        memory_ratio=None if is_reference else _ratio(side.peaks, reference.peaks),
+        energy_per_sample=geometric_mean_estimate(list(side.energies.values()), "J") if side.energies else None,
+        energy_of=side.energy_of,
+        energy_ratio=_ratio(side.energies, reference.energies) if same_kind and not is_reference else None,
+        loss=_median(finite, "loss"),
+        num_not_finite=len(losses) - len(finite),
+        quality=_median([value for value in values if value is not None], "ratio"),
+        num_reached=sum(result.reached for result in results) if results else None,
+        num_runs=len(side.runs),
+        overflow_steps=_median(overflows, "steps"),
+    )
+
+
+def _median(values: Collection[float], unit: str) -> Estimate | None:
+    return median_estimate(list(values), unit) if values else None
+
+
+def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> Estimate | None:
+    """None where a side is empty, or holds a value that is not positive."""
+    is_known = all(side and min(side.values()) > 0 for side in (top, bottom))
+    return ratio_estimate(top, bottom) if is_known else None
+
+
+def _peak(run: Run) -> int:
+    assert run.record is not None
+    return max(rank.peak_memory_bytes for rank in run.record.ranks)
+
+
+def _speed(run: Run) -> float:
+    """Samples per second, as `dlbench.reading.measures.measure` computes it."""
+    assert run.record is not None
+    ranks = run.record.ranks
+    return sum(rank.samples for rank in ranks) / max(rank.measured_s for rank in ranks)
+
+
+def _loss(run: Run) -> float | None:
+    """Of the last step, mean over ranks; None where a rank's is not finite."""
+    assert run.record is not None
+    losses = [rank.last_loss for rank in run.record.ranks]
+    finite = [loss for loss in losses if loss is not None]
+    return sum(finite) / len(finite) if len(finite) == len(losses) else None
+
+
+def _label(plan: RunPlan) -> str:
+    """What the groups have in common, in short."""
+    return (
+        f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
+        f"{plan.series.scaling} scaling"
+    )
+
+
+def _caption(plan: RunPlan) -> str:
+    """The conditions, with the reference: `plan` is of one of its runs."""
+    unit = plan.workload.sample_unit
+    batch = (
+        f"{plan.global_batch} {unit} global batch"
+        if plan.series.scaling == "strong"
+        else f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    )
+    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
+    data += " on the device" * (plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device")
+    return (
+        f"{batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the same rank count."
+    )
+
+
+def _verdict(ranks: int, nodes: int, ratios: Mapping[str, Estimate], reference: str) -> str:
+    """Of one rank count; an interval that holds 1 decides nothing.
+
+    Args:
+        ranks: the rank count.
+        nodes: on so many nodes.
+        ratios: throughput over the reference's, by precision.
+        reference: the precision that the others are compared with.
+    """
+    parts = [
+        f"{precision} {_judged(ratio)} {reference}, {times_text(ratio)} ({basis_text(ratio)})"
+        for precision, ratio in ratios.items()
+    ]
+    return f"At {place_text(ranks, nodes)}: {'; '.join(parts)}."
+
+
+def _judged(ratio: Estimate) -> str:
+    return {
+        "insufficient": "has too few runs for a verdict against",
+        "above": "is faster than",
+        "below": "is slower than",
+    }.get(placed(ratio, 1, 1), "cannot be distinguished from")
+
+
+def _notes(*, is_interleaved: bool, is_finite: bool) -> tuple[str, ...]:
+    """What weakens the comparison, in phrases."""
+    found = []
+    if not is_interleaved:
+        found.append(
+            "repeats did not run interleaved, so drift of the machine is part of these ratios; use --sweep "
+            "train.precision=fp32,bf16"
+        )
+    if not is_finite:
+        found.append("runs whose loss was not finite count for throughput alone")
+    return tuple(found)
+
+
+def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
+    """A line per rank count and precision."""
+    has_energy = any(row.energy_per_sample for row in found.rows)
+    has_quality = any(row.quality or row.num_reached is not None for row in found.rows)
+    over = f"Over {found.reference}"
+    columns: tuple[Column[PrecisionRow], ...] = (
+        Column("comparison", "", lambda row: found.id),
+        Column("reference", "", lambda row: found.reference),
+        Column("ranks", "", lambda row: row.ranks),
+        Column("nodes", "", lambda row: row.nodes),
+        Column("", "At", lambda row: place_text(row.ranks, row.nodes), is_brief=True),
+        Column("precision", "Precision", lambda row: row.precision, is_brief=True),
+        Column("in_force", "", lambda row: row.in_force),
+        Column(
+            "throughput",
+            f"Throughput, {found.sample_unit}/s",
+            lambda row: row.throughput,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column(
+            "throughput_ratio",
+            over,
+            lambda row: row.ratio,
+            lambda row: times_cell(row.ratio),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("runs", "", lambda row: row.num_runs),
+        Column("interleaved", "", lambda row: row.is_paired),
+        Column("peak_bytes", "Peak memory per rank", lambda row: row.peak, has_interval=True),
+        Column(
+            "peak_ratio",
+            over,
+            lambda row: row.memory_ratio,
+            lambda row: times_cell(row.memory_ratio),
+            has_interval=True,
+        ),
+        Column(
+            "energy_per_sample_j",
+            "J per sample" if has_energy else "",
+            lambda row: row.energy_per_sample,
+            _energy,
+            has_interval=True,
+        ),
+        Column("energy_of", "", lambda row: row.energy_of),
+        Column(
+            "energy_ratio",
+            over if has_energy else "",
+            lambda row: row.energy_ratio,
+            lambda row: times_cell(row.energy_ratio),
+            has_interval=True,
+        ),
+        Column("last_loss", "Loss of the last step", lambda row: row.loss, _loss_text, has_interval=True),
+        Column("runs_not_finite", "", lambda row: row.num_not_finite),
+        Column(
+            "last_quality",
+            "Accuracy at the end" if has_quality else "",
+            lambda row: row.quality,
+            _quality,
+            has_interval=True,
+        ),
+        Column("runs_reached", "", lambda row: row.num_reached),
+    )
+    return Sheet(
+        name="precision",
+        title=found.label,
+        columns=columns,
+        rows=found.rows,
+        caption=found.caption,
+        in_terminal=True,
+    )
+
+
+def _energy(row: PrecisionRow) -> Cell:
+    joules = row.energy_per_sample
+    if joules is None:
+        return Cell("not measured")
+    return Cell(f"{value_text(joules)} ({row.energy_of})", interval_text(joules), number=joules.value)
+
+
+def _loss_text(row: PrecisionRow) -> str:
+    bad = f"not finite in {runs_text(row.num_not_finite)}" if row.num_not_finite else ""
+    overflow = ""
+    if row.overflow_steps is not None and row.overflow_steps.value > 0:
+        overflow = f"{number_text(row.overflow_steps.value, 'messages')} steps skipped for overflow"
+    known = figure_text(row.loss) if row.loss is not None else ""
+    return "; ".join(filter(None, [known, bad, overflow])) or "unknown"
+
+
+def _quality(row: PrecisionRow) -> str:
+    reached = "" if row.num_reached is None else f"; {row.num_reached} of {runs_text(row.num_runs)} reached"
+    return optional_figure(row.quality) + reached
+
+
+MAX_CHARTS = 4
+
+PRECISION_COLOURS = {"fp32": "#8a8f98", "tf32": "#009e73", "bf16": "#0072b2", "fp16": "#d55e00"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """A chart of the whole report; see `dlbench.report.charts.chart.Subject`."""
+
+    id: str
+    label: str
+
+
+def precision_charts(found: Sequence[PrecisionComparison]) -> list[Chart]:
+    """Throughput over the reference's by rank count, for the first comparisons."""
+    return [_chart(comparison, place) for place, comparison in enumerate(found[:MAX_CHARTS])]
+
+
+def _chart(found: PrecisionComparison, place: int) -> Chart:
+    import altair as alt
+
+    rows: Rows = [
+        {
+            "at": f"{place_text(row.ranks, row.nodes)}, {row.precision}",
+            "precision": row.precision,
+            "ratio": row.ratio.value,
+            "low": row.ratio.low,
+            "high": row.ratio.high,
+            "shown": times_text(row.ratio),
+            "basis": basis_text(row.ratio),
+        }
+        for row in found.rows
+        if row.ratio is not None
+    ]
+    present = list(dict.fromkeys(row["precision"] for row in rows))
+    colour = alt.Color("precision:N", title=None).scale(
+        domain=present, range=[PRECISION_COLOURS.get(name, INK) for name in present]
+    )
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        y=alt.Y("at:N", title=None, sort=[row["at"] for row in rows]).axis(labelLimit=200)
+    )
+    tooltip = [
+        alt.Tooltip("at:N", title="at"),
+        alt.Tooltip("shown:N", title=f"throughput over {found.reference}"),
+        alt.Tooltip("basis:N", title="interval"),
+    ]
+    x = alt.X("ratio:Q", title=f"throughput over {found.reference}").scale(domainMin=0).axis(tickCount=6, format=".4~g")
+    bars = base.mark_bar(height={"band": 0.6}).encode(
+        x=x, color=colour.legend(orient="bottom", columns=3), tooltip=tooltip
+    )
+    one = alt.Chart(alt.InlineData(values=[{"one": 1}]))
+    layers = [bars]
+    if any(row["low"] is not None for row in rows):
+        layers.append(base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"))
+    layers.append(one.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("one:Q")))
+    words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
+    return finish(
+        alt.layer(*layers),
+        _Subject(id=f"report-{place}", label=found.label),
+        name="precision",
+        title=f"Throughput over {found.reference}",
+        alt=f"Throughput of each precision over that of {found.reference}, which is the dashed line. {words}.",
+        table=precision_sheet(found),
+        size=(WIDE - 40, max(60, 26 * len(rows))),
+    )
+
+
+class PrecisionView(ReportView):
+    """What a lower precision gains, and what it costs."""
+
+    id = "precision"
+    title = "Precision compared"
+    key = "precisions"
+
+    def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
+        """Comparisons, each with its reference."""
+        return precisions(source.groups, source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """A table and a chart per comparison."""
+        found = report.all_of(PrecisionComparison)
+        if not found:
+            return ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                headline=_headline(found[0]),
+                words=tuple(f"{one.label}. {text}" for one in found for text in _sentences(one)),
+                charts=lambda: precision_charts(found),
+                sheets=tuple(map(precision_sheet, found)),
+            ),
+        )
+
+    def remedy(self, report: Report) -> str:
+        """A sweep over precisions."""
+        if not report.groups:
+            return ""
+        command = rerun(report.groups[0], "--sweep train.precision=fp32,bf16")
+        return f"no two groups differ in precision alone; {command} runs two interleaved."
+
+
+def _headline(found: PrecisionComparison) -> str:
+    """The largest ratio at the largest rank count."""
+    last = (found.rows[-1].ranks, found.rows[-1].nodes)
+    rows = [(row.ratio, row.precision) for row in found.rows if (row.ranks, row.nodes) == last and row.ratio]
+    if not rows:
+        return f"nothing to compare with {found.reference}"
+    ratio, precision = max(rows, key=lambda row: row[0].value)
+    return f"{precision} {times_value(ratio)} the throughput of {found.reference} at {place_text(*last)}"
+
+
+def _sentences(found: PrecisionComparison) -> tuple[str, ...]:
+    return (found.verdict, *(f"{note[0].upper()}{note[1:]}." for note in found.notes))

@@ -1,1 +1,0 @@
-"""Precision: a subject of the scaling report."""

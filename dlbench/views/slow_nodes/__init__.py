@@ -1,1 +1,0 @@
-"""Slow nodes: a subject of the scaling report."""

@@ -1,0 +1,397 @@
+"""What staging took on each node, and after how many epochs it has paid.
+
+Break-even epochs = T_stage / (epoch in place - epoch staged), of groups that differ in nothing but the settings of
+staging. Its interval is made of the ends of both: the shortest staging over the largest gain, and the longest over the
+smallest; where the smallest is no gain there is no upper end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dlbench.reading import scaling
+from dlbench.reading.attribution import about_means
+from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.records.data_path import StagingResult
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.wording import DASH, number_text, place_text, times_value, value_text
+from dlbench.stats.estimates import (
+    Estimate,
+    difference_estimate,
+    geometric_mean_estimate,
+    median_estimate,
+    ratio_estimate,
+)
+from dlbench.stats.pairing import RunKey, pairing
+from dlbench.units import format_bytes
+from dlbench.views.data_path.epochs import STAGING_KEYS, alike, epoch_times
+from dlbench.views.model import Group, Report
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingPoint:
+    """Staging at one rank count; over its runs that say something of it."""
+
+    ranks: int
+    nodes: int
+    strategy: str
+    tier: str
+    method: str
+    streams: int
+    seconds: Estimate
+    """Until all nodes were ready; over runs that copied everything, where there are some, else over all."""
+    num_reused: int
+    """Runs that found some or all of it of an earlier run."""
+    num_runs: int
+    needed_bytes: int
+    """On the node that needed most."""
+    free_bytes: int
+    """On the node that had least, before the first byte was copied."""
+    copied_bytes: int
+    """By all nodes of a run, the most of any."""
+    slowest_bytes_per_s: float | None
+    """Of a node, over all runs; None where nothing was copied before training."""
+    fastest_bytes_per_s: float | None
+    kept: bool
+    paths: tuple[str, ...]
+    verified: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """Staging of a group of runs."""
+
+    points: tuple[StagingPoint, ...]
+
+
+def staged(group: scaling.Group, table: RunTable) -> Staged | None:
+    """Staging at each rank count; None where no run staged."""
+    points = tuple(found for point in group.points if (found := _point(point, table)) is not None)
+    return Staged(points=points) if points else None
+
+
+def _results(point: Point, table: RunTable) -> list[StagingResult]:
+    records = (table.runs[run_id].record for run_id in point.run_ids)
+    return [record.staging for record in records if record is not None and record.staging is not None]
+
+
+def _point(point: Point, table: RunTable) -> StagingPoint | None:
+    results = _results(point, table)
+    if not results:
+        return None
+    first = results[0]
+    nodes = [node for result in results for node in result.nodes]
+    rates = [node.copied_bytes / node.seconds for node in nodes if node.copied_bytes and node.seconds]
+    return StagingPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        strategy=first.strategy,
+        tier=first.tier,
+        method=", ".join(dict.fromkeys(result.method for result in results)),
+        streams=first.streams,
+        seconds=_seconds(results),
+        num_reused=sum(_has_reused(result) for result in results),
+        num_runs=len(results),
+        needed_bytes=max((node.needed_bytes for node in nodes), default=0),
+        free_bytes=min((node.free_bytes for node in nodes), default=0),
+        copied_bytes=max(sum(node.copied_bytes for node in result.nodes) for result in results),
+        slowest_bytes_per_s=min(rates, default=None),
+        fastest_bytes_per_s=max(rates, default=None),
+        kept=any(result.kept for result in results),
+        paths=tuple(dict.fromkeys(node.path for node in nodes)),
+        verified=" | ".join(dict.fromkeys(result.verified for result in results)),
+    )
+
+
+def _has_reused(result: StagingResult) -> bool:
+    return any(node.reused_bytes for node in result.nodes)
+
+
+def _seconds(results: Sequence[StagingResult]) -> Estimate:
+    """Runs that found samples of an earlier run say nothing of what copying takes."""
+    whole = [result.seconds for result in results if not _has_reused(result)]
+    return median_estimate(whole or [result.seconds for result in results], "s")
+
+
+# Against reading in place
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEven:
+    """A staged group against the one that reads in place, at one rank count."""
+
+    ranks: int
+    nodes: int
+    label: str
+    """What the runs are."""
+    staged_group: str
+    """Id."""
+    unstaged_group: str
+    strategy: str
+    tier: str
+    staging: Estimate
+    """Seconds until all nodes were ready."""
+    unstaged_epoch: Estimate
+    """Seconds of an epoch, reading in place."""
+    staged_epoch: Estimate
+    gain: Estimate
+    """Of an epoch: seconds in place less seconds staged."""
+    factor: Estimate
+    """Epoch in place over epoch staged: above 1, staged epochs are faster."""
+    is_paired: bool
+    """Whether both ran in the same repeats of one series."""
+    epochs: float | None
+    """Break-even epochs; None: never, by these means, or nothing is copied before training."""
+    epochs_low: float | None
+    epochs_high: float | None
+    """None: no upper end."""
+    is_lazy: bool
+    """Nothing is copied before training: there is nothing to pay back."""
+
+
+def break_evens(groups: Sequence[scaling.Group], table: RunTable) -> tuple[BreakEven, ...]:
+    """Every staged group beside the one that differs in nothing but staging, by rank count."""
+    rows = []
+    for members in alike(groups, STAGING_KEYS):
+        in_place = next((group for group in members if _strategy(group) == "none"), None)
+        if in_place is None:
+            continue
+        for group in members:
+            if group is not in_place:
+                rows += _against(group, in_place, table)
+    return tuple(rows)
+
+
+def _strategy(group: scaling.Group) -> str:
+    return group.sample.plan.workload.data.staging
+
+
+def _against(group: scaling.Group, in_place: scaling.Group, table: RunTable) -> list[BreakEven]:
+    others = {(point.ranks, point.nodes): point for point in in_place.points}
+    found = []
+    for point in group.points:
+        other = others.get((point.ranks, point.nodes))
+        results = _results(point, table)
+        if other is None or not results:
+            continue
+        own, reference = epoch_times(point, table), epoch_times(other, table)
+        if own and reference:
+            found.append(_row((group, in_place), point, _seconds(results), own, reference))
+    return found
+
+
+def _about_mean(epochs: Mapping[RunKey, float]) -> dict[RunKey, float]:
+    return {key: one["s"] for key, one in zip(epochs, about_means([{"s": s} for s in epochs.values()]), strict=True)}
+
+
+def _row(
+    groups: tuple[scaling.Group, scaling.Group],
+    point: Point,
+    staging: Estimate,
+    own: Mapping[RunKey, float],
+    reference: Mapping[RunKey, float],
+) -> BreakEven:
+    plan = groups[0].sample.plan
+    gain = difference_estimate(_about_mean(reference), _about_mean(own), "s")
+    is_lazy = plan.workload.data.staging == "lazy"
+    low, value, high = (None, None, None) if is_lazy else break_even_epochs(staging, gain)
+    return BreakEven(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        label=f"{plan.workload.name}, {plan.workload.preset} preset",
+        staged_group=groups[0].id,
+        unstaged_group=groups[1].id,
+        strategy=plan.workload.data.staging,
+        tier=plan.workload.data.staging_tier,
+        staging=staging,
+        unstaged_epoch=geometric_mean_estimate(list(reference.values()), "s"),
+        staged_epoch=geometric_mean_estimate(list(own.values()), "s"),
+        gain=gain,
+        factor=ratio_estimate(reference, own),
+        is_paired=pairing(reference, own).is_paired,
+        epochs=value,
+        epochs_low=low,
+        epochs_high=high,
+        is_lazy=is_lazy,
+    )
+
+
+def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
+    """Low end, value and high end of the epochs after which staging has paid; None where there is none.
+
+    Args:
+        staging: seconds of staging.
+        gain: seconds that an epoch gains.
+    """
+    value = staging.value / gain.value if gain.value > 0 else None
+    low = high = None
+    if gain.high is not None and gain.high > 0:
+        low = (staging.low if staging.low is not None else staging.value) / gain.high
+    if gain.low is not None and gain.low > 0:
+        high = (staging.high if staging.high is not None else staging.value) / gain.low
+    return low, value, high
+
+
+STRATEGY_TITLES = {
+    "replicate": "the whole data set on each node (replicate)",
+    "shard": "each rank's samples on its node (shard)",
+    "lazy": "kept on the node when first read (lazy)",
+}
+CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
+BREAK_EVEN_CAPTION = "Break-even: staging time over what an epoch gains; no upper end: the gain may be none."
+
+
+class StagingView(GroupView):
+    """How samples were brought to the nodes."""
+
+    id = "staging"
+    title = "Staging"
+    key = "staging"
+
+    def numbers(self, source: GroupSource) -> Staged | None:
+        """By rank count; None where samples were read in place."""
+        return staged(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        """One table."""
+        found = group.of(Staged)
+        if found is None:
+            return None
+        last = found.points[-1]
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=_finding(last),
+            sheets=(_sheet(found.points),),
+            notes=_notes(found.points),
+        )
+
+
+def _finding(point: StagingPoint) -> str:
+    what = STRATEGY_TITLES.get(point.strategy, point.strategy)
+    if point.strategy == "lazy":
+        return f"{what}, to {point.tier}; no time before training"
+    return f"{what}, to {point.tier}: {value_text(point.seconds)} at {place_text(point.ranks, point.nodes)}"
+
+
+def _notes(points: Sequence[StagingPoint]) -> tuple[str, ...]:
+    notes = []
+    reused = [point for point in points if point.num_reused]
+    for point in reused:
+        left = "" if point.num_reused < point.num_runs else ": the time above is not that of copying everything"
+        notes.append(
+            f"{place_text(point.ranks, point.nodes)}: {point.num_reused} of {point.num_runs} runs found samples of an "
+            f"earlier run{left}."
+        )
+    verified = dict.fromkeys(point.verified for point in points if point.verified)
+    notes += [f"Copies compared with their source: {text}." for text in verified]
+    paths = dict.fromkeys(path for point in points for path in point.paths)
+    shown = ", ".join(list(paths)[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+    kept = "kept for the next run" if any(point.kept for point in points) else "removed when the run ended"
+    return (*notes, *((f"In {shown}; {kept}.",) if paths else ()))
+
+
+def _sheet(points: Sequence[StagingPoint]) -> Sheet[StagingPoint]:
+    columns: tuple[Column[StagingPoint], ...] = (
+        *place_columns(),
+        Column("strategy", "Strategy", lambda point: point.strategy, is_brief=True),
+        Column("tier", "To", lambda point: point.tier, is_brief=True),
+        Column("method", "Copied by", lambda point: point.method),
+        Column("streams", "Streams", lambda point: point.streams),
+        Column("staging_s", "Until all were ready", lambda point: point.seconds, has_interval=True, is_brief=True),
+        Column("runs", "", lambda point: point.seconds.n),
+        Column("node_bytes_per_s_slowest", "Rate of a node", lambda point: point.slowest_bytes_per_s, _rate),
+        Column("node_bytes_per_s_fastest", "", lambda point: point.fastest_bytes_per_s),
+        Column("copied_bytes", "Copied, all nodes", lambda point: point.copied_bytes, unit="bytes"),
+        Column("needed_bytes", "Needed on a node", lambda point: point.needed_bytes, unit="bytes", is_brief=True),
+        Column("free_bytes", "Free there", lambda point: point.free_bytes, unit="bytes"),
+        Column("reused_runs", "", lambda point: point.num_reused),
+        Column("kept", "Kept", lambda point: point.kept),
+    )
+    return Sheet(name="staging", title="Staging by rank count", columns=columns, rows=points, caption=CAPTION)
+
+
+def _rate(point: StagingPoint) -> Cell:
+    low, high = point.slowest_bytes_per_s, point.fastest_bytes_per_s
+    if low is None or high is None:
+        return Cell(DASH)
+    text = f"{format_bytes(low)}/s"
+    return Cell(text if high <= low * 1.005 else f"{text} to {format_bytes(high)}/s", number=low)
+
+
+class BreakEvenView(ReportView):
+    """After how many epochs staging has paid."""
+
+    id = "break-even"
+    title = "Staged against read in place"
+    key = "break_even"
+
+    def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
+        """Of groups that differ in nothing but staging."""
+        return break_evens(source.groups, source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """One table; empty where no two groups are such a pair."""
+        found = report.all_of(BreakEven)
+        if not found:
+            return ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                headline=_pays_briefly(found[-1]),
+                sheets=(_pairs_sheet(found),),
+            ),
+        )
+
+
+def break_even_text(row: BreakEven) -> str:
+    """``3.2 [2.9, 3.6]``, ``never``, ``3.2 [2.9, no upper end]``."""
+    if row.is_lazy:
+        return "nothing to pay back"
+    if row.epochs is None:
+        least = "" if row.epochs_low is None else f" (at best {number_text(row.epochs_low, 'epochs')})"
+        return f"never{least}"
+    text = number_text(row.epochs, "epochs")
+    if row.epochs_low is None or row.gain.low is None:
+        return text
+    end = "no upper end" if row.epochs_high is None else number_text(row.epochs_high, "epochs")
+    return f"{text} [{number_text(row.epochs_low, 'epochs')}, {end}]"
+
+
+def _pays_briefly(row: BreakEven) -> str:
+    how = f"{row.strategy} to {row.tier} at {place_text(row.ranks, row.nodes)}"
+    if row.is_lazy:
+        return f"{how}: epochs in place take {times_value(row.factor)} as long; nothing to pay back"
+    if row.epochs is None:
+        return f"{how} never pays: staged epochs are not faster"
+    return f"{how} has paid after {number_text(row.epochs, 'epochs')} epochs"
+
+
+def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
+    columns: tuple[Column[BreakEven], ...] = (
+        Column("", "Runs", lambda row: row.label),
+        *place_columns(),
+        Column("group", "", lambda row: row.staged_group),
+        Column("unstaged_group", "", lambda row: row.unstaged_group),
+        Column("strategy", "Strategy", lambda row: row.strategy, is_brief=True),
+        Column("tier", "To", lambda row: row.tier, is_brief=True),
+        Column("staging_s", "Staging", lambda row: row.staging, has_interval=True, is_brief=True),
+        Column("unstaged_epoch_s", "Epoch in place", lambda row: row.unstaged_epoch, has_interval=True),
+        Column("staged_epoch_s", "Epoch staged", lambda row: row.staged_epoch, has_interval=True),
+        Column("gain_s", "Gain of an epoch", lambda row: row.gain, has_interval=True),
+        Column("factor", "Factor", lambda row: row.factor, lambda row: times_cell(row.factor), has_interval=True),
+        Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, _epochs_cell, is_brief=True),
+        Column("break_even_epochs_low", "", lambda row: row.epochs_low),
+        Column("break_even_epochs_high", "", lambda row: row.epochs_high),
+        Column("is_paired", "", lambda row: row.is_paired),
+    )
+    return Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=BREAK_EVEN_CAPTION)
+
+
+def _epochs_cell(row: BreakEven) -> Cell:
+    return Cell(break_even_text(row), number=row.epochs)

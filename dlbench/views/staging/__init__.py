@@ -1,1 +1,0 @@
-"""Staging: how samples were brought to the nodes, how long that took, and when it pays."""

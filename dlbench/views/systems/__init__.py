@@ -1,1 +1,0 @@
-"""Systems: a subject of the scaling report."""

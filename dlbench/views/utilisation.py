@@ -1,0 +1,541 @@
+"""What share of the hardware's peak a scaling point turns into the model's arithmetic, and how long a training takes.
+
+MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank); see `dlbench.costs.utilisation`.
+The peak is the system's own declaration (`node.peak_tflops`), else a data sheet's, found by the GPU's name.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from dlbench import bundled
+from dlbench.costs.training_time import time_to_train, training_samples
+from dlbench.costs.utilisation import TERA, datasheet_peak, model_flops_utilisation, why_no_peak
+from dlbench.reading import scaling
+from dlbench.reading.scaling import Point
+from dlbench.records.scan import Run
+from dlbench.report.document import Section
+from dlbench.report.table import Column, Sheet
+from dlbench.report.wording import DASH, place_text, value_text
+from dlbench.specs.base import Count, Name, Positive, Precision, Spec
+from dlbench.specs.workload import TextData
+from dlbench.specs.yamlfile import read_yaml
+from dlbench.stats.estimates import Estimate
+from dlbench.units import format_number
+from dlbench.views.model import Group
+from dlbench.views.view import GroupSource, GroupView, place_columns
+
+_GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
+
+
+def gpu_names(run: Run) -> set[str]:
+    """Names of the GPUs of a run's ranks, as torch tells them; empty on CPUs."""
+    devices = {rank.device for rank in run.record.ranks} if run.record else set()
+    return {match[1] for device in devices if (match := _GPU.match(device))}
+
+
+def gpus_per_rank(run: Run) -> float:
+    """GPUs of a rank; below 1 where ranks share one, as far as the system declares its GPUs."""
+    gpus = run.plan.system.node.gpus
+    return min(1.0, gpus / run.plan.layout.ranks_per_node) if gpus else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The peak of one rank."""
+
+    flops_per_s: float
+    """Floating-point operations per second: of its GPU, or of its cores together."""
+    unit_flops_per_s: float
+    """Of one GPU or one core, as it was declared."""
+    per_rank: float
+    """GPUs or cores per rank; below 1 where ranks share a GPU."""
+    unit: Literal["GPU", "core"]
+    source: str
+    is_declared: bool
+    """From `node.peak_tflops`; otherwise from a data sheet, by the GPU's name."""
+    memory_bytes_per_s: float | None = None
+    """Of its memory, as the data sheet has it; None where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How much a full training is, by the plan."""
+
+    epochs: float | None
+    """None where the plan counts samples."""
+    epoch_samples: int | None
+    samples: float
+    """Samples of the whole training, all ranks together."""
+    key: str
+    """Where the amount is from: a key of the plan."""
+    is_limit: bool
+    """Whether it is the most that would be trained, and not the length of the recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtilisationPoint:
+    """Arithmetic and time to train at one rank count."""
+
+    ranks: int
+    nodes: int
+    throughput: Estimate
+    achieved: Estimate | None
+    """Model FLOPs per second and rank, `TFLOP/s/rank`; None where a sample's FLOPs are not known."""
+    peak_tflops: float | None
+    """Of one rank."""
+    mfu: Estimate | None
+    """Model FLOPs utilisation (fraction); None without a peak."""
+    training_time: Estimate | None
+    """An estimate: samples of the recipe over throughput."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilisation:
+    """Use of the hardware, and what a full training would take at the measured rate."""
+
+    training_flops_per_sample: int | None
+    peak: str
+    """The peak with its source, or how to declare it."""
+    recipe: str
+    """The amount of training behind `training_time`, its source and caveats; empty if there is none."""
+    recipe_title: str
+    """What `training_time` is, in a few words; empty if there is none."""
+    points: tuple[UtilisationPoint, ...]
+    padding: str = ""
+    """What is odd about FLOPs of samples whose padding was left out, in a clause; empty where none was."""
+    published: tuple[PublishedRate, ...] = ()
+    """Published rates of the same network in the same precision on as many of the same cards."""
+
+
+def utilisation(group: scaling.Group) -> Utilisation | None:
+    """MFU and time to train of every point; None where neither FLOPs nor the training are known."""
+    flops, amount = training_flops(group), recipe(group)
+    if flops is None and amount is None:
+        return None
+    unit = group.sample.plan.workload.sample_unit
+    points: list[UtilisationPoint] = []
+    peaks: list[str] = []
+    amounts: list[Recipe] = []
+    for point in group.points:
+        run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
+        peak = peak_of(run) if flops else None
+        here = recipe_of(run)
+        amounts += [here] if here is not None else []
+        factor = model_flops_utilisation(flops, 1.0, peak.flops_per_s, point.ranks) if flops and peak else None
+        if peak is not None:
+            peaks.append(_peak_text(peak, group))
+        achieved = point.throughput.scaled(flops / point.ranks).scaled(1 / TERA, "TFLOP/s/rank") if flops else None
+        points.append(
+            UtilisationPoint(
+                ranks=point.ranks,
+                nodes=point.nodes,
+                throughput=point.throughput,
+                achieved=achieved,
+                peak_tflops=peak.flops_per_s / TERA if peak else None,
+                mfu=point.throughput.scaled(factor, "fraction") if factor else None,
+                training_time=training_time(point, here) if here else None,
+            )
+        )
+    return Utilisation(
+        training_flops_per_sample=flops,
+        peak="; ".join(dict.fromkeys(peaks)) or (_no_peak(group) if flops else ""),
+        recipe=_recipe_text(group, amounts, unit) if amount else "",
+        recipe_title=_recipe_title(amount) if amount else "",
+        points=tuple(points),
+        padding=_padding(group) if flops else "",
+        published=rates_beside(group),
+    )
+
+
+def _padding(group: scaling.Group) -> str:
+    """By what runs say was in force: the plan alone does not show it."""
+    in_force = [
+        setting.effective == "unpadded"
+        for run in group.runs
+        if run.record
+        for setting in run.record.settings
+        if setting.key == "model.attention"
+    ]
+    return "padding is counted but not computed (model.attention unpadded)" if any(in_force) else ""
+
+
+def _peak_text(peak: Peak, group: scaling.Group) -> str:
+    precision = group.sample.plan.workload.train.precision
+    one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
+    many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s per rank"
+    how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
+    memory = f"; memory {peak.memory_bytes_per_s / TERA:.3g} TB/s" if peak.memory_bytes_per_s else ""
+    return f"peak: {one}{many}{memory} ({peak.source}{how})"
+
+
+def _no_peak(group: scaling.Group) -> str:
+    plan = group.sample.plan
+    unit = "GPU" if plan.system.node.gpus else "core"
+    names = sorted({name for run in group.runs for name in gpu_names(run)})
+    precision = plan.workload.train.precision
+    why = f"{names[0]}: {why_no_peak(names[0], precision)}; " if len(names) == 1 else ""
+    return (
+        f"{why}for the MFU declare node.peak_tflops ({{{precision}: TFLOP/s of one {unit}}}) and "
+        f"node.peak_source in system {plan.system.name}"
+    )
+
+
+def _recipe_text(group: scaling.Group, amounts: list[Recipe], unit: str) -> str:
+    plan = group.sample.plan
+    first, last = amounts[0], amounts[-1]
+    if first.epochs is None:
+        much = f"{_span(first.samples, last.samples, ',.0f')} {unit} ({first.key})"
+    else:
+        epochs = _span(first.epochs, last.epochs or first.epochs, "g")
+        much = f"{epochs} epochs ({first.key}) of {first.epoch_samples:,} {unit}"
+    caveats = "training steps alone" + (" on synthetic data" if plan.workload.data.is_synthetic else "")
+    return f"{'Upper limit' if first.is_limit else 'Time to train'}: {much}, {caveats}."
+
+
+def _span(first: float, last: float, form: str) -> str:
+    """One number, or both where the recipe is longer at the larger global batch."""
+    return f"{first:{form}}" if first == last else f"{first:{form}} to {last:{form}}"
+
+
+def _recipe_title(amount: Recipe) -> str:
+    """What a time is that follows from it: an upper limit is no time to accuracy."""
+    return f"Upper limit: {amount.key} at this rate" if amount.is_limit else f"Time to train by {amount.key}"
+
+
+def training_flops(group: scaling.Group) -> int | None:
+    """Model FLOPs of training on one sample; None if no run records them, or runs disagree."""
+    recorded = {run.record.training_flops_per_sample for run in group.runs if run.record}
+    (found,) = recorded if len(recorded) == 1 else (None,)
+    return found or None
+
+
+def peak_of(run: Run) -> Peak | None:
+    """The peak of one rank of a run at its precision, if it is declared or a data sheet is known."""
+    plan = run.plan
+    node, precision = plan.system.node, plan.workload.train.precision
+    devices = {rank.device for rank in run.record.ranks} if run.record else set()
+    on_gpu = any(device.startswith("cuda") for device in devices)
+    # Ranks that share a GPU share its peak.
+    per_rank = gpus_per_rank(run) if on_gpu else float(plan.layout.cores_per_rank)
+    # A declared peak is that of a GPU exactly if the node has some.
+    if precision in node.peak_tflops and on_gpu == bool(node.gpus):
+        one, source, declared = node.peak_tflops[precision] * TERA, node.peak_source or "", True
+        memory = None
+    else:
+        names = gpu_names(run)
+        sheet = datasheet_peak(names.pop(), precision) if len(names) == 1 else None
+        if sheet is None:
+            return None
+        one, source, declared, memory = sheet.flops_per_s, sheet.source, False, sheet.memory_bytes_per_s
+    return Peak(
+        flops_per_s=one * per_rank,
+        unit_flops_per_s=one,
+        per_rank=per_rank,
+        unit="GPU" if on_gpu else "core",
+        source=source,
+        is_declared=declared,
+        memory_bytes_per_s=memory,
+    )
+
+
+def recipe(group: scaling.Group) -> Recipe | None:
+    """The length of a full training at the group's first point; see `recipe_of`."""
+    return recipe_of(group.sample)
+
+
+def recipe_of(run: Run) -> Recipe | None:
+    """The length of a full training: the schedule's, else the limit of the quality; None if neither is known.
+
+    Both are those in force at the run's global batch.
+    """
+    plan, epoch = run.plan, epoch_samples(run)
+    schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
+    if schedule.total_epochs is not None and epoch:
+        epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
+    elif schedule.total_steps is not None:
+        samples = float(schedule.total_steps * plan.global_batch)
+        return Recipe(
+            epochs=None, epoch_samples=None, samples=samples, key="train.schedule.total_steps", is_limit=False
+        )
+    elif quality is not None and quality.max_epochs is not None and epoch:
+        epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
+    elif quality is not None and quality.max_samples is not None:
+        samples = float(quality.max_samples)
+        return Recipe(epochs=None, epoch_samples=None, samples=samples, key="quality.max_samples", is_limit=True)
+    else:
+        return None
+    samples = training_samples(epoch, epochs)
+    return Recipe(epochs=epochs, epoch_samples=epoch, samples=samples, key=key, is_limit=limit)
+
+
+def epoch_samples(run: Run) -> int | None:
+    """Samples of an epoch: the schedule's, else those of the training data; None for synthetic data without either."""
+    workload, record = run.plan.workload, run.record
+    if workload.train.schedule.epoch_samples is not None:
+        return workload.train.schedule.epoch_samples
+    if record is not None and record.quality is not None:
+        return record.quality.train_samples
+    found = record.data.get("num_samples") if record is not None else None
+    return found if isinstance(found, int) and found > 0 and not workload.data.is_synthetic else None
+
+
+def training_time(point: Point, amount: Recipe) -> Estimate:
+    """Seconds of training steps for a recipe at the point's throughput; no claim that it converges."""
+    return point.throughput.mapped(lambda rate: time_to_train(amount.samples, rate), "s")
+
+
+class Source(Spec):
+    """Who published."""
+
+    id: Name = Field(description="Unique in the file.")
+    source: str = Field(min_length=10, description="Title, table, and when it was read.")
+    address: str = Field(pattern=r"^https://", description="Where.")
+
+
+class Network(Spec):
+    """What was trained."""
+
+    id: Name = Field(description="Unique in the file.")
+    model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
+    sequence_length: Count | None = Field(None, description="Tokens of a sample, for text.")
+
+
+class Rate(Spec):
+    """One published figure."""
+
+    source: Name = Field(description="Of `sources`.")
+    network: Name = Field(description="Of `networks`.")
+    devices: tuple[str, ...] = Field(min_length=1, description="The card, by the names that torch tells.")
+    precision: tuple[Precision, ...] = Field(min_length=1, description="Precisions of its class: any of them.")
+    gpus: Count = Field(description="GPUs together.")
+    per_s: Positive = Field(description="Samples a second, of all of them.")
+    batch: Count = Field(description="Samples a GPU computed at a time.")
+    parts: Count = Field(1, description="Parts of one update.")
+    data: Literal["real", "synthetic"] = Field(description="Whether files were read.")
+
+
+class RateFile(Spec):
+    """All of them."""
+
+    format: Literal["dlbench.rates"] = Field(description="Says what the file is.")
+    version: Literal[1] = Field(description="Version of the format.")
+    sources: tuple[Source, ...] = Field(description="Who published.")
+    networks: tuple[Network, ...] = Field(description="What was trained.")
+    rates: tuple[Rate, ...] = Field(description="Published figures.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRate:
+    """A published figure, and what was measured on as many of the same cards."""
+
+    gpus: int
+    device: str
+    published: float
+    """Samples a second and GPU."""
+    measured: Estimate
+    """The same, here."""
+    ratio: Estimate
+    """Measured over published."""
+    differences: tuple[str, ...]
+    """What the two do otherwise."""
+    source: str
+    address: str
+
+
+@functools.cache
+def published_rates() -> RateFile:
+    """The bundled file."""
+    return RateFile.model_validate(read_yaml(bundled.folder("reports") / "rates.yaml"))
+
+
+def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[PublishedRate, ...]:
+    """The published figures of the group's network and precision on its card, for every point with as many GPUs.
+
+    Args:
+        group: comparable runs.
+        file: figures; None: the bundled ones.
+    """
+    found = published_rates() if file is None else file
+    sources = {one.id: one for one in found.sources}
+    networks = {one.id: one for one in found.networks}
+    beside = []
+    for point in group.points:
+        run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
+        names = gpu_names(run)
+        if len(names) != 1 or gpus_per_rank(run) != 1:
+            continue
+        for rate in found.rates:
+            if (
+                rate.gpus != point.ranks
+                or not names & set(rate.devices)
+                or not _same(run, rate, networks[rate.network])
+            ):
+                continue
+            one = rate.per_s / rate.gpus
+            beside.append(
+                PublishedRate(
+                    gpus=rate.gpus,
+                    device=next(iter(names)),
+                    published=one,
+                    measured=point.throughput_per_rank,
+                    ratio=point.throughput_per_rank.scaled(1 / one, "ratio"),
+                    differences=tuple(_differences(run, rate)),
+                    source=sources[rate.source].source,
+                    address=sources[rate.source].address,
+                )
+            )
+    return tuple(beside)
+
+
+def _same(run: Run, rate: Rate, network: Network) -> bool:
+    workload = run.plan.workload
+    ours = workload.model.model_dump(mode="json")
+    length = workload.data.sequence_length if isinstance(workload.data, TextData) else None
+    return (
+        workload.train.precision in rate.precision
+        and length == network.sequence_length
+        and all(ours.get(key) == value for key, value in network.model.items())
+    )
+
+
+def _differences(run: Run, rate: Rate) -> list[str]:
+    workload = run.plan.workload
+    parts = workload.train.gradient_accumulation
+    asked: list[tuple[str, object, object]] = [
+        ("batch at a time", rate.batch, workload.train.batch_per_rank // parts),
+        ("parts of an update", rate.parts, parts),
+        ("data", rate.data, "synthetic" if workload.data.is_synthetic else "real"),
+    ]
+    if len(rate.precision) == 1 or workload.train.precision == "fp16":
+        precision = []
+    else:
+        precision = [f"16-bit format ({workload.train.precision} here)"]
+    return [f"{what} ({theirs} there, {mine} here)" for what, theirs, mine in asked if theirs != mine] + precision
+
+
+class UtilisationView(GroupView):
+    """Use of the hardware."""
+
+    id = "utilisation"
+    title = "Hardware utilisation"
+    key = "utilisation"
+
+    def numbers(self, source: GroupSource) -> Utilisation | None:
+        """MFU and time to train of every point."""
+        return utilisation(source.group)
+
+    def section(self, group: Group) -> Section | None:
+        """Use of the hardware, and published rates of the same card."""
+        found = group.of(Utilisation)
+        if found is None:
+            return None
+        return Section(
+            id=self.id, title=self.title, headline=_headline(found), sheets=_sheets(found), notes=_notes(found)
+        )
+
+    def remedy(self, group: Group) -> str:
+        """Newer runs."""
+        return "these runs record no FLOPs per sample, and their recipe names no length of a training; newer runs do."
+
+
+def _sheets(found: Utilisation) -> tuple[Sheet[Any], ...]:
+    return (_sheet(found), _published_sheet(found.published)) if found.published else (_sheet(found),)
+
+
+def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
+    columns: tuple[Column[PublishedRate], ...] = (
+        Column("gpus", "GPUs", lambda rate: rate.gpus, is_brief=True),
+        Column("published_per_gpu_s", "Published per GPU", lambda rate: rate.published, _rate_text, is_brief=True),
+        Column("measured_per_gpu_s", "Here per GPU", lambda rate: rate.measured, has_interval=True, is_brief=True),
+        Column("ratio", "Here / published", lambda rate: rate.ratio, has_interval=True, is_brief=True),
+        Column("differences", "What differs", lambda rate: ", ".join(rate.differences) or "nothing known"),
+        Column("source", "Source", lambda rate: rate.source, lambda rate: f"{rate.source}, {rate.address}"),
+        Column("address", "", lambda rate: rate.address),
+    )
+    return Sheet(
+        name="published_rates",
+        title=f"Published rates of {rates[0].device}, same network and precision",
+        columns=columns,
+        rows=rates,
+        in_terminal=True,
+        caption="Another library in another year: a ratio far below 1 asks for a reason, one near 1 proves nothing.",
+    )
+
+
+def _rate_text(rate: PublishedRate) -> str:
+    return f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}"
+
+
+def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
+    """Every point; people see no column without a value."""
+    has_mfu = any(point.mfu for point in found.points)
+    unit, factor = _unit(found)
+    columns: tuple[Column[UtilisationPoint], ...] = (
+        *place_columns(),
+        Column("throughput_per_s", "", lambda point: point.throughput),
+        Column(
+            "tflops_per_rank",
+            f"Model {unit} per rank" if found.training_flops_per_sample else "",
+            lambda point: point.achieved,
+            lambda point: point.achieved and point.achieved.scaled(factor),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column(
+            "peak_tflops_per_rank",
+            f"Peak {unit} per rank" if has_mfu else "",
+            lambda point: point.peak_tflops,
+            lambda point: point.peak_tflops and point.peak_tflops * factor,
+            unit="TFLOP/s/rank",
+            is_brief=True,
+        ),
+        Column("mfu", "MFU" if has_mfu else "", lambda point: point.mfu, has_interval=True, is_brief=True),
+        Column(
+            "training_time_s",
+            found.recipe_title,
+            lambda point: point.training_time,
+            lambda point: point.training_time and value_text(point.training_time),
+            has_interval=True,
+            is_brief=True,
+        ),
+    )
+    return Sheet(
+        name="utilisation",
+        title="Use of the hardware",
+        columns=columns,
+        rows=found.points,
+        in_terminal=True,
+    )
+
+
+def _headline(found: Utilisation) -> str:
+    last = found.points[-1]
+    if last.mfu is not None:
+        beside = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
+        padding = f"; {found.padding}" if found.padding else ""
+        return f"MFU {value_text(last.mfu)} at {place_text(last.ranks, last.nodes)}{beside}{padding}"
+    if last.achieved is not None:
+        unit, factor = _unit(found)
+        return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
+    return f"{found.recipe_title}: {value_text(last.training_time) if last.training_time else DASH}"
+
+
+def _unit(found: Utilisation) -> tuple[str, float]:
+    """The unit for people, and how many of it a TFLOP/s is."""
+    largest = max((point.achieved.value for point in found.points if point.achieved), default=1.0)
+    return ("TFLOP/s", 1.0) if largest >= 1 else ("GFLOP/s", 1000.0)
+
+
+def _notes(found: Utilisation) -> tuple[str, ...]:
+    """Where FLOPs, peak and the length of the training are from."""
+    if not found.training_flops_per_sample:
+        return (found.recipe,)
+    flops = format_number(found.training_flops_per_sample / 1e9)
+    padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
+    return (f"{flops} GFLOP per sample{padding}; {found.peak}.", found.recipe)

@@ -1,1 +1,0 @@
-"""Utilisation: a subject of the scaling report."""
