@@ -652,7 +652,9 @@ def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path) ->
     plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=3.0)
     ended = start(tmp_path, plan, "stand_still", rank=1, call=2)
     assert ended.codes[0] == 124, ended.errors
-    reason = "rank 0, allreduce library (mpi) of 4 KiB, trial: not done within 3 s; another rank is gone or stuck"
+    reason = (
+        "rank 0, allreduce library-in-place (mpi) of 4 KiB, trial: not done within 3 s; another rank is gone or stuck"
+    )
     assert f"dlbench: error: {reason}" in ended.errors[0]
     assert f"on_stuck: {reason}" in ended.errors[0]
 
