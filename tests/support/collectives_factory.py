@@ -18,7 +18,7 @@ from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status
 from dlbench.specs.collectives.network import Level, NetworkModel, Piece
-from dlbench.specs.collectives.plan import IN_PLACE, LIBRARY, OUT_OF_PLACE, ELEMENT_BYTES, CommPlan
+from dlbench.specs.collectives.plan import ELEMENT_BYTES, IN_PLACE, LIBRARY, OUT_OF_PLACE, CommPlan
 from dlbench.specs.collectives.request import CommRequest, expand_comm
 from tests.support.run_factory import NOW, status
 
