@@ -21,7 +21,7 @@ surer than the law's hindcast may have been off.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dlbench.reading.scaling import Group, Point
@@ -255,17 +255,14 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
     family = [terms for terms in FAMILY if has_edge or "edge" not in terms]
     tried = [_candidate(data, terms) for terms in family if len(terms) < distinct]
     left = tuple(one for one in tried if not one.is_ruled_out)
-    earlier = _without_largest(data)
-    hindcasts = {terms: _candidate(earlier, terms) for terms in family if len(terms) < distinct}
-    misses = {terms: _misses(data, one) for terms, one in hindcasts.items()}
+    misses = {one.terms: _hindcast(data, one.terms) for one in tried}
     chosen = min(left or tried, key=lambda one: (max(ROUNDING, abs(misses[one.terms][0])), len(one.terms)))
-    missed, low, high = misses[chosen.terms]
-    ends = [misses[terms][1:] for terms, one in hindcasts.items() if not one.is_ruled_out]
+    missed = misses[chosen.terms]
     return Fitted(
-        law=_law(group, data, chosen, left, missed, _hindcast_doubt(data, ends)),
+        law=_law(group, data, chosen, left, missed),
         left=left,
         largest=group.points[-1].ranks,
-        margin=max(-low, high),
+        margin=max(map(abs, missed)),
     )
 
 
@@ -319,29 +316,20 @@ def _likelihood(data: _Data, terms: tuple[Term, ...], coefficients: Array) -> fl
     return float(np.mean((np.log(made / again) ** 2).sum(axis=1) >= (misses**2).sum()))
 
 
-def _without_largest(data: _Data) -> _Data:
-    kept = data.ratios < data.ratios[-1]
-    return replace(
-        data,
-        points=data.points[: int(kept.sum())],
-        ratios=data.ratios[kept],
-        times=data.times[kept],
-        drawn=None if data.drawn is None else data.drawn[:, kept],
-    )
-
-
-def _misses(data: _Data, fitted: _Candidate) -> tuple[float, float, float]:
-    """Efficiency of the largest point less that by a law fitted without it, and ends of its middle 95 % over runs."""
+def _hindcast(data: _Data, terms: tuple[Term, ...]) -> tuple[float, float, float]:
+    """Efficiency of the largest point less that of the law fitted to the others, and ends of its 95 % over runs."""
     import numpy as np
 
-    def less(times: Array, coefficients: Array) -> Array:
-        law = time_at(data.scaling, fitted.terms, coefficients, data.ratios)
-        missed: Array = ideal_time(data.scaling, data.ratios)[-1] * (1 / times[..., -1] - 1 / law[..., -1])
-        return missed
+    earlier = data.ratios < data.ratios[-1]
 
-    value = less(data.times, fitted.coefficients)
-    drawn = value if data.drawn is None or fitted.drawn is None else less(data.drawn, fitted.drawn)
-    low, high = np.percentile(drawn, [2.5, 97.5])
+    def missed(times: Array) -> Array:
+        coefficients = fit_terms(data.scaling, terms, data.ratios[earlier], times[..., earlier])
+        law = time_at(data.scaling, terms, coefficients, data.ratios)
+        found: Array = ideal_time(data.scaling, data.ratios)[-1] * (1 / times[..., -1] - 1 / law[..., -1])
+        return found
+
+    value = missed(data.times)
+    low, high = np.percentile(value if data.drawn is None else missed(data.drawn), [2.5, 97.5])
     return float(value), float(low), float(high)
 
 
@@ -350,7 +338,11 @@ def _name(scaling: Scaling, terms: tuple[Term, ...]) -> str:
 
 
 def _law(
-    group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, ...], missed: float, unforetold: str
+    group: Group,
+    data: _Data,
+    chosen: _Candidate,
+    left: tuple[_Candidate, ...],
+    missed: tuple[float, float, float],
 ) -> Law:
     import numpy as np
 
@@ -384,15 +376,17 @@ def _law(
         ),
         worst_residual=worst,
         hindcast_ranks=data.points[-1].ranks,
-        hindcast_error=missed,
+        hindcast_error=missed[0],
         is_ruled_out=chosen.is_ruled_out,
         alternatives=tuple(_name(data.scaling, one.terms) for one in left if one is not chosen),
-        doubt=_doubt(group, data, left, worst) or unforetold,
+        doubt=_doubt(group, data, left, worst, missed),
         points=points,
     )
 
 
-def _doubt(group: Group, data: _Data, left: tuple[_Candidate, ...], worst: float) -> str:
+def _doubt(
+    group: Group, data: _Data, left: tuple[_Candidate, ...], worst: float, missed: tuple[float, float, float]
+) -> str:
     """Why nothing may be extrapolated, in a sentence; empty where it may."""
     if data.points[-1].nodes == 1 and not _inside(group):
         most = max(one.nodes for one in group.points)
@@ -403,33 +397,20 @@ def _doubt(group: Group, data: _Data, left: tuple[_Candidate, ...], worst: float
         return f"{what}; measure {MIN_POINTS - 1} rank counts or more on several nodes, e.g. --nodes 1,2,4"
     if data.drawn is None:
         return f"fewer than {LEAST_RUNS} runs of a point do not say how it scatters; repeat with --repeats 5"
-    if left:
-        return ""
-    if all(point.efficiency.value > 1 for point in data.points):
-        return "the measured points exceed the ideal, which no law knows"
-    return (
-        f"no law of the family fits: the nearest misses a measured point by {worst * 100:.1f} points of efficiency, "
-        "more than the scatter of the runs explains"
-    )
-
-
-def _hindcast_doubt(data: _Data, ends: list[tuple[float, float]]) -> str:
-    """How the largest point contradicts all that the smaller ones foretold of it; empty where it does not.
-
-    Args:
-        data: the points.
-        ends: of the intervals of its efficiency less that by a law, of each law that the smaller points leave.
-    """
-    largest = f"{data.points[-1].ranks} ranks"
-    if not ends:
-        return f"withheld, as the points without {largest} leave no law that could have foretold them"
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    if not left:
+        if all(point.efficiency.value > 1 for point in data.points):
+            return "the measured points exceed the ideal, which no law knows"
+        return (
+            f"no law of the family fits: the nearest misses a measured point by {worst * 100:.1f} points of "
+            "efficiency, more than the scatter of the runs explains"
+        )
+    error, low, high = missed
     if low <= ROUNDING and high >= -ROUNDING:
         return ""
-    near, far, way = (low, high, "more") if low > 0 else (-high, -low, "less")
+    ends = ", ".join(f"{100 * end:.1f}" for end in sorted((abs(low), abs(high))))
     return (
-        f"withheld, as {largest} have {100 * near:.1f} to {100 * far:.1f} points {way} efficiency than the points "
-        "without them foretold (95 % over runs and laws)"
+        f"withheld, because no law foretells {data.points[-1].ranks} ranks from the others: the nearest misses them by "
+        f"{100 * abs(error):.1f} points of efficiency [{ends}]"
     )
 
 
