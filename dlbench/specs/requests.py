@@ -64,7 +64,7 @@ def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
     """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list.
 
     Raises:
-        UserError: no ``=``, a malformed key, a key given twice, or a value that is neither one value nor a list of them.
+        UserError: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
     """
     result: dict[str, AxisValue] = {}
     for item in items:
@@ -207,7 +207,7 @@ def _value(text: str, origin: str) -> AxisValue:
             raise UserError(f"{origin}: must be a finite number, got {text.strip()[:80]!a}")
         if part is not None and not isinstance(part, str | int | float | bool):
             raise UserError(
-                f"{origin}: must be one value, or a list of such in brackets, got {text[:80]!r}; what is nested takes a "
-                "workload file, and text in brackets quotes of its own: '\"[...]\"'"
+                f"{origin}: must be one value, or a list of such in brackets, got {text[:80]!r}; what is nested takes "
+                "a workload file, and text in brackets quotes of its own: '\"[...]\"'"
             )
     return tuple(parts) if isinstance(value, list) else parts[0]

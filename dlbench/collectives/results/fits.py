@@ -300,6 +300,7 @@ def _fit(
     by_run = [_runs_of(group, one) for group, series in used for one in series.rows]
     runs = min(map(len, by_run))
     sharing, predictions = choose_sharing(observations)
+    drawn = resampled(by_run, centre="median")
     network = fit_network(
         observations,
         system=scope.system,
@@ -307,7 +308,7 @@ def _fit(
         sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
         fitted=fitted,
         sharing=sharing,
-        resampled=resampled(by_run, centre="median"),
+        resampled=drawn,
         runs=runs,
     )
     ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
@@ -317,7 +318,7 @@ def _fit(
         network.model_copy(
             update={
                 "collectives": lines,
-                "largest_held_out": hold_out_largest(observations),
+                "largest_held_out": hold_out_largest(observations, drawn),
                 "errors": tuple(_of_algorithms(predictions)),
             }
         ),

@@ -109,7 +109,7 @@ class Pauses:
     def __call__(self, done: int, spent_s: float) -> bool:
         """After `done` steps; True if training should end: the target is met, or these were all.
 
-        An epoch in which training ends is closed behind the evaluation that ended it, with the samples trained until then.
+        An epoch in which training ends is closed behind the last evaluation, with the samples trained until then.
         """
         course = self._ready.course
         ends, ends_epoch = done >= course.end, course.ends_epoch(done)
