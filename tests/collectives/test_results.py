@@ -494,7 +494,7 @@ def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
     lines = {(line.name, line.ranks): line for line in fit.network.collectives}
     assert {name for name, _ in lines} == {
         *("gloo ring", "gloo recursive-doubling", "gloo hierarchical"),
-        *("gloo flat", "mpi flat"),
+        *("gloo flat", "mpi flat", "mpi library-out-of-place"),
     }
     for ranks in (4, 8):
         assert lines["gloo flat", ranks].startup_s == pytest.approx(50e-6, rel=0.05)
@@ -542,7 +542,9 @@ def test_only_libraries_give_a_file_of_lines(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, **{**BOX, "algorithms": "none", "backends": "mpi"})
     fit = fit_one(table_of(tmp_path), system=None, transport=None, dtype=None, fitted="", where="runs")
     assert (fit.network.inside, fit.network.across, fit.network.transport) == (None, None, "mpi")
-    assert [(line.name, line.ranks) for line in fit.network.collectives] == [("mpi flat", 4), ("mpi flat", 8)]
+    assert [(line.name, line.ranks) for line in fit.network.collectives] == [
+        (name, ranks) for ranks in (4, 8) for name in ("mpi flat", "mpi library-out-of-place")
+    ]
 
 
 def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:

@@ -184,7 +184,8 @@ class Lineup:
             return False
         text = problems[first] if problems[first].startswith(f"{name}: ") else f"{name}: {problems[first]}"
         where = "" if all(problems) else f" (on rank {first})"
-        self.not_measured.append(text + where)
+        if text + where not in self.not_measured:  # of MPI's all-reduce, both ways
+            self.not_measured.append(text + where)
         return True
 
     def _passes_trial(self, reference: Reference, deadline: Deadline) -> bool:

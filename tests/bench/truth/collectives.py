@@ -1,10 +1,9 @@
 """`dlbench comm` against a loop as OSU's micro-benchmarks have it, in the same processes and over the same group.
 
 Two ranks on this machine, all-reduce of 1 to 64 KiB by MPI, in place and into a second buffer, and by gloo, in turns.
-OSU's loop times each operation by
-itself, and ranks meet at the library's own barrier outside of the timer; what it prints is the mean of a rank's times.
-Here it is the slowest rank's mean, and the median of several loops, since others use the machine, too. So is dlbench's
-figure a median of iterations.
+OSU's loop times each operation by itself, and ranks meet at the library's own barrier outside of the timer; what it
+prints is the mean of a rank's times. Here it is the slowest rank's mean, and the median of several loops, since others
+use the machine, too. So is dlbench's figure a median of iterations.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dlbench.collectives.results.predictions import Wanted, predict_all
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.link_fit import Observation, fit_network, hold_out_largest
 from dlbench.costs.predictions import features, predict
@@ -42,6 +43,13 @@ FITS = 80
 GROUP = 2
 MEASURED, BEYOND = (4, 8), 16
 """Rank counts that fits see, and one that they do not."""
+CASES: dict[str, Callable[[int], float]] = {
+    "the model is right": lambda ranks: 1.0,
+    "links congest by 5 % a doubling": lambda ranks: 1.05 ** math.log2(ranks / 4),
+    "links congest by 15 % a doubling": lambda ranks: 1.15 ** math.log2(ranks / 4),
+    "a switch beyond the points": lambda ranks: 2.0 if ranks > 16 else 1.0,
+}
+"""What a byte between groups costs at so many ranks, over what it costs at 4; `predicted_times` fits 4, 8 and 16."""
 
 FORECASTS = 120
 COUNTS = (1, 2, 4, 8)
@@ -74,6 +82,8 @@ def figures() -> Iterator[Figure]:
     for scatter in (0.05, 0.1):
         yield from fitted_costs(scatter)
     yield congested()
+    for case in CASES:
+        yield from predicted_times(case)
     yield from scaling_forecasts()
     yield node_edge()
     yield gains()
@@ -104,14 +114,18 @@ def network(inside: tuple[float, float] = (2e-5, 3e-10), across: tuple[float, fl
 
 
 def measured(
-    generator: np.random.Generator, ranks: Sequence[int], *, runs: int, scatter: float, congestion: float = 0.0
+    generator: np.random.Generator,
+    ranks: Sequence[int],
+    *,
+    runs: int,
+    scatter: float,
+    slow: Callable[[int], float] = lambda ranks: 1.0,
 ) -> tuple[list[Observation], list[dict[int, float]]]:
-    """Observed medians, and the times of each run; links lose a share of their rate with each doubling of the ranks."""
+    """Observed medians, and the times of each run; bytes between groups cost so many times more at each rank count."""
     observations, by_run = [], []
     for count in ranks:
         layout = Layout(ranks=count, group_size=GROUP)
-        slow = (1 + congestion) ** math.log2(count / ranks[0])
-        truth = network(across=(1e-4, 4e-8 * slow))
+        truth = network(across=(1e-4, 4e-8 * slow(count)))
         effect = np.exp(generator.normal(0, scatter, runs))
         for collective, algorithm in ALGORITHMS:
             for size in SIZES:
@@ -178,7 +192,9 @@ def congested(*, trials: int = 10) -> Figure:
     size, ratios = SIZES[-1], []
     for trial in range(trials):
         generator = np.random.default_rng([SEED, 3, trial])
-        observations, by_run = measured(generator, (4, 8, 16), runs=5, scatter=0.02, congestion=0.15)
+        observations, by_run = measured(
+            generator, (4, 8, 16), runs=5, scatter=0.02, slow=CASES["links congest by 15 % a doubling"]
+        )
         found = fit(observations, by_run, 5)
         told = hold_out_largest(observations)
         assert told is not None
@@ -197,6 +213,37 @@ def congested(*, trials: int = 10) -> Figure:
         goal="0.5 to 2",
         met=bool(0.5 <= value <= 2),
     )
+
+
+def predicted_times(case: str, *, trials: int = 10, runs: int = 5, scatter: float = 0.02) -> Iterator[Figure]:
+    """Coverage of `dlbench comm predict` at the largest fitted rank count and beyond, and how much is withheld."""
+    slow, sizes = CASES[case], (SIZES[0], SIZES[2], SIZES[-1])
+    wanted = Wanted(sizes=sizes, group_size=GROUP, algorithms=("ring", "recursive-doubling", "hierarchical"))
+    hits: dict[int, list[bool]] = {16: [], 32: [], 64: []}
+    withheld = dict.fromkeys(hits, 0)
+    for trial in range(trials):
+        generator = np.random.default_rng([SEED, 6, trial])
+        observations, by_run = measured(generator, (4, 8, 16), runs=runs, scatter=scatter, slow=slow)
+        held_out = hold_out_largest(observations, resampled(by_run, centre="median"))
+        found = fit(observations, by_run, runs).model_copy(update={"largest_held_out": held_out})
+        for one in predict_all(found, tuple(hits), wanted).predictions:
+            withheld[one.ranks] += not one.series
+            truth = network(across=(1e-4, 4e-8 * slow(one.ranks)))
+            layout = Layout(ranks=one.ranks, group_size=GROUP)
+            for series in one.series:
+                assert series.low is not None
+                assert series.high is not None
+                for size, low, high in zip(sizes, series.low, series.high, strict=True):
+                    hits[one.ranks].append(low <= predict("allreduce", series.name, size, layout, truth) <= high)
+    for ranks, found_here in hits.items():
+        name = f"comm predict holds the true time at {ranks} ranks, fitted at 4, 8 and 16: {case}"
+        reason = f"withheld in {withheld[ranks]} of {trials}"
+        if not found_here:
+            yield Figure(name=name, value=None, unit="", goal="none told", reason=reason)
+        elif "switch" in case and ranks > 16:
+            yield replace(covered(name, found_here), goal="none: no point tells of it", met=None, reason=reason)
+        else:
+            yield replace(covered(name, found_here, unit="% of times told"), reason=reason)
 
 
 def scaling_forecasts(*, trials: int = FORECASTS) -> Iterator[Figure]:
