@@ -373,12 +373,14 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
     assert max(map(len, [*brief.splitlines(), *text.splitlines()])) <= 80
     assert len(brief.splitlines()) < len(text.splitlines())
     small, _, large = text.partition("64 ranks in 32 groups of 2")
-    assert "Extrapolated: 64 ranks, fitted at 4; 32 groups, fitted at 2" in large
+    # One rank count foretells no other: nothing says how far the fit holds beyond it.
+    assert "No prediction for 64 ranks: withheld, because the smaller rank counts do not foretell" in " ".join(large.split())
     assert "Extrapolated: 89.65 MiB, fitted from 1 KiB to 1 MiB." in small
     assert "gloo flat (line)" in small
-    assert "Recommended fusion size" in large
+    assert "Recommended fusion size" in small
     content = json.loads(run_cli(*asked, "--format", "json").stdout)
-    assert [len(one["extrapolated"]) for one in content["predictions"]] == [1, 3]
+    assert [len(one["extrapolated"]) for one in content["predictions"]] == [1, 0]
+    assert [bool(one["withheld"]) for one in content["predictions"]] == [False, True]
     for one in content["predictions"]:
         for series in one["series"]:
             assert clean(series["name"]) in text

@@ -111,7 +111,7 @@ def write_comm_run(out: Path, plan: CommPlan, story: Story | None = None) -> Run
 
 
 def _points(plan: CommPlan, story: Story) -> list[dict[str, Any]]:
-    noise = random.Random(plan.run_id)
+    noise, apart = random.Random(plan.run_id), random.Random(f"{plan.run_id} {OUT_OF_PLACE}")
     series = [("torch-gloo" if plan.comm.transport == "torch" else "mpi", name) for name in plan.comm.algorithms]
     for name in plan.comm.backends:
         ways = (IN_PLACE, OUT_OF_PLACE) if (name, plan.comm.collective) == ("mpi", "allreduce") else (LIBRARY,)
@@ -126,7 +126,10 @@ def _points(plan: CommPlan, story: Story) -> list[dict[str, Any]]:
                 "carrier": carrier,
                 "num_bytes": size,
                 "dtype": plan.comm.dtype,
-                "times_s": [seconds * noise.lognormvariate(0, story.noise) for _ in range(plan.comm.iterations)],
+                "times_s": [
+                    seconds * (apart if algorithm == OUT_OF_PLACE else noise).lognormvariate(0, story.noise)
+                    for _ in range(plan.comm.iterations)
+                ],
                 "correct": True,
                 "max_error": 1e-7,
                 **_counters(plan, algorithm, size),
