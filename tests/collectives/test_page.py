@@ -374,7 +374,9 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
     assert len(brief.splitlines()) < len(text.splitlines())
     small, _, large = text.partition("64 ranks in 32 groups of 2")
     # One rank count foretells no other: nothing says how far the fit holds beyond it.
-    assert "No prediction for 64 ranks: withheld, because the smaller rank counts do not foretell" in " ".join(large.split())
+    assert "No prediction for 64 ranks: withheld, because the smaller rank counts do not foretell" in " ".join(
+        large.split()
+    )
     assert "Extrapolated: 89.65 MiB, fitted from 1 KiB to 1 MiB." in small
     assert "gloo flat (line)" in small
     assert "Recommended fusion size" in small

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import re
 import shutil
 import statistics
 from pathlib import Path
@@ -36,7 +37,7 @@ from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.collectives_scan import scan_comm
 from dlbench.records.network import read_network
-from dlbench.specs.collectives.network import FittedRange, LineCost, NetworkModel
+from dlbench.specs.collectives.network import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
 from tests.support.run_factory import edit_json
@@ -652,7 +653,12 @@ def test_an_extrapolation_is_told_by_carrier_and_in_every_respect() -> None:
     line = LineCost(name="nccl flat", startup_s=1e-3, per_byte_s=1e-9, ranks=64, sizes=(1024, 65536))
     fitted = FittedRange(ranks=(2, 4), group_sizes=(2,), num_groups=(1, 2), sizes=(1024, 2**20), runs=5)
     held_out = LargestHeldOut(
-        ranks=4, fitted_ranks=(2,), num_points=1, ratio=1.04, median_error=0.04, by_size=(SizeBias(num_bytes=1, ratio=1.04),)
+        ranks=4,
+        fitted_ranks=(2,),
+        num_points=1,
+        ratio=1.04,
+        median_error=0.04,
+        by_size=(SizeBias(num_bytes=1, ratio=1.04),),
     )
     found = {"collectives": (line,), "fitted_over": fitted, "largest_held_out": held_out}
     network = factory.network().model_copy(update=found)
@@ -724,7 +730,7 @@ def test_single_runs_have_no_intervals(fitted: tuple[Fit, bool]) -> None:
 
 
 def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
-    """Links that congest by 15 % a doubling: nothing is told beyond the points, and at them intervals hold the truth."""
+    """Links that congest by 15 % a doubling: none is told beyond the points, and intervals hold the truth at them."""
     write_runs(tmp_path / "even", repeats=3, sd=0.0)
     write_runs(tmp_path / "congested", repeats=3, sd=0.0, congestion=0.15, nodes=(2, 4, 8))
     even, congested = (
