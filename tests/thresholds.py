@@ -175,7 +175,7 @@ THRESHOLDS = (
     Threshold(
         module="specs.collectives.network",
         name="POOR_MEDIAN",
-        decides="median error of a fit beyond which predictions of an algorithm, or of more ranks, are no advice",
+        decides="median error of a fit beyond which predictions of an algorithm are no advice",
         why="algorithms to choose among differ by less",
         halved="fits of a noisy machine give no advice",
     ),

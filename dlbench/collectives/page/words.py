@@ -251,7 +251,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
         "far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in the stream, and the time is "
         "the slowest rank's between events before and after the operations; a single call is one alone, by the host's "
-        "clock, until the device is idle. A run's time is the median over its timed iterations.",
+        "clock, until the device is idle. A run's time is the median over its timed iterations. MPI's all-reduce is "
+        "timed in place, and out of place: into a second buffer, as osu_allreduce does; other libraries' in place.",
     ),
     (
         "Medians and intervals",

@@ -229,6 +229,6 @@ class NetworkModel(Spec):
             return ""
         worst = max(missed, key=lambda one: abs(math.log(one.ratio)))
         return (
-            f"fitted without {told.ranks} ranks, the model misses them by {abs(worst.ratio - 1):.0%} at "
+            f"fitted without {told.ranks} ranks, the model misses them by {100 * abs(worst.ratio - 1):.0f} % at "
             f"{format_bytes(worst.num_bytes)}"
         )
