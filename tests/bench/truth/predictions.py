@@ -7,9 +7,9 @@ point by some 2 % besides. The truth is known, because the model's own costs mad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ OTHERS: dict[str, Overhead] = {
 """Overheads of which the family of laws knows nothing."""
 SWITCH: Overhead = lambda k: 0.02 * math.log2(k) + (0.3 if k > COUNTS[-1] else 0.0)  # noqa: E731
 """Twice the largest rank count needs a second switch, of which no point can tell."""
+PLANTED = LAWS | OTHERS | {"a switch beyond the points": SWITCH}
 NOISES = ((5, 0.01), (10, 0.001))
 """Runs of a point and how they scatter: as on a shared machine, and as on a quiet one."""
 STRONG = 0.1633
@@ -246,10 +247,12 @@ def predicted_times(case: str, *, trials: int = 10, runs: int = 5, scatter: floa
             yield replace(covered(name, found_here, unit="% of times told"), reason=reason)
 
 
-def scaling_forecasts(*, trials: int = FORECASTS) -> Iterator[Figure]:
+def scaling_forecasts(
+    *, trials: int = FORECASTS, overheads: Mapping[str, Overhead] = MappingProxyType(PLANTED)
+) -> Iterator[Figure]:
     """Coverage at twice the ranks of what is told, and how much is withheld; none above 100 %."""
     above: list[bool] = []
-    for number, (name, planted) in enumerate((LAWS | OTHERS | {"a switch beyond the points": SWITCH}).items()):
+    for number, (name, planted) in enumerate(overheads.items()):
         for scaling in ("weak", "strong"):
             for runs, sd in NOISES:
                 hits: list[bool] = []
