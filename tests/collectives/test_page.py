@@ -175,8 +175,8 @@ def test_report_recommends_by_size_and_names_the_rule(made: CollectivesReport) -
     # Libraries with one planted line: neither is faster.
     assert {group.recommended[-1].title, *group.recommended[-1].tied} >= {
         "",
-        "library of mpi, in place",
-        "library of mpi, out of place",
+        "library of mpi (in place)",
+        "library of mpi (out of place)",
     }
     assert "keep the library's choice" in group.advice
     # The libraries' planted line: 9 x 50 µs / 2 ns.

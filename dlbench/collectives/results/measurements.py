@@ -41,11 +41,11 @@ class SeriesName:
 
     @property
     def title(self) -> str:
-        """`ring over mpi`, `library of torch-gloo`, `library of mpi, in place`."""
+        """`ring over mpi`, `library of torch-gloo`, `library of mpi (in place)`."""
         if not self.is_library:
             return f"{self.algorithm} over {self.carrier}"
         way = self.algorithm.removeprefix(LIBRARY).replace("-", " ").strip()
-        return f"{LIBRARY} of {self.carrier}{', ' * bool(way)}{way}"
+        return f"{LIBRARY} of {self.carrier}" + f" ({way})" * bool(way)
 
 
 @dataclass(frozen=True, kw_only=True)
