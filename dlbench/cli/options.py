@@ -105,9 +105,14 @@ def plan_options(function: F) -> F:
             "overrides",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Change one key; `dlbench show` explains all. Sizes may have units: 64MiB.",
+            help="Change one key; `dlbench show` explains all. Sizes may have units: 64MiB. A list: [16,32].",
         ),
-        click.option("--sweep", multiple=True, metavar="KEY=A,B", help="Run every point with each value of a key."),
+        click.option(
+            "--sweep",
+            multiple=True,
+            metavar="KEY=A,B",
+            help="Run every point with each value of a key; of lists: [16,32],[32,64].",
+        ),
         click.option(
             "--ab",
             nargs=2,

@@ -15,7 +15,10 @@ class CommPoint(Spec):
     """One collective, by one algorithm or library, at one size."""
 
     collective: Collective = Field(description="The collective.")
-    algorithm: str = Field(description="dlbench's own algorithm, or `library` for a reference.")
+    algorithm: str = Field(
+        description="dlbench's own algorithm, or `library` for a reference; of MPI's all-reduce "
+        "`library-in-place` and `library-out-of-place` (into a second buffer).",
+    )
     carrier: str = Field(description="What moved the bytes, e.g. torch-gloo, mpi, horovod-gloo.")
     num_bytes: Count = Field(description="Bytes of each rank's buffer.")
     dtype: Precision = Field(description="Type of an element.")

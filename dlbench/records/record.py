@@ -116,7 +116,9 @@ class Event(Spec):
     key: str = Field(description="init_start, init_stop, run_start, epoch_start, eval_stop, ...")
     time_ms: CountOrZero = Field(description="Milliseconds since 1970, UTC.")
     value: float | int | str | None = Field(None, description="Value of the event, where it has one.")
-    epoch: float | None = Field(None, description="Epochs trained so far; for epoch_start the number of the epoch.")
+    epoch: float | None = Field(
+        None, description="Epochs trained so far; for epoch_start and epoch_stop the number of the epoch."
+    )
     step: int | None = Field(None, description="Optimizer steps done so far, those before a resume included.")
     samples: int | None = Field(None, description="Samples trained so far, over all ranks.")
     status: str | None = Field(None, description="success or aborted, for run_stop.")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dlbench.errors import UserError
-from dlbench.specs.plan import RunPlan, Side
+from dlbench.specs.plan import RunPlan, Side, value_text
 from dlbench.specs.requests import PLAIN, Request
 from dlbench.specs.system.slurm import OF_SRUN
 
@@ -123,4 +123,4 @@ def side_words(plan: RunPlan) -> str:
     if not plan.series.side:
         return ""
     settings = plan.series.sides.get(plan.series.side, {})
-    return ", ".join(f"{key}={value}" for key, value in settings.items()) or PLAIN
+    return ", ".join(f"{key}={value_text(key, value)}" for key, value in settings.items()) or PLAIN

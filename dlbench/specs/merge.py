@@ -129,6 +129,8 @@ def _meant(
 def _explain(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return "is missing"
+    if error["type"] in ("tuple_type", "list_type") and not isinstance(error["input"], Mapping):
+        return f"must be a list in brackets, e.g. [{error['input']}], got {error['input']!r}"
     message = error["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if error["type"] == "value_error" or isinstance(error["input"], Mapping):

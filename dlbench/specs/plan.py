@@ -21,7 +21,9 @@ from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import Workload
 from dlbench.units import exact_bytes
 
-AxisValue = str | int | float | bool | None
+Scalar = str | int | float | bool | None
+AxisValue = Scalar | tuple[Scalar, ...]
+"""What ``--set``, ``--sweep`` and ``--ab`` give to a key."""
 
 Variant = Literal["plain", "synthetic-input", "cached-input", "no-exchange", "unwatched"]
 """What of a series' request a run leaves away, to show by the difference what that costs."""
@@ -39,9 +41,9 @@ MOST_PREFETCH_BATCHES = 8
 
 
 def value_text(key: str, value: AxisValue) -> str:
-    """A value as ``--set`` and ``--sweep`` take it, e.g. ``64MiB`` for a key that ends in ``_bytes``."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+    """A value as ``--set`` and ``--sweep`` take it, e.g. ``[2, 2]``, or ``64MiB`` for a key that ends in ``_bytes``."""
+    if isinstance(value, bool | tuple) or value is None:
+        return json.dumps(value)
     if isinstance(value, int) and key.endswith("_bytes"):
         return exact_bytes(value)
     return str(value)

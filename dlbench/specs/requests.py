@@ -13,6 +13,8 @@ from dlbench.specs.plan import AxisValue, Side
 from dlbench.specs.yamlfile import parse_yaml
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")
+"""A comma outside of brackets."""
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 PLAIN = "plain"
@@ -59,22 +61,22 @@ class Request:
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
-    """``key=value`` texts as a mapping; values are YAML scalars, so ``8`` is a number and ``fp32`` a word.
+    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list.
 
     Raises:
-        UserError: no ``=``, a malformed key, a key given twice, or a value that is not a scalar.
+        UserError: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
     """
     result: dict[str, AxisValue] = {}
     for item in items:
         key, value = _split(item, "--set")
         if key in result:
             raise UserError(f"--set {key}: given twice")
-        result[key] = _scalar(value, f"--set {key}")
+        result[key] = _value(value, f"--set {key}")
     return result
 
 
 def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
-    """``key=a,b,c`` texts as axes, in the order given.
+    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``.
 
     Raises:
         UserError: as `parse_set`; also an empty or a repeated value.
@@ -84,7 +86,7 @@ def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
         key, text = _split(item, "--sweep")
         if key in result:
             raise UserError(f"--sweep {key}: given twice")
-        values = tuple(_scalar(part, f"--sweep {key}") for part in text.split(","))
+        values = tuple(_value(part, f"--sweep {key}") for part in _OUTER_COMMA.split(text))
         if len(set(map(repr, values))) != len(values):
             raise UserError(f"--sweep {key}: a value is given twice in {text!r}")
         result[key] = values
@@ -127,7 +129,7 @@ def _side(text: str, side: Side) -> dict[str, AxisValue]:
         key = found["key"]
         if key in result:
             raise UserError(f"{option} {key}: given twice")
-        result[key] = _scalar(found["value"], f"{option} {key}")
+        result[key] = _value(found["value"], f"{option} {key}")
         position = found.end()
     return result
 
@@ -195,13 +197,17 @@ def _split(item: str, option: str) -> tuple[str, str]:
     return key, value
 
 
-def _scalar(text: str, origin: str) -> AxisValue:
+def _value(text: str, origin: str) -> AxisValue:
     if not text.strip():
         raise UserError(f"{origin}: the value is empty")
     value = parse_yaml(text, origin)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{origin}: must be a finite number, got {text.strip()[:80]!a}")
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    quoted = "; text in brackets takes quotes of its own: '\"[...]\"'" if text.lstrip().startswith("[") else ""
-    raise UserError(f"{origin}: must be one value, got {text[:80]!r}{quoted}")
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        if isinstance(part, float) and not math.isfinite(part):
+            raise UserError(f"{origin}: must be a finite number, got {text.strip()[:80]!a}")
+        if part is not None and not isinstance(part, str | int | float | bool):
+            raise UserError(
+                f"{origin}: must be one value, or a list of such in brackets, got {text[:80]!r}; what is nested takes "
+                "a workload file, and text in brackets quotes of its own: '\"[...]\"'"
+            )
+    return tuple(parts) if isinstance(value, list) else parts[0]

@@ -49,13 +49,15 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Laws and forecasts",
-        "With k = p/p0: T(k)/T(1) = ideal + a (1 - 1/k) + b log2 k + c (k - 1) + d (beyond the baseline's one node), "
-        "one or two of the terms, none below 0; the ideal is 1 (weak) or 1/k (strong scaling), where the first term "
-        "is Amdahl's law. Fitted to the relative times of the points on several nodes, or, without these, of those on "
-        "one node. A law is ruled out if the points miss it by more than the scatter of the runs explains (1 %, "
-        "simulated); of the others the one counts that, fitted without the largest point, comes nearest to it. A "
-        "forecast's interval goes from the lowest to the highest end of the 95 % bootstrap intervals (over runs, "
-        "stretched to Student's t) of all laws that are not ruled out. No fit with fewer than three rank counts; no "
+        "With k = p/p0: T(k)/T(1) = ideal + a (1 - 1/k) + b log2 k + c (k - 1) + e (k - 1)^2 + d (beyond the "
+        "baseline's one node), one or two of the terms, none below 0; the ideal is 1 (weak) or 1/k (strong scaling), "
+        "where the first term is Amdahl's law. Fitted to the relative times of the points on several nodes, or, "
+        "without these, of those on one node. A law is ruled out if the points miss it by more than the scatter of the "
+        "runs explains (1 %, simulated); of the others the one counts that, fitted without the largest point, comes "
+        "nearest to it (the hindcast). A forecast, for twice the largest rank count, goes from the lowest to the "
+        "highest end of the 95 % bootstrap intervals (over runs, stretched to Student's t) of all laws that are not "
+        "ruled out, and further by what the hindcast may have been off. It holds if one of these laws goes on. It is "
+        "withheld where the hindcast misses beyond the runs' scatter. No fit with fewer than three rank counts; no "
         "forecast beyond a node from points inside one, from fewer than three runs a point, if no law is left, or if "
         "ranks shared cores. Forecasts are not measurements and never share a line, a column or a headline with them.",
     ),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from dlbench.cli import cli
 from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.exports.mllog import RULES
 from dlbench.machine.arithmetic import native_precisions
 from dlbench.records.record import Record
 from dlbench.records.registry import describe
@@ -251,6 +256,37 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
     assert keys.count("eval_start") == keys.count("eval_stop") == keys.count("eval_error") == len(quality.evaluations)
     times = [event.time_ms for event in record.events]
     assert all(a <= b for a, b in itertools.pairwise(times))
+
+
+@pytest.mark.slow
+def test_a_bert_training_that_ends_within_its_only_epoch_has_a_log_that_mlperfs_checker_accepts(tmp_path: Path) -> None:
+    """As the preset `full`, whose one epoch is all that it may train."""
+    words = np.random.default_rng(0).choice(["apple", "river", "stone"], (120, 70))
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "corpus.txt").write_text("\n\n".join(" ".join(line) + "." for line in words) + "\n")
+    run = run_of(
+        tmp_path,
+        "met",
+        *("bert", "--data", tmp_path, *ALONE, "--to-accuracy", "--set", "train.schedule.warmup_steps=0"),
+        *("--set", "train.schedule.decay=linear", "--set", "train.schedule.total_epochs=1.0"),
+        *("--set", "train.schedule.epoch_samples=4096"),
+        *("--set", "quality.max_samples=4096", "--set", "quality.evaluate_every_samples=64"),
+        *("--set", "quality.target=0.05", "--set", "quality.evaluate_samples=64"),
+    )
+    record = record_of(run)
+    assert record.quality is not None
+    assert record.quality.reached
+    (stop,) = [event for event in record.events if event.key == "epoch_stop"]
+    assert (stop.epoch, stop.samples) == (1, record.steps * 8)
+    assert record.steps * 8 < 4096
+    log = tmp_path / "result_0.txt"
+    told = CliRunner().invoke(cli, ["export", "mllog", str(run.folder.path), "-o", str(log)])
+    assert told.exit_code == 0, told.output
+    assert "will not accept" not in told.output
+    command = [*RULES["bert"].command.split()[1:], "--werror", str(log)]
+    verdict = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert verdict.returncode == 0, verdict.stderr
 
 
 def tells_its_reading(record: Record, density: Path) -> None:

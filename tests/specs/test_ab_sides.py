@@ -88,7 +88,7 @@ BAD: list[tuple[tuple[str, str], list[str]]] = [
     (("plain", "k=1,k=2"), ["side b", "k: given twice"]),
     (("plain", "k='abc"), ["side b", "KEY=VALUE"]),
     (("plain", "k='a'b"), ["side b", "KEY=VALUE"]),
-    (("plain", "k=[1]"), ["side b", "one value"]),
+    (("plain", "k=[[1]]"), ["side b", "one value"]),
     (("k=1", "k=1"), ["both sides set k=1", "plain plain", "--set"]),
     (("k=1,l=2", "l=2,k=1"), ["both sides set"]),
 ]

@@ -18,8 +18,8 @@ from dlbench import bundled
 from dlbench.errors import UserError
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.expand import expand
-from dlbench.specs.plan import AxisValue, RunPlan
-from dlbench.specs.requests import Request, parse_counts, parse_set, parse_sweep
+from dlbench.specs.plan import AxisValue, RunPlan, value_text
+from dlbench.specs.requests import Request, parse_counts, parse_set, parse_sides, parse_sweep
 from dlbench.specs.resolve import available, find
 from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextData
 from dlbench.specs.yamlfile import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
@@ -579,6 +579,34 @@ def test_workload_files_that_are_none(tmp_path: Path) -> None:
 # Options as text
 
 
+def test_a_list_in_brackets_is_taken_wherever_values_are_given() -> None:
+    """Commas in brackets divide nothing, and what is printed for `--set` is read back as it was."""
+    key, small, wide = "model.conv_channels", (2, 2), (4, 8)
+    overrides = parse_set((f"{key}=[2,2]", "train.optimizer.betas=[0.9, 0.95]"))
+    assert overrides == {key: small, "train.optimizer.betas": (0.9, 0.95)}
+    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, overrides={key: small})
+    read = RunPlan.model_validate_json(plan.to_json())
+    assert read.overrides == {key: small}
+    assert read.workload.model == plan.workload.model
+    assert isinstance(plan.workload.model, CosmoFlowModel)
+    assert plan.workload.model.conv_channels == small
+    assert parse_set((f"{key}={value_text(key, small)}",)) == {key: small}
+    sweep = parse_sweep((f"{key}=[2,2],[4,8]",))
+    assert sweep == {key: (small, wide)}
+    asked = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, sweep=sweep)
+    assert [one.workload.model.conv_channels for one in asked] == [small, wide]  # type: ignore[union-attr]
+    assert len({one.job_name for one in asked}) == 2
+    sides = parse_sides((f"{key}=[2,2],train.seed=1", "plain"))
+    assert sides["a"] == {key: small, "train.seed": 1}
+
+
+@pytest.mark.parametrize(("value", "right"), [("2,2", "[2,2]"), ("32", "[32]")])
+def test_a_list_without_brackets_is_answered_with_the_right_spelling(value: str, right: str) -> None:
+    told = refusal(workload="cosmoflow", preset="ci", overrides=parse_set((f"model.conv_channels={value}",)))
+    assert told.startswith("--set: model.conv_channels: must be a list in brackets")
+    assert right in told
+
+
 def test_set_reads_yaml_scalars() -> None:
     made = parse_set(("a=8", "b.c=fp32", "d=true", "e=0.5", "f=null", "g=12:30:00", "h='8'", "i=a=b"))
     assert made == {"a": 8, "b.c": "fp32", "d": True, "e": 0.5, "f": None, "g": "12:30:00", "h": "8", "i": "a=b"}
@@ -587,7 +615,22 @@ def test_set_reads_yaml_scalars() -> None:
 
 @pytest.mark.parametrize(
     "item",
-    ["a", "=1", "a=", "a= ", "a..b=1", ".a=1", "a.=1", "a b=1", "é=1", "a=[1]", "a={b: 1}", "a=b: c", "a=2024-01-01"],
+    [
+        "a",
+        "=1",
+        "a=",
+        "a= ",
+        "a..b=1",
+        ".a=1",
+        "a.=1",
+        "a b=1",
+        "é=1",
+        "a=[[1]]",
+        "a=[{b: 1}]",
+        "a={b: 1}",
+        "a=b: c",
+        "a=2024-01-01",
+    ],
 )
 def test_set_that_is_refused(item: str) -> None:
     with pytest.raises(UserError) as caught:

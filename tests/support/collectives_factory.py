@@ -18,7 +18,7 @@ from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status
 from dlbench.specs.collectives.network import Level, NetworkModel, Piece
-from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommPlan
+from dlbench.specs.collectives.plan import ELEMENT_BYTES, IN_PLACE, LIBRARY, OUT_OF_PLACE, CommPlan
 from dlbench.specs.collectives.request import CommRequest, expand_comm
 from tests.support.run_factory import NOW, status
 
@@ -111,9 +111,11 @@ def write_comm_run(out: Path, plan: CommPlan, story: Story | None = None) -> Run
 
 
 def _points(plan: CommPlan, story: Story) -> list[dict[str, Any]]:
-    noise = random.Random(plan.run_id)
+    noise, apart = random.Random(plan.run_id), random.Random(f"{plan.run_id} {OUT_OF_PLACE}")
     series = [("torch-gloo" if plan.comm.transport == "torch" else "mpi", name) for name in plan.comm.algorithms]
-    series += [(LIBRARY_CARRIERS[name], "library") for name in plan.comm.backends]
+    for name in plan.comm.backends:
+        ways = (IN_PLACE, OUT_OF_PLACE) if (name, plan.comm.collective) == ("mpi", "allreduce") else (LIBRARY,)
+        series += [(LIBRARY_CARRIERS[name], way) for way in ways]
     made = []
     for size in plan.comm.sizes:
         for carrier, algorithm in series:
@@ -124,7 +126,10 @@ def _points(plan: CommPlan, story: Story) -> list[dict[str, Any]]:
                 "carrier": carrier,
                 "num_bytes": size,
                 "dtype": plan.comm.dtype,
-                "times_s": [seconds * noise.lognormvariate(0, story.noise) for _ in range(plan.comm.iterations)],
+                "times_s": [
+                    seconds * (apart if algorithm == OUT_OF_PLACE else noise).lognormvariate(0, story.noise)
+                    for _ in range(plan.comm.iterations)
+                ],
                 "correct": True,
                 "max_error": 1e-7,
                 **_counters(plan, algorithm, size),
@@ -135,7 +140,7 @@ def _points(plan: CommPlan, story: Story) -> list[dict[str, Any]]:
 
 def planted_seconds(plan: CommPlan, story: Story, algorithm: str, num_bytes: int) -> float:
     """Seconds of one point without noise."""
-    if algorithm == "library":
+    if algorithm.startswith(LIBRARY):
         return story.library[0] + num_bytes * story.library[1]
     return predict(
         plan.comm.collective,
@@ -153,7 +158,7 @@ def _layout(plan: CommPlan) -> Any:
 
 
 def _counters(plan: CommPlan, algorithm: str, num_bytes: int) -> dict[str, Any]:
-    if algorithm == "library":
+    if algorithm.startswith(LIBRARY):
         return {}
     width = ELEMENT_BYTES[plan.comm.dtype]
     ranks = counts(plan.comm.collective, algorithm, _layout(plan), num_bytes // width, width, shards=plan.comm.shards)

@@ -260,8 +260,10 @@ def _prediction(found: Predictions, one: Prediction) -> Section:
         level="answer",
         about=extrapolated,
         words=(advice, fusion),
-        sheets=(tables.fastest_predicted_sheet(found, one),),
-        sections=(
+        sheets=(tables.fastest_predicted_sheet(found, one),) if one.series else (),
+        sections=()
+        if not one.series
+        else (
             Section(
                 id=f"all-{one.ranks}",
                 title="Every algorithm",

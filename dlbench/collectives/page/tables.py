@@ -333,7 +333,7 @@ def predictions_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
         columns=(),
         rows=rows,
         caption="* fastest"
-        + "; in brackets 95 % over runs, the model taken as right but for its bias at the largest rank count" * has_ends
+        + "; in brackets 95 % over runs and wider by the fit's own error, if the model goes on" * has_ends
         + "; (line): through sizes measured at this rank count" * any(s.is_line for s in one.series),
         pivot=Pivot(corner="Size", down=lambda row: row.size, across=lambda row: row.name, cell=_predicted_cell),
     )

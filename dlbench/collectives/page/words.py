@@ -122,12 +122,8 @@ def _range(one: Recommended) -> str:
 
 def prediction_advice(found: Predictions, one: Prediction) -> str:
     """What is predicted to be fastest at which size, or why that is no advice."""
-    told = one.largest_held_out
-    if not one.is_advice and told is not None:
-        return (
-            f"No advice for {one.ranks:,} ranks: the same fit missed the largest measured rank count ({told.ranks}) by "
-            f"{percent(told.median_error, 0)} when it was held out."
-        )
+    if one.withheld:
+        return f"No prediction for {one.ranks:,} ranks: withheld, because {one.withheld}."
     if len(one.series) == 1:
         return ""
     return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(map(_range, one.ranges))}."
@@ -230,7 +226,7 @@ def poor_text(one: Prediction) -> str:
 
 def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
     """The fusion size, and what it makes of all gradients; empty where there is none, or none to be relied on."""
-    if one.fusion_bytes is None or not (one.is_advice or one.fusion_is_measured):
+    if one.fusion_bytes is None:
         return ""
     text = _fusion(one.fusion_bytes, one.fusion_of, "measured" if one.fusion_is_measured else "predicted")
     if one.fusion_messages is None or one.fusion_workload_s is None:
@@ -255,7 +251,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
         "far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in the stream, and the time is "
         "the slowest rank's between events before and after the operations; a single call is one alone, by the host's "
-        "clock, until the device is idle. A run's time is the median over its timed iterations.",
+        "clock, until the device is idle. A run's time is the median over its timed iterations. MPI's all-reduce is "
+        "timed in place, and out of place: into a second buffer, as osu_allreduce does; other libraries' in place.",
     ),
     (
         "Medians and intervals",

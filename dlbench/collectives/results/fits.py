@@ -21,7 +21,7 @@ from dlbench.reading.environments import side_by_side
 from dlbench.reading.repeats import named
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.network import FitError, LargestHeldOut, Level, LevelName, LineCost, NetworkModel
-from dlbench.specs.collectives.plan import ELEMENT_BYTES
+from dlbench.specs.collectives.plan import ELEMENT_BYTES, IN_PLACE, LIBRARY
 from dlbench.stats.run_draws import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000
@@ -280,11 +280,13 @@ def _half_width(rows: Sequence[Measurement]) -> float | None:
 def line_name(group: CollectiveGroup, series: Series) -> str:
     """What a line is called: of all-reduces the carrier as exchanges of training call it, and `flat` or the algorithm.
 
-    A library's all-reduce is what the exchange `flat` calls. Other collectives have their name between the two.
+    A library's all-reduce is what the exchange `flat` calls, in place. Other collectives have their name between the
+    two.
     """
     carrier = series.carrier.removeprefix("torch-")
     if group.collective == "allreduce":
-        return f"{carrier} {'flat' if series.is_library else series.algorithm}"
+        is_flat = series.algorithm in (LIBRARY, IN_PLACE)
+        return f"{carrier} {'flat' if is_flat else series.algorithm}"
     return f"{carrier} {group.collective} {series.algorithm}"
 
 
@@ -298,6 +300,7 @@ def _fit(
     by_run = [_runs_of(group, one) for group, series in used for one in series.rows]
     runs = min(map(len, by_run))
     sharing, predictions = choose_sharing(observations)
+    drawn = resampled(by_run, centre="median")
     network = fit_network(
         observations,
         system=scope.system,
@@ -305,7 +308,7 @@ def _fit(
         sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
         fitted=fitted,
         sharing=sharing,
-        resampled=resampled(by_run, centre="median"),
+        resampled=drawn,
         runs=runs,
     )
     ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
@@ -315,7 +318,7 @@ def _fit(
         network.model_copy(
             update={
                 "collectives": lines,
-                "largest_held_out": hold_out_largest(observations),
+                "largest_held_out": hold_out_largest(observations, drawn),
                 "errors": tuple(_of_algorithms(predictions)),
             }
         ),

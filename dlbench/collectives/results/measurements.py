@@ -18,13 +18,10 @@ from dlbench.reading.comparability import digest_of, system_content
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.plan import ALGORITHMS, BACKENDS, Collective
+from dlbench.specs.collectives.plan import ALGORITHMS, BACKENDS, LIBRARY, Collective
 from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-
-LIBRARY = "library"
-"""What a point calls the algorithm of a library, which chooses it itself."""
 
 GIGA = 1e-9
 """GB/s of a byte per second."""
@@ -40,12 +37,15 @@ class SeriesName:
     @property
     def is_library(self) -> bool:
         """Whether the carrier's own collective was timed, as a reference."""
-        return self.algorithm == LIBRARY
+        return self.algorithm.startswith(LIBRARY)
 
     @property
     def title(self) -> str:
-        """`ring over mpi`, `library of mpi`."""
-        return f"library of {self.carrier}" if self.is_library else f"{self.algorithm} over {self.carrier}"
+        """`ring over mpi`, `library of torch-gloo`, `library of mpi (in place)`."""
+        if not self.is_library:
+            return f"{self.algorithm} over {self.carrier}"
+        way = self.algorithm.removeprefix(LIBRARY).replace("-", " ").strip()
+        return f"{LIBRARY} of {self.carrier}" + f" ({way})" * bool(way)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from dlbench.costs.fit.link_fit import fit_line
 from dlbench.costs.predictions import crossovers, features, predict
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import POOR_MEDIAN, FitError, FittedRange, LargestHeldOut, LineCost, NetworkModel
+from dlbench.specs.collectives.network import FitError, FittedRange, LargestHeldOut, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
 from dlbench.units import format_bytes
 
@@ -82,8 +82,8 @@ class Prediction:
     """Fastest by size, of those that the fit does not miss."""
     ranges: tuple[Recommended, ...]
     """What to use by size, where the fastest is so beyond the intervals of predictions."""
-    is_advice: bool
-    """Whether it is to be relied on: not beyond rank counts that the same fit, held out, missed by far."""
+    withheld: str
+    """Why no algorithm is predicted, in a sentence: a fit that misses the largest rank count says nothing of more."""
     crossovers: tuple[tuple[int, str, str], ...]
     """First size of the new best, bytes; from which; to which."""
     fusion_of: str
@@ -140,7 +140,10 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
     layout = _layout(ranks, wanted)
     has_levels = network.inside is not None or network.across is not None
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
-    series = _series(network, algorithms, layout, wanted)
+    sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
+    withheld = network.why_withheld(ranks, sizes) if algorithms else ""
+    algorithms = () if withheld else algorithms
+    series = _series(network, algorithms, layout, wanted, withheld)
     usable = [one for one in series if one.poor_error is None] or series
     fusion = _measured_fusion(network, layout, wanted) or _fusion(network, usable, layout, wanted)
     return Prediction(
@@ -149,9 +152,11 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
         extrapolated=_beyond(network.fitted_over, layout, wanted) if algorithms else (),
         largest_held_out=network.largest_held_out,
         series=tuple(series),
-        best=tuple(min(usable, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes))),
-        ranges=ranges_of([_standing(usable, place, size) for place, size in enumerate(wanted.sizes)]),
-        is_advice=_is_advice(network, layout),
+        best=tuple(
+            min(usable, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes) if usable else 0)
+        ),
+        ranges=ranges_of([_standing(usable, place, size) for place, size in enumerate(wanted.sizes) if usable]),
+        withheld=withheld,
         crossovers=_crossovers(
             network, [name for name in algorithms if not network.is_poor(wanted.collective, name)], layout, wanted
         ),
@@ -179,11 +184,6 @@ def _standing(series: Sequence[PredictedSeries], place: int, size: int) -> Stand
         tied=(first.name, *(one.name for one in tied)),
         spread=max((one.seconds[place] / fastest - 1 for one in tied), default=0.0),
     )
-
-
-def _is_advice(network: NetworkModel, layout: Layout) -> bool:
-    told = network.largest_held_out
-    return told is None or layout.ranks <= told.ranks or told.median_error <= POOR_MEDIAN
 
 
 def _beyond(fitted: FittedRange | None, layout: Layout, wanted: Wanted) -> tuple[str, ...]:
@@ -221,7 +221,9 @@ def _layout(ranks: int, wanted: Wanted) -> Layout:
     return Layout(ranks=ranks, group_size=group)
 
 
-def _series(network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted) -> list[PredictedSeries]:
+def _series(
+    network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted, withheld: str
+) -> list[PredictedSeries]:
     series = [
         _series_of(
             name,
@@ -236,7 +238,7 @@ def _series(network: NetworkModel, algorithms: Sequence[str], layout: Layout, wa
         ]
     if not wanted.algorithms:
         series += _lines(network, layout.ranks, wanted)
-    if not series:
+    if not series and not withheld:
         measured = sorted({line.ranks for line in network.collectives})
         raise UserError(
             f"--ranks {layout.ranks}: the network of {network.system} holds lines alone, for "
@@ -265,10 +267,10 @@ def _series_of(
 def _interval(
     network: NetworkModel, name: str, num_bytes: int, layout: Layout, wanted: Wanted
 ) -> tuple[float, float | None, float | None]:
-    """A predicted time with the middle 95 % of the network's draws; wider beyond the largest rank count by its bias.
+    """A predicted time with the middle 95 % of the network's draws, wider by how far the fit itself is off.
 
-    What a fit to the smaller rank counts missed at the largest one, it is taken to miss again for each step as long
-    (in doublings) beyond that.
+    That is its residual at the fitted rank counts next to this one. What a fit to the smaller rank counts missed at the
+    largest one, it is taken to miss again for each step as long (in doublings) beyond that.
     """
     import numpy as np
 
@@ -279,8 +281,9 @@ def _interval(
     if not drawn:
         return value, None, None
     low, high = np.percentile(drawn, [2.5, 97.5])
+    least, most = network.residual(wanted.collective, name, layout.ranks)
     factor = _continued_bias(network.largest_held_out, num_bytes, layout.ranks)
-    return value, min(value, float(low) * min(1.0, factor)), max(value, float(high) * max(1.0, factor))
+    return value, min(value, float(low) * least * min(1.0, factor)), max(value, float(high) * most * max(1.0, factor))
 
 
 def _continued_bias(told: LargestHeldOut | None, num_bytes: int, ranks: int) -> float:
@@ -405,6 +408,8 @@ def _is_allreduce(line: LineCost) -> bool:
 
 
 def _fusion(network: NetworkModel, series: Sequence[PredictedSeries], layout: Layout, wanted: Wanted) -> _Fusion:
+    if not series:
+        return _Fusion(name="", num_bytes=None)
     best = min(series, key=lambda one: one.seconds[-1])
     if len(wanted.sizes) < 2:
         return _Fusion(name=best.name, num_bytes=None)

@@ -30,6 +30,7 @@ from dlbench.specs.collectives.network import (
     LineCost,
     NetworkModel,
     Piece,
+    Residual,
     SizeBias,
 )
 
@@ -112,6 +113,7 @@ def fit_network(
         median_error=statistics.median(errors) if errors else None,
         num_points=len(observations),
         fitted_over=_range(observations, runs),
+        residuals=_residuals(observations, fit),
         draws=() if drawn is None else _draws(table, fit.structure, drawn),
         sources=tuple(sources),
         fitted=fitted,
@@ -132,11 +134,22 @@ def _range(observations: Sequence[Observation], runs: int) -> FittedRange:
     )
 
 
-def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | None:
+def _residuals(observations: Sequence[Observation], fit: CostFit) -> tuple[Residual, ...]:
+    found: dict[tuple[str, str, int], list[float]] = {}
+    for seen, seconds in zip(observations, (fit.rows @ fit.costs).tolist(), strict=True):
+        if seconds > 0:
+            found.setdefault((seen.collective, seen.algorithm, seen.layout.ranks), []).append(seen.seconds / seconds)
+    return tuple(
+        Residual(collective=collective, algorithm=algorithm, ranks=ranks, least=min(ratios), most=max(ratios))
+        for (collective, algorithm, ranks), ratios in found.items()
+    )
+
+
+def hold_out_largest(observations: Sequence[Observation], resampled: Array | None = None) -> LargestHeldOut | None:
     """The points of the largest rank count as a fit to all others predicts them: what a step beyond them is worth.
 
     That fit chooses everything anew: breaks, gamma, and what ranks share. None where there is one rank count only, or
-    where the others are too few or do not determine a single point of it.
+    where the others are too few or do not determine a single point of it. `resampled` is as of `fit_network`.
     """
     import numpy as np
 
@@ -150,28 +163,42 @@ def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | No
         fit = _fit(table, others)
     except UserError:
         return None
+    is_largest = np.array([seen.layout.ranks == largest for seen in observations])
     wanted = [seen for seen in observations if seen.layout.ranks == largest]
     beyond = LoadTable(wanted, sharing)
     rows = beyond.rows(beyond.loads(fit.structure), fit.costs, gamma=fit.structure.gamma)
     known = np.flatnonzero((fit.rows > 0).any(axis=0)).tolist()
-    found = [
-        (seen.num_bytes, float(row @ fit.costs) / seen.seconds)
-        for seen, row in zip(wanted, rows, strict=True)
+    costs, seconds = fit.costs[None], np.array([[seen.seconds for seen in wanted]])
+    if resampled is not None:
+        costs = np.concatenate([costs, _redone(table, fit, resampled[:, ~is_largest])])
+        seconds = np.concatenate([seconds, resampled[:, is_largest]])
+    drawn = costs @ rows.T / seconds
+    found = {
+        index: seen.num_bytes
+        for index, (seen, row) in enumerate(zip(wanted, rows, strict=True))
         if set(np.flatnonzero(row > 0).tolist()) <= set(known) and row @ fit.costs > 0
-    ]
+    }
     if not found:
         return None
-    ratios = [ratio for _, ratio in found]
-    sizes = sorted({size for size, _ in found})
+    ratios = drawn[0, list(found)]
+    by_size = {
+        size: np.median(drawn[:, [index for index, other in found.items() if other == size]], axis=1)
+        for size in sorted({*found.values()})
+    }
     return LargestHeldOut(
         ranks=largest,
         fitted_ranks=tuple(sorted({seen.layout.ranks for seen in others})),
         num_points=len(found),
-        ratio=statistics.median(ratios),
-        median_error=float(np.median(np.abs(np.array(ratios) - 1))),
+        ratio=float(np.median(ratios)),
+        median_error=float(np.median(np.abs(ratios - 1))),
         by_size=tuple(
-            SizeBias(num_bytes=size, ratio=statistics.median(ratio for n, ratio in found if n == size))
-            for size in sizes
+            SizeBias(
+                num_bytes=size,
+                ratio=float(ratio[0]),
+                interval=None if resampled is None else (float(ends[0]), float(ends[1])),
+            )
+            for size, ratio in by_size.items()
+            for ends in [np.quantile(ratio, [0.025, 0.975])]
         ),
     )
 

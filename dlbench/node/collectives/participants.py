@@ -67,9 +67,8 @@ class Lineup:
         for backend in comm.backends:
             if backend == "horovod":
                 continue
-            reference = self._if_possible(backend, partial(self._reference, backend))
-            if reference is not None and self._passes_trial(reference, deadline):
-                result.append(reference)
+            references = self._if_possible(backend, partial(self._references, backend)) or ()
+            result += [reference for reference in references if self._passes_trial(reference, deadline)]
         return result
 
     def horovod(self, deadline: Deadline) -> list[Contestant]:
@@ -141,13 +140,14 @@ class Lineup:
             return NcclTransport(group, self._place, plan.group_size)
         return GlooTransport(group, self._place, plan.group_size)
 
-    def _reference(self, backend: str) -> Reference:
+    def _references(self, backend: str) -> tuple[Reference, ...]:
         collective = self._plan.comm.collective
         if backend != "mpi":
-            return TorchReference(collective, self._place, self._torch_group(backend), backend)
+            return (TorchReference(collective, self._place, self._torch_group(backend), backend),)
         if self._device.type != "cpu":
             raise EnvironmentLacksError("mpi: moves memory of the host here, and buffers are on the GPU")
-        return MpiReference(collective, self._place, self._start_mpi())
+        ways = (True, False) if collective == "allreduce" else (True,)
+        return tuple(MpiReference(collective, self._place, self._start_mpi(), in_place=way) for way in ways)
 
     def _start_mpi(self) -> Any:
         if self._mpi is None:
@@ -184,7 +184,8 @@ class Lineup:
             return False
         text = problems[first] if problems[first].startswith(f"{name}: ") else f"{name}: {problems[first]}"
         where = "" if all(problems) else f" (on rank {first})"
-        self.not_measured.append(text + where)
+        if text + where not in self.not_measured:  # of MPI's all-reduce, both ways
+            self.not_measured.append(text + where)
         return True
 
     def _passes_trial(self, reference: Reference, deadline: Deadline) -> bool:

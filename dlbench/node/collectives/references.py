@@ -16,9 +16,7 @@ from dlbench.node.collectives.torch_transport import gloo_barrier
 from dlbench.node.collectives.transport import Counters
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.collectives.plan import Collective
-
-LIBRARY = "library"
+from dlbench.specs.collectives.plan import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective
 
 
 class Reference:
@@ -126,8 +124,11 @@ class TorchReference(Reference):
 class MpiReference(Reference):
     """MPI's blocking collectives; the algorithm is the MPI library's choice."""
 
-    def __init__(self, collective: Collective, place: RankPlace, mpi: Any) -> None:
+    def __init__(self, collective: Collective, place: RankPlace, mpi: Any, *, in_place: bool = True) -> None:
+        """`in_place` is of an all-reduce: whether it sums in place, or from `given` into `data`."""
         super().__init__(collective, place, "mpi")
+        if collective == "allreduce":
+            self.algorithm, self.is_in_place = (IN_PLACE if in_place else OUT_OF_PLACE), in_place
         self._mpi = mpi
         self._world = mpi.COMM_WORLD.Dup()
 
@@ -145,7 +146,8 @@ class MpiReference(Reference):
         data, given = self._array(vectors.data), self._array(vectors.given)
         elements, size = len(vectors.data), self._place.size
         if self._collective == "allreduce":
-            return lambda: world.Allreduce(mpi.IN_PLACE, [data, kind], op=mpi.SUM)
+            source = mpi.IN_PLACE if self.is_in_place else [given, kind]
+            return lambda: world.Allreduce(source, [data, kind], op=mpi.SUM)
         if self._collective == "broadcast":
             return lambda: world.Bcast([data, kind], root=0)
         if self._collective == "all-to-all":

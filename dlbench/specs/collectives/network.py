@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, NonNegative, Positive, Spec
+from dlbench.units import format_bytes
 
 LevelName = Literal["inside", "across"]
 
@@ -80,6 +83,9 @@ class SizeBias(Spec):
 
     num_bytes: Count = Field(description="Bytes of each rank's whole buffer.")
     ratio: Positive = Field(description="Predicted over measured, median over algorithms.")
+    interval: tuple[float, float] | None = Field(
+        None, description="95 % interval of the ratio over runs; none: single runs."
+    )
 
 
 class LargestHeldOut(Spec):
@@ -93,6 +99,19 @@ class LargestHeldOut(Spec):
     by_size: tuple[SizeBias, ...] = Field(min_length=1, description="By size, ascending.")
 
 
+class Residual(Spec):
+    """How far the fit is off of what it was fitted to: of one algorithm at one rank count."""
+
+    collective: str = Field(description="The collective.")
+    algorithm: str = Field(description="The algorithm.")
+    ranks: Count = Field(description="The rank count.")
+    least: Positive = Field(description="Measured over fitted, the least of its points.")
+    most: Positive = Field(description="Measured over fitted, the largest of its points.")
+
+
+TOLERATED_MISS = 0.05
+"""Share by which a hindcast may miss: algorithms that differ by less count as equally fast (`STAY_WITHIN` of
+`dlbench.collectives.results.choice`), so that such a miss changes no advice."""
 POOR_MEDIAN = 0.25
 """Median error of an algorithm beyond which its prediction is no advice: those that it chooses among differ by less."""
 POOR_WORST = 1.0
@@ -143,6 +162,9 @@ class NetworkModel(Spec):
     largest_held_out: LargestHeldOut | None = Field(
         None, description="Error at the largest rank count; none: the smaller ones do not determine it."
     )
+    residuals: tuple[Residual, ...] = Field(
+        (), description="How far the fit is off at its own rank counts; none: costs that were not fitted."
+    )
     draws: tuple[tuple[NonNegative, ...], ...] = Field(
         (),
         description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
@@ -167,3 +189,46 @@ class NetworkModel(Spec):
     def error_of(self, collective: str, algorithm: str) -> FitError | None:
         """How far predictions of an algorithm were off; None where that is not known."""
         return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
+
+    def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
+        """Least and largest of measured over fitted (1) at the fitted rank counts next to this one.
+
+        Of all algorithms where this one was not measured; 1 is always between them.
+        """
+        own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
+        known = own or self.residuals
+        counts = sorted({one.ranks for one in known})
+        beside = {
+            *[count for count in counts if count <= ranks][-1:],
+            *[count for count in counts if count >= ranks][:1],
+        }
+        near = [one for one in known if one.ranks in beside]
+        return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
+
+    def why_withheld(self, ranks: int, sizes: Iterable[float]) -> str:
+        """Why messages of such sizes (bytes) are not predicted at so many ranks; empty where they are.
+
+        Beyond the fitted rank counts the same fit must have foretold the largest of them from the others, to within
+        `TOLERATED_MISS` or the runs' scatter.
+        """
+        told = self.largest_held_out
+        if self.fitted_over is None or ranks <= self.fitted_over.ranks[-1]:
+            return ""
+        if told is None:
+            return (
+                "the smaller rank counts do not foretell the largest one, so nothing shows how far a fit holds beyond"
+            )
+        near = {min(told.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1.0, size)))) for size in sizes}
+        missed = [
+            one
+            for one in near
+            if abs(1 / one.ratio - 1) > TOLERATED_MISS
+            and (one.interval is None or not one.interval[0] <= 1 <= one.interval[1])
+        ]
+        if not missed:
+            return ""
+        worst = max(missed, key=lambda one: abs(math.log(one.ratio)))
+        return (
+            f"fitted without {told.ranks} ranks, the model misses them by {100 * abs(worst.ratio - 1):.0f} % at "
+            f"{format_bytes(worst.num_bytes)}"
+        )

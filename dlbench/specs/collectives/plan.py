@@ -34,6 +34,12 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")
 """Libraries whose own collectives are timed beside them, as references."""
 
+LIBRARY = "library"
+"""What a point calls the algorithm of a library, which chooses it itself."""
+IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
+"""The same of MPI's all-reduce, which is timed both ways: in place, as exchanges of training call it, and into a second
+buffer, as osu_allreduce of OSU's micro-benchmarks does."""
+
 GROUPED_ALGORITHMS = ("hierarchical", "leader")
 
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -13,6 +13,9 @@ e_new. With x the measured one (the account's, without waiting for stragglers):
 With T the mean step the forecast of the throughput is T / (T - saved) - 1. Its interval is over the draws of the
 network's costs (resampled runs of `dlbench comm`) and over the interval of x.
 
+Half of the draws are at either end of what the fit misses at the fitted rank counts next to the run's. Where the fit,
+held out, misses the largest rank count and the run has more ranks, nothing is told.
+
 A flat exchange is priced by the measured line of the carrier's own all-reduce at this rank count, where there is one,
 and as a ring otherwise. Without fitted costs there is only the bound: what it would be if x were nothing.
 """
@@ -264,14 +267,18 @@ def _price(network: NetworkModel, ranks: int, way: Way) -> Price:
     if algorithm is None or width is None:
         raise _NoModelError(f"exchange {way.exchange} with wire {way.wire} has no model of costs")
     layout = Layout(ranks=ranks, group_size=way.group_size)
+    missed = np.ones(1 + len(network.draws))
+    missed[1::2], missed[2::2] = network.residual("allreduce", algorithm, ranks)
     known: dict[int, Array] = {}
 
     def price(num_bytes: float) -> Array:
         elements = max(1, math.ceil(num_bytes / 4))
         if elements not in known:
+            if withheld := network.why_withheld(ranks, (elements * width,)):
+                raise _NoModelError(f"withheld for {ranks} ranks: {withheld}")
             try:
                 found = features("allreduce", algorithm, elements * width, layout, network, element_bytes=width)
-                known[elements] = np.array([found.seconds(network), *found.drawn(network)])
+                known[elements] = np.array([found.seconds(network), *found.drawn(network)]) * missed
             except UserError as error:
                 raise _NoModelError(str(error)) from None
         return known[elements]

@@ -2,21 +2,25 @@
 
 With k = p / p0 the ranks over the baseline's and T the time of a step's fixed work, a law is
 
-    T(k) / T(1) = ideal(k) + a (1 - 1/k) + b log2 k + c (k - 1) + d [k > 1],    a, b, c, d >= 0
+    T(k) / T(1) = ideal(k) + a (1 - 1/k) + b log2 k + c (k - 1) + e (k - 1)^2 + d [k > 1],    a, b, c, d, e >= 0
 
 with one or two of the terms; ideal(k) = 1 under weak scaling and 1/k under strong scaling. The first term alone is
 Amdahl's law under strong scaling (AFIPS 1967), and under weak scaling what a ring's bytes cost; the second what trees
-and the slowest of k ranks cost, the third start-ups of a ring or a server, the last what the edge of the node costs
-where the baseline is inside one. Candidates of so few simple terms, told
-apart by points held out, are how Extra-P models programs (Calotoiu et al., SC'13).
+and the slowest of k ranks cost, the third start-ups of a ring or a server, the fourth what all pairs of ranks cost each
+other (Gunther's coherency, Guerrilla Capacity Planning, 2007), the last what the edge of the node costs where the
+baseline is inside one. Candidates of so few simple terms, told apart by points held out, are how Extra-P models
+programs (Calotoiu et al., SC'13).
 
 A law is ruled out where the points miss it by more than the scatter of the runs explains. Of those left, the one counts
 that, fitted without the largest point, comes nearest to it. The interval of a forecast is over runs and over all laws
-that are left, because points that do not tell two laws apart do not tell their forecasts apart either.
+that are left, because points that do not tell two laws apart do not tell their forecasts apart either. The same is made
+of the smaller points for the largest one, the hindcast: where that misses, no forecast is made; and no forecast is
+surer than the law's hindcast may have been off.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -32,24 +36,20 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-Term = Literal["saturating", "logarithmic", "linear", "edge"]
+Term = Literal["saturating", "logarithmic", "linear", "quadratic", "edge"]
 Scaling = Literal["weak", "strong"]
 
+_GROWING: tuple[Term, ...] = ("saturating", "logarithmic", "linear", "quadratic")
 FAMILY: tuple[tuple[Term, ...], ...] = (
-    ("saturating",),
-    ("logarithmic",),
-    ("linear",),
-    ("saturating", "logarithmic"),
-    ("saturating", "linear"),
-    ("edge",),
-    ("edge", "saturating"),
-    ("edge", "logarithmic"),
-    ("edge", "linear"),
+    *((term,) for term in (*_GROWING, "edge")),
+    *itertools.combinations(_GROWING, 2),
+    *(("edge", term) for term in _GROWING),
 )
 TEXTS: dict[Term, str] = {
     "saturating": "a (1 - 1/k)",
     "logarithmic": "b log2 k",
     "linear": "c (k - 1)",
+    "quadratic": "e (k - 1)^2",
     "edge": "d (beyond one node)",
 }
 
@@ -60,8 +60,9 @@ LEVEL = 0.01
 RESAMPLES = 1000
 ROUNDING = 1e-4
 """Relative misses below this are no evidence, however little the runs scatter: clocks and models are no better."""
-FACTORS = (2, 4)
-"""Forecasts are made for so many times the largest measured rank count."""
+FACTOR = 2
+"""A forecast is made for so many times the largest measured rank count: about as far as the hindcast reached. Laws that
+no point tells apart are too far from each other at four times (simulated: `make bench AREA=truth.predictions`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +94,9 @@ class Law:
     """One for each term (1)."""
     worst_residual: float
     """Largest residual without its sign (fraction)."""
-    hindcast_ranks: int | None
-    """Ranks of the largest point; None where what is left without it would not determine a law."""
-    hindcast_error: float | None
+    hindcast_ranks: int
+    """Ranks of the largest point."""
+    hindcast_error: float
     """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
     is_ruled_out: bool
     """Whether even this one, the nearest, misses the points by more than the scatter of the runs explains."""
@@ -116,7 +117,8 @@ class ForecastPoint:
     """Share of the ideal (fraction)."""
     low: float
     high: float
-    """95 % over runs and over the laws that the points do not rule out: the lowest and the highest end of any."""
+    """95 % over runs and over the laws that the points do not rule out: the lowest and the highest end of any, further
+    out by `Fitted.margin`."""
     throughput: float
     """Samples per second; `low` and `high` scale alike."""
     throughput_low: float
@@ -137,6 +139,7 @@ def _term(name: Term, ratios: Array) -> Array:
         "saturating": 1 - 1 / ratios,
         "logarithmic": np.log2(ratios),
         "linear": ratios - 1,
+        "quadratic": (ratios - 1) ** 2,
         "edge": (ratios > 1).astype(float),
     }[name]
     return found
@@ -209,7 +212,6 @@ class _Candidate:
     drawn: Array | None
     """In each resample, (resamples, terms)."""
     is_ruled_out: bool
-    hindcast_error: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +223,8 @@ class Fitted:
     """Laws that are not ruled out."""
     largest: int
     """Ranks of the largest point."""
+    margin: float
+    """How far the law's hindcast may have been off: the larger end of its 95 % interval over runs (fraction)."""
 
 
 def usable_points(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -246,13 +250,20 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
     ratios = np.array([point.ideal_speedup for point in used])
     drawn = _drawn_times(group.baseline, used, times, table)
     data = _Data(scaling=group.scaling, points=used, ratios=ratios, times=times, drawn=drawn)
-    distinct = len(set(ratios.tolist()))
     has_edge = group.baseline.nodes == 1 and used[0].nodes > 1
-    family = [terms for terms in FAMILY if distinct > len(terms) and (has_edge or "edge" not in terms)]
-    tried = [_candidate(data, terms) for terms in family]
+    distinct = len(set(ratios.tolist()))
+    family = [terms for terms in FAMILY if has_edge or "edge" not in terms]
+    tried = [_candidate(data, terms) for terms in family if len(terms) < distinct]
     left = tuple(one for one in tried if not one.is_ruled_out)
-    chosen = min(left or tried, key=lambda one: (_miss(one, data), len(one.terms)))
-    return Fitted(law=_law(group, data, chosen, left), left=left, largest=group.points[-1].ranks)
+    misses = {one.terms: _hindcast(data, one.terms) for one in tried}
+    chosen = min(left or tried, key=lambda one: (max(ROUNDING, abs(misses[one.terms][0])), len(one.terms)))
+    missed = misses[chosen.terms]
+    return Fitted(
+        law=_law(group, data, chosen, left, missed),
+        left=left,
+        largest=group.points[-1].ranks,
+        margin=max(map(abs, missed)),
+    )
 
 
 def _time(scaling: Scaling, point: Point) -> float:
@@ -288,7 +299,6 @@ def _candidate(data: _Data, terms: tuple[Term, ...]) -> _Candidate:
         coefficients=coefficients,
         drawn=None if data.drawn is None else fit_terms(data.scaling, terms, data.ratios, data.drawn),
         is_ruled_out=data.drawn is not None and _likelihood(data, terms, coefficients) < LEVEL,
-        hindcast_error=_hindcast(data, terms),
     )
 
 
@@ -306,27 +316,34 @@ def _likelihood(data: _Data, terms: tuple[Term, ...], coefficients: Array) -> fl
     return float(np.mean((np.log(made / again) ** 2).sum(axis=1) >= (misses**2).sum()))
 
 
-def _hindcast(data: _Data, terms: tuple[Term, ...]) -> float | None:
-    """Efficiency of the largest point less that of the law fitted to the others; None where they are too few."""
+def _hindcast(data: _Data, terms: tuple[Term, ...]) -> tuple[float, float, float]:
+    """Efficiency of the largest point less that of the law fitted to the others, and ends of its 95 % over runs."""
+    import numpy as np
+
     earlier = data.ratios < data.ratios[-1]
-    if len(set(data.ratios[earlier].tolist())) < len(terms):
-        return None
-    coefficients = fit_terms(data.scaling, terms, data.ratios[earlier], data.times[earlier])
-    ideal = ideal_time(data.scaling, data.ratios)[-1]
-    fitted = time_at(data.scaling, terms, coefficients, data.ratios)[-1]
-    return float(ideal / data.times[-1] - ideal / fitted)
 
+    def missed(times: Array) -> Array:
+        coefficients = fit_terms(data.scaling, terms, data.ratios[earlier], times[..., earlier])
+        law = time_at(data.scaling, terms, coefficients, data.ratios)
+        found: Array = ideal_time(data.scaling, data.ratios)[-1] * (1 / times[..., -1] - 1 / law[..., -1])
+        return found
 
-def _miss(one: _Candidate, data: _Data) -> float:
-    """By what a candidate is chosen: its miss of the largest point held out; to within rounding."""
-    return float("inf") if one.hindcast_error is None else max(ROUNDING, abs(one.hindcast_error))
+    value = missed(data.times)
+    low, high = np.percentile(value if data.drawn is None else missed(data.drawn), [2.5, 97.5])
+    return float(value), float(low), float(high)
 
 
 def _name(scaling: Scaling, terms: tuple[Term, ...]) -> str:
     return " + ".join("Amdahl" if name == "saturating" and scaling == "strong" else name for name in terms)
 
 
-def _law(group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, ...]) -> Law:
+def _law(
+    group: Group,
+    data: _Data,
+    chosen: _Candidate,
+    left: tuple[_Candidate, ...],
+    missed: tuple[float, float, float],
+) -> Law:
     import numpy as np
 
     fitted = time_at(data.scaling, chosen.terms, chosen.coefficients, data.ratios)
@@ -358,16 +375,18 @@ def _law(group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, 
             for place, value in enumerate(chosen.coefficients)
         ),
         worst_residual=worst,
-        hindcast_ranks=None if chosen.hindcast_error is None else data.points[-1].ranks,
-        hindcast_error=chosen.hindcast_error,
+        hindcast_ranks=data.points[-1].ranks,
+        hindcast_error=missed[0],
         is_ruled_out=chosen.is_ruled_out,
         alternatives=tuple(_name(data.scaling, one.terms) for one in left if one is not chosen),
-        doubt=_doubt(group, data, left, worst),
+        doubt=_doubt(group, data, left, worst, missed),
         points=points,
     )
 
 
-def _doubt(group: Group, data: _Data, left: tuple[_Candidate, ...], worst: float) -> str:
+def _doubt(
+    group: Group, data: _Data, left: tuple[_Candidate, ...], worst: float, missed: tuple[float, float, float]
+) -> str:
     """Why nothing may be extrapolated, in a sentence; empty where it may."""
     if data.points[-1].nodes == 1 and not _inside(group):
         most = max(one.nodes for one in group.points)
@@ -378,22 +397,27 @@ def _doubt(group: Group, data: _Data, left: tuple[_Candidate, ...], worst: float
         return f"{what}; measure {MIN_POINTS - 1} rank counts or more on several nodes, e.g. --nodes 1,2,4"
     if data.drawn is None:
         return f"fewer than {LEAST_RUNS} runs of a point do not say how it scatters; repeat with --repeats 5"
-    if left:
+    if not left:
+        if all(point.efficiency.value > 1 for point in data.points):
+            return "the measured points exceed the ideal, which no law knows"
+        return (
+            f"no law of the family fits: the nearest misses a measured point by {worst * 100:.1f} points of "
+            "efficiency, more than the scatter of the runs explains"
+        )
+    error, low, high = missed
+    if low <= ROUNDING and high >= -ROUNDING:
         return ""
-    if all(point.efficiency.value > 1 for point in data.points):
-        return "the measured points exceed the ideal, which no law knows"
+    ends = ", ".join(f"{100 * end:.1f}" for end in sorted((abs(low), abs(high))))
     return (
-        f"no law of the family fits: the nearest misses a measured point by {worst * 100:.1f} points of efficiency, "
-        "more than the scatter of the runs explains"
+        f"withheld, because no law foretells {data.points[-1].ranks} ranks from the others: the nearest misses them by "
+        f"{100 * abs(error):.1f} points of efficiency [{ends}]"
     )
 
 
-def _inside(group: Group) -> tuple[int, ...]:
-    """Rank counts to be forecast that fit on the one node of all points; none where that is not known."""
-    most = ranks_of_a_node(group.sample.plan)
-    if most is None or any(point.nodes > 1 for point in group.points):
-        return ()
-    return tuple(group.points[-1].ranks * factor for factor in FACTORS if group.points[-1].ranks * factor <= most)
+def _inside(group: Group) -> int | None:
+    """The rank count to be forecast, if it fits on the one node of all points; None where that is not known."""
+    most, wanted = ranks_of_a_node(group.sample.plan), group.points[-1].ranks * FACTOR
+    return None if most is None or wanted > most or any(point.nodes > 1 for point in group.points) else wanted
 
 
 def ranks_of_a_node(plan: RunPlan) -> int | None:
@@ -405,38 +429,30 @@ def ranks_of_a_node(plan: RunPlan) -> int | None:
 
 
 def forecasts(group: Group, fitted: Fitted) -> tuple[ForecastPoint, ...]:
-    """What the law says of `FACTORS` times the largest rank count of its group; empty where there is a doubt."""
+    """What the law says of `FACTOR` times the largest rank count of its group; empty where there is a doubt."""
     import numpy as np
 
     law = fitted.law
     if law.doubt:
         return ()
-    found = []
-    inside = law.points[-1].nodes == 1
-    wanted = _inside(group) if inside else tuple(fitted.largest * factor for factor in FACTORS)
-    for ranks in wanted:
-        ratio = ranks / group.baseline.ranks
-        value = efficiency_at(law, ratio)
-        ratios = np.array([ratio])
-        ends = [
-            np.percentile(
-                ideal_time(law.scaling, ratios) / time_at(law.scaling, one.terms, one.drawn, ratios), [2.5, 97.5]
-            )
-            for one in fitted.left
-            if one.drawn is not None
-        ]
-        low, high = (float(end) for end in (min(end[0] for end in ends), max(end[1] for end in ends)))
-        low, high = min(low, value), max(high, value)
-        scale = ratio * group.baseline.throughput.value
-        found.append(
-            ForecastPoint(
-                ranks=ranks,
-                efficiency=value,
-                low=low,
-                high=high,
-                throughput=value * scale,
-                throughput_low=low * scale,
-                throughput_high=high * scale,
-            )
-        )
-    return tuple(found)
+    ranks = fitted.largest * FACTOR
+    ratio = ranks / group.baseline.ranks
+    value = efficiency_at(law, ratio)
+    ratios = np.array([ratio])
+    ideal = ideal_time(law.scaling, ratios)
+    drawn = [ideal / time_at(law.scaling, one.terms, one.drawn, ratios) for one in fitted.left if one.drawn is not None]
+    ends = np.percentile(drawn, [2.5, 97.5], axis=1)
+    low = max(0.0, min(value, float(ends[0].min())) - fitted.margin)
+    high = min(1.0, max(value, float(ends[1].max())) + fitted.margin)
+    scale = ratio * group.baseline.throughput.value
+    return (
+        ForecastPoint(
+            ranks=ranks,
+            efficiency=value,
+            low=low,
+            high=high,
+            throughput=value * scale,
+            throughput_low=low * scale,
+            throughput_high=high * scale,
+        ),
+    )

@@ -87,7 +87,7 @@ def forecast_sheet(group: Group, found: Forecast) -> Sheet[ForecastPoint]:
         title="Forecast, not measured",
         columns=columns,
         rows=found.forecasts,
-        caption=" ".join(["In brackets: 95 % over runs and all laws that the points do not rule out.", *found.notes]),
+        caption=" ".join(["In brackets: 95 %, if a law that the points do not rule out goes on.", *found.notes]),
     )
 
 

@@ -82,6 +82,4 @@ def _law_text(law: Law) -> str:
     text = f"{law.name}: {law.formula} with {coefficients_text(law)} (k: ranks over the baseline's); within {missed}."
     if law.is_ruled_out:
         text = f"No law fits; the nearest, {law.name}, misses a measured point by {missed}."
-    if law.hindcast_error is not None:
-        text += f" Fitted without {law.hindcast_ranks} ranks it misses them by {points(abs(law.hindcast_error))}."
-    return text
+    return f"{text} Fitted without {law.hindcast_ranks} ranks it misses them by {points(abs(law.hindcast_error))}."

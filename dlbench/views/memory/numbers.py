@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +13,7 @@ from dlbench.reading.table import RunTable
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text
-from dlbench.specs.plan import AxisValue
+from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.units import format_bytes
 
@@ -216,11 +215,6 @@ def _larger_batches(group: Group, batch: int) -> str:
         words.append("--to-accuracy")
     for key, value in sorted(chosen.items()):
         if key not in (_BATCH, "engine.name", "data.source"):
-            words += ["--set", f"{key}={_yaml(value)}"]
+            words += ["--set", f"{key}={value_text(key, value)}"]
     words += ["--sweep", f"{_BATCH}={','.join(str(batch * factor) for factor in (2, 4, 8))}"]
     return shlex.join(words)
-
-
-def _yaml(value: AxisValue) -> str:
-    """As `--set` reads it."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

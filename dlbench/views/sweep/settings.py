@@ -14,6 +14,7 @@ from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
+from dlbench.specs.plan import value_text as as_option
 from dlbench.specs.sync import SyncSpec
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.units import format_bytes, format_number, format_seconds
@@ -115,7 +116,7 @@ def value_text(key: str, value: AxisValue) -> str:
         return "none"
     if key.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
-    return str(value)
+    return as_option(key, value)
 
 
 def label(values: Mapping[str, AxisValue]) -> str:
@@ -127,16 +128,10 @@ def options(plan: RunPlan) -> str:
     """The options of `dlbench run` that ask for a plan's setting; keys that do not act in it are left out."""
     acting = acting_keys(plan)
     return " ".join(
-        f"--set {shlex.quote(f'{key}={_yaml(value)}')}"
+        f"--set {shlex.quote(f'{key}={as_option(key, value)}')}"
         for key, value in sorted(plan.series.axes.items())
         if key in acting
     )
-
-
-def _yaml(value: AxisValue) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return str(value)
 
 
 def acting_keys(plan: RunPlan) -> frozenset[str]:

@@ -1,9 +1,9 @@
 """`dlbench comm` against a loop as OSU's micro-benchmarks have it, in the same processes and over the same group.
 
-Two ranks on this machine, all-reduce of 1 to 64 KiB by MPI and by gloo, in turns. OSU's loop times each operation by
-itself, and ranks meet at the library's own barrier outside of the timer; what it prints is the mean of a rank's times.
-Here it is the slowest rank's mean, and the median of several loops, since others use the machine, too. So is dlbench's
-figure a median of iterations.
+Two ranks on this machine, all-reduce of 1 to 64 KiB by MPI, in place and into a second buffer, and by gloo, in turns.
+OSU's loop times each operation by itself, and ranks meet at the library's own barrier outside of the timer; what it
+prints is the mean of a rank's times. Here it is the slowest rank's mean, and the median of several loops, since others
+use the machine, too. So is dlbench's figure a median of iterations.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dlbench.collectives.results.measurements import SeriesName
 from dlbench.jobs.scripts.launch import rank_environment
 from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LayoutSpec
@@ -39,7 +40,7 @@ _FOUND = "found.json"
 
 
 def figures() -> Iterator[Figure]:
-    """Ratios of dlbench's figure to the loop's, by carrier and size."""
+    """Ratios of dlbench's figure to the loop's, by library and size."""
     name = "dlbench comm over an OSU-style loop, all-reduce, 2 ranks"
     if shutil.which("mpirun") is None:
         yield Figure(name=name, value=None, unit="ratio of times", goal=f"at most {GOAL}", reason="no mpirun")
@@ -58,12 +59,12 @@ def figures() -> Iterator[Figure]:
             check=True,
         )
         found = json.loads((folder / _FOUND).read_text(encoding="utf-8"))
-    for carrier, size, rounds in found:
+    for title, size, rounds in found:
         ratios = [ours / theirs for ours, theirs, _, _ in rounds]
         value, low, high = median_interval(ratios)
         ours, theirs, operations, skew = (statistics.median(column) for column in zip(*rounds, strict=True))
         yield Figure(
-            name=f"{name}, {carrier}, {size // 1024} KiB",
+            name=f"{name}, {title}, {size // 1024} KiB",
             value=value,
             low=low,
             high=high,
@@ -90,9 +91,8 @@ def _plan() -> CommPlan:
 
 
 def rank(folder: Path) -> None:
-    """One rank: `found.json` gets, by carrier and size, dlbench's and the loop's seconds of each round."""
+    """One rank: `found.json` gets, by library and size, dlbench's and the loop's seconds of each round."""
     import torch
-    import torch.distributed as dist
 
     from dlbench.node.collectives.control import Control
     from dlbench.node.collectives.deadline import Deadline
@@ -108,19 +108,17 @@ def rank(folder: Path) -> None:
     control = Control(place, comm.timeout_s, plan.stall_timeout_s)
     control.start(RunFolder(folder), None)
     mpi = start_mpi(place, "mpirun", many_threads=False)
-    world = mpi.COMM_WORLD
     group = control.new_group("gloo", "bench")
     cpu = torch.device("cpu")
     measurement = Measurement(comm, place, cpu, control, Deadline(place.rank, comm.timeout_s), lambda where: None)
-    contestants = (MpiReference("allreduce", place, mpi), TorchReference("allreduce", place, group, "gloo"))
+    contestants = (
+        MpiReference("allreduce", place, mpi),
+        MpiReference("allreduce", place, mpi, in_place=False),
+        TorchReference("allreduce", place, group, "gloo"),
+    )
     found = []
     for size in comm.sizes:
-        vector = torch.zeros(size // 4)
-        array = vector.numpy()
-        loops: tuple[tuple[Callable[[], Any], Callable[[], Any]], ...] = (
-            (lambda array=array: world.Allreduce(mpi.IN_PLACE, [array, mpi.FLOAT]), world.Barrier),  # type: ignore[misc]
-            (lambda vector=vector: dist.all_reduce(vector, group=group), lambda: dist.barrier(group)),  # type: ignore[misc]
-        )
+        loops = _loops(mpi, group, torch.zeros(size // 4), torch.zeros(size // 4))
         for contestant, loop in zip(contestants, loops, strict=True):
             rounds = []
             for _ in range(ROUNDS):
@@ -130,12 +128,25 @@ def rank(folder: Path) -> None:
                 assert point.correct, point.problem
                 ours, skew = statistics.median(point.times_s), statistics.median(point.skew_s)
                 rounds.append((ours, slowest, point.operations, skew))
-            found.append((contestant.carrier, size, rounds))
+            title = SeriesName(carrier=contestant.carrier, algorithm=contestant.algorithm).title
+            found.append((title, size, rounds))
     if place.rank == 0:
         (folder / _FOUND).write_text(json.dumps(found), encoding="utf-8")
     control.barrier("end")
     stop_mpi(mpi)
     control.stop()
+
+
+def _loops(mpi: Any, group: Any, vector: Any, given: Any) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
+    """The all-reduce of each contestant and its library's barrier."""
+    import torch.distributed as dist
+
+    world, array = mpi.COMM_WORLD, [vector.numpy(), mpi.FLOAT]
+    return (
+        (lambda: world.Allreduce(mpi.IN_PLACE, array), world.Barrier),
+        (lambda: world.Allreduce([given.numpy(), mpi.FLOAT], array), world.Barrier),
+        (lambda: dist.all_reduce(vector, group=group), lambda: dist.barrier(group)),
+    )
 
 
 def _osu(call: Callable[[], Any], barrier: Callable[[], Any]) -> float:

@@ -29,7 +29,15 @@ from dlbench.records.watch_cost import write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
-from dlbench.specs.collectives.network import Level, LineCost, NetworkModel, Piece
+from dlbench.specs.collectives.network import (
+    FittedRange,
+    LargestHeldOut,
+    Level,
+    LineCost,
+    NetworkModel,
+    Piece,
+    SizeBias,
+)
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
@@ -581,6 +589,22 @@ def test_what_has_no_model_has_no_forecast(changes: dict[str, Any], new: dict[st
     found = forecast(network(), result_of(four_ranks(), **changes), ranks=4, new=way, exchange=X, step=STEP)
     assert isinstance(found, str)
     assert why in found
+
+
+def test_a_fit_that_misses_its_largest_rank_count_forecasts_no_run_of_more() -> None:
+    missed = (SizeBias(num_bytes=1_000_000, ratio=0.8, interval=(0.78, 0.82)),)
+    told = LargestHeldOut(ranks=3, fitted_ranks=(2,), num_points=1, ratio=0.8, median_error=0.2, by_size=missed)
+    beyond, within = (
+        FittedRange(ranks=(2, ranks), group_sizes=(2,), num_groups=(1, 2), sizes=(1, 10**9), runs=5) for ranks in (3, 4)
+    )
+    costs = network().model_copy(update={"fitted_over": beyond, "largest_held_out": told})
+    found = forecast(costs, result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP)
+    assert isinstance(found, str)
+    assert found.startswith("withheld for 4 ranks: fitted without 3 ranks, the model misses them by 20 % at ")
+    costs = costs.model_copy(update={"fitted_over": within})
+    assert isinstance(
+        forecast(costs, result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP), Forecast
+    )
 
 
 def test_a_network_that_was_never_measured_across_nodes_gives_no_forecast() -> None:

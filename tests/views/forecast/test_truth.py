@@ -6,8 +6,9 @@ from tests.bench.truth import predictions
 
 
 def test_forecasts_hold_the_truth_of_every_law() -> None:
-    found = list(predictions.scaling_forecasts(trials=4))
-    assert [one.name for one in found if not one.met] == []
+    found = list(predictions.scaling_forecasts(trials=2, overheads=predictions.LAWS))
+    assert [one.name for one in found if one.met is False] == []
+    assert sum(one.value is not None for one in found) >= 3 * len(predictions.LAWS)
 
 
 def test_no_forecast_from_inside_a_node() -> None:

@@ -107,7 +107,10 @@ class Pauses:
             events.add("epoch_start", epoch=course.whole_epochs(course.first) + 1, step=course.first)
 
     def __call__(self, done: int, spent_s: float) -> bool:
-        """After `done` steps; True if training should end: the target is met, or these were all."""
+        """After `done` steps; True if training should end: the target is met, or these were all.
+
+        An epoch in which training ends is closed behind the last evaluation, with the samples trained until then.
+        """
         course = self._ready.course
         ends, ends_epoch = done >= course.end, course.ends_epoch(done)
         epoch, samples = course.whole_epochs(done), done * course.global_batch
@@ -121,6 +124,8 @@ class Pauses:
                 self._save(done, self._trained_before_s + spent_s)
         if ends_epoch and not ends:  # an epoch begins behind the evaluation of the one before, and if it is trained
             self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=samples)
+        elif ends and not ends_epoch and course.steps_per_epoch is not None:
+            self._events.add("epoch_stop", epoch=epoch + 1, step=done, samples=samples)
         return ends
 
     def give_way(self, done: int, spent_s: float) -> None:
