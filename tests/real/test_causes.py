@@ -153,7 +153,7 @@ SMALL = "mount -t tmpfs -o size={size} none /dev/shm"
 
 
 MEASURING = "grep -qs measuring runs/*/node-0000.status.json"
-SEMAPHORES = "ls /dev/shm/sem.mp-*"
+LOADERS = "for p in /proc/[0-9]*; do [ $p/cwd -ef . ] && grep -qs forkserver $p/cmdline && break; done"
 
 
 def filled(path: str, when: str = MEASURING) -> str:
@@ -171,7 +171,7 @@ def filled(path: str, when: str = MEASURING) -> str:
     [
         SMALL.format(size="256k"),
         # When loader processes start: later they need no more, as batches use the memory of earlier ones.
-        f"{SMALL.format(size='8m')}; {filled('/dev/shm/x', SEMAPHORES)}",
+        f"{SMALL.format(size='8m')}; {filled('/dev/shm/x', LOADERS)}",
     ],
     ids=["small", "full"],
 )
