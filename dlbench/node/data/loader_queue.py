@@ -1,13 +1,9 @@
-"""What loader processes and their training process speak by: queues and an event of pipes, without a name anywhere.
+"""What loader processes and their training process speak by: queues and an event of pipes, without lock and name.
 
 The semaphores of multiprocessing are files in /dev/shm for as long as the training process lives (it starts loader
-processes by a fork server, which opens them by name): whoever killed it and its resource tracker left eleven of them a
-loader. Here nothing has a name, so nothing can be left:
-
-- A queue needs one lock, that of its writing end. It is a lock on a file in memory, which the kernel takes from a
-  process that ends: a loader process killed while it writes holds up nobody.
-- One process reads each queue, and none is bounded: the DataLoader of torch counts what is on its way.
-- The event is a pipe in which a byte lies or not.
+processes by a fork server, where they are opened by name): whoever killed it and its resource tracker left them there.
+And a process that is killed while it holds one holds up all others. Here each pipe has one writer and one reader, so
+that no lock is needed: nothing can be left, and of a killed process there comes the end of its pipe.
 
 torch moves a batch into shared memory in a thread of the queue. What fails there is printed and dropped by Python, and
 the training process would wait for that batch for ever; here the reason comes in its place.
@@ -15,12 +11,12 @@ the training process would wait for that batch for ever; here the reason comes i
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing.context
 import multiprocessing.queues
-import os
 import traceback
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import ForkingPickler
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from dlbench.node.data.reader import Fetched
@@ -41,30 +37,8 @@ def no_room(error: Exception) -> Fetched:
     return Fetched(lacks=f"a loader process cannot hand over a batch: {reason}; {_REMEDY}")
 
 
-class _Lock:
-    """A lock between processes, each of which takes it from one thread (fcntl(2): record locks belong to processes)."""
-
-    def __init__(self) -> None:
-        # A Connection travels to a process that is being started, and closes the file with the last who knows it.
-        self._file = Connection(os.memfd_create("dlbench-lock"))
-
-    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Waits for it without end: the kernel frees it when its holder ends, and a queue's reader is alone."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN)
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-
-class _Unbounded:
-    """In the place of the semaphore that counts the free places of a queue."""
+class _NoLock:
+    """In the place of the locks of a queue, and of the count of its free places."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         return True
@@ -72,9 +46,15 @@ class _Unbounded:
     def release(self) -> None:
         pass
 
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
 
 class _Event:
-    """What is set once, and seen by all."""
+    """Set by one process, once: a byte in a pipe, which nobody takes out."""
 
     def __init__(self) -> None:
         self._seen, self._set = Pipe(duplex=False)
@@ -87,7 +67,43 @@ class _Event:
 
 
 class LoaderQueue(_Queue):
-    """A queue of numbered batches; in the place of one that cannot be sent comes the reason."""
+    """A queue of numbered batches between a process and those that it is given to; as torch's DataLoader uses one.
+
+    What the process puts, one of those gets, or itself. What they put, it gets: each has a pipe of its own for that. In
+    the place of a batch that cannot be sent comes the reason.
+    """
+
+    def __init__(self, context: LoaderContext) -> None:
+        super().__init__(ctx=context)
+        self._theirs: list[Connection] = []
+        """Ends of pipes that processes which are being started write to."""
+        self._from_them: list[Connection] = []
+
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()
+        mine, theirs = Pipe(duplex=False)
+        self._from_them.append(mine)
+        self._theirs.append(theirs)
+        return tuple(theirs if part is self._writer else part for part in state)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._theirs, self._from_them = [], []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next item.
+
+        Raises:
+            Empty: none came in time.
+            EOFError: a process has ended that could put one.
+        """
+        # They have been started; a pipe that is written to here, too, would not end with them.
+        while self._theirs:
+            self._theirs.pop().close()
+        ready = wait([self._reader, *self._from_them], timeout if block else 0)
+        if not ready:
+            raise Empty
+        return ForkingPickler.loads(ready[0].recv_bytes())  # type: ignore[union-attr]  # what went in comes out
 
     # Python calls it in the queue's thread (documented for its own use by concurrent.futures); the default prints.
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
@@ -108,15 +124,15 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
         """
         if maxsize > 0:
             raise ValueError("a queue of loader processes has no bound")
-        return LoaderQueue(ctx=self)
+        return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802
         """For the ends of queues."""
-        return _Lock()
+        return _NoLock()
 
     def BoundedSemaphore(self, value: int = 1) -> Any:  # noqa: N802
-        """For the places of queues, which are not counted."""
-        return _Unbounded()
+        """For the places of queues."""
+        return _NoLock()
 
     def Event(self) -> Any:  # noqa: N802
         """That loader processes are to end."""

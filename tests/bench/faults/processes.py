@@ -109,7 +109,8 @@ def _require_story(shop: Workshop, out: Path, victim: str, numbers: Sequence[sig
         done.require((130,))
         shop.call("status", out).require((0, 3, 4, 130), "interrupted")
         return
-    done.require((3, 124), "0 of 1 runs valid")
+    # Only the launcher sees that a rank was stopped; the watchdog ends what stands still.
+    done.require((124,) if numbers == STOP else (3, 124), "0 of 1 runs valid")
     if "rank 1" in victim and numbers == KILL and not victim.startswith("supervisor"):
         done.require((3,), "rank 1", "SIGKILL")
     if victim == "rank 0" and numbers == KILL:
