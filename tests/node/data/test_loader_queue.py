@@ -57,7 +57,6 @@ def test_a_loader_process_killed_while_it_writes_holds_up_nobody() -> None:
     loaders[0].kill()
     loaders[0].join()
     with pytest.raises(EOFError):
-        for _ in range(4):
-            queue.get(timeout=60)
+        [queue.get(timeout=60) for _ in range(4)]
     loaders[1].kill()
     loaders[1].join()
