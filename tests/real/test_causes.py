@@ -186,6 +186,24 @@ def test_shared_memory_that_is_too_small_ends_a_run_at_once(tmp_path: Path, scri
     assert time.monotonic() - began < 120  # the stall limit is 600
 
 
+KILL_ALL = "for p in /proc/[0-9]*; do [ $p/cwd -ef . ] && grep -qs ^python $p/comm && kill -9 ${p#/proc/}; done"
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0.0, 0.2, 1.0, 5.0])
+def test_all_killed_at_once_leave_nothing_in_shared_memory(tmp_path: Path, wait_s: float) -> None:
+    """Launcher, supervisors, ranks, loader processes and resource trackers, some time after the first loader."""
+    data = images(tmp_path / "images")
+    await_loader = f"for i in {{1..12000}}; do {LOADERS} && break; sleep 0.01; done"
+    kill = f"(set +e; {await_loader}; sleep {wait_s}; for i in 1 2 3; do {KILL_ALL}; done) > /dev/null 2>&1 &"
+    script = f"{SMALL.format(size='256m')}; {kill} trap 'wait; ls /dev/shm > left' EXIT"
+    loaders = ("--set", "data.loader_workers=2", "--set", "measure.measured_steps=100000")
+    done = in_namespace("-m", script, "resnet50", *DDP, *loaders, "--data", data, cwd=tmp_path)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert (tmp_path / "left").read_text() == ""
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_full_disk_in_mid_run_is_told_with_the_rank_and_the_file(tmp_path: Path) -> None:

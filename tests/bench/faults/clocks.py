@@ -57,7 +57,7 @@ time_t time(time_t *where) {
     return exact.tv_sec;
 }
 """
-_JUMPS_S = {"an hour back": -3600, "a day ahead": 86400, "to before 1970": -4_000_000_000}
+_JUMPS_S = {"an hour back": -3600, "a day ahead": 86400}
 _STEPS = 60
 
 
@@ -119,7 +119,7 @@ def _run(
             "JUMP_S": str(_JUMPS_S[jump]),
             **({"JUMP_RANK": only} if only else {}),
         }
-        length = [*short(steps), "--set", "measure.stall_timeout_s=15", "--set", "fault.step_delay_s=0.1"]
+        length = [*short(steps), "--set", "measure.stall_timeout_s=30", "--set", "fault.step_delay_s=0.1"]
         process = shop.start("run", *shop.training("ddp"), *length, "--out", out, variables=variables)
         try:
             found = await_ranks(process, out)
