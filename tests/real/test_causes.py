@@ -153,7 +153,8 @@ SMALL = "mount -t tmpfs -o size={size} none /dev/shm"
 
 
 MEASURING = "grep -qs measuring runs/*/node-0000.status.json"
-LOADERS = "for p in /proc/[0-9]*; do [ $p/cwd -ef . ] && grep -qs forkserver $p/cmdline && break; done"
+OURS = "[ $p/cwd -ef . ] && grep -qs ^python $p/comm"
+LOADERS = f"for p in /proc/[0-9]*; do {OURS} && grep -qs forkserver $p/cmdline && break; done"
 
 
 def filled(path: str, when: str = MEASURING) -> str:
@@ -186,7 +187,7 @@ def test_shared_memory_that_is_too_small_ends_a_run_at_once(tmp_path: Path, scri
     assert time.monotonic() - began < 120  # the stall limit is 600
 
 
-KILL_ALL = "for p in /proc/[0-9]*; do [ $p/cwd -ef . ] && grep -qs ^python $p/comm && kill -9 ${p#/proc/}; done"
+KILL_ALL = f"for p in /proc/[0-9]*; do {OURS} && kill -9 ${{p#/proc/}}; done"
 
 
 @pytest.mark.nightly
