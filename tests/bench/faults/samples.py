@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.bench.faults.catalogue import Fault
 from tests.bench.faults.processes import END_S, await_measuring, end_by_force, require_nothing_left
-from tests.bench.faults.workshop import DidNotHoldError, Workshop, finish, short
+from tests.bench.faults.workshop import RUN_S, DidNotHoldError, Workshop, finish, short
 from tests.support.leftovers import Leftovers
 
 _MADE: dict[str, tuple[str, ...]] = {
@@ -48,11 +48,21 @@ def faults() -> Iterator[Fault]:
     """Every kind of file in every form, read by the ranks themselves and by loader processes."""
     for kind in _MADE:
         for spoil in _SPOIL:
+            name = f"data verify: {kind}: {spoil}"
+            yield Fault(family="samples", name=name, replay=partial(_verified, name, kind, spoil))
             for loaders in (0, 1):
                 if spoil == "removed" and kind in _STAYS_READABLE:
                     continue
                 name = f"{kind}, {loaders} loaders: {spoil} while it is read"
                 yield Fault(family="samples", name=name, replay=partial(_spoilt, name, kind, spoil, loaders))
+
+
+def _verified(name: str, kind: str, spoil: str, shop: Workshop) -> None:
+    data = shop.folder(name) / "data"
+    shutil.copytree(_source(shop, kind), data)
+    path = next(path for path in sorted((data / "train").rglob("*")) if path.suffix in _ENDINGS)
+    _SPOIL[spoil](path)
+    shop.call("data", "verify", data, limit_s=RUN_S).require((4,), path.name)
 
 
 def _spoilt(name: str, kind: str, spoil: str, loaders: int, shop: Workshop) -> None:
