@@ -46,12 +46,6 @@ class _NoLock:
     def release(self) -> None:
         pass
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
 
 class _Event:
     """Set by one process, once: a byte in a pipe, which nobody takes out."""
@@ -73,6 +67,9 @@ class LoaderQueue(_Queue):
     the place of a batch that cannot be sent comes the reason.
     """
 
+    _reader: Connection
+    _writer: Connection
+
     def __init__(self, context: LoaderContext) -> None:
         super().__init__(ctx=context)
         self._theirs: list[Connection] = []
@@ -80,7 +77,7 @@ class LoaderQueue(_Queue):
         self._from_them: list[Connection] = []
 
     def __getstate__(self) -> Any:
-        state = super().__getstate__()
+        state: Any = super().__getstate__()
         mine, theirs = Pipe(duplex=False)
         self._from_them.append(mine)
         self._theirs.append(theirs)
