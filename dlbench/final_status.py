@@ -25,11 +25,20 @@ VARIABLE = "DLBENCH_STATUS_FD"
 STEP, TIME = b"@step@", b"@time@"
 """Stand in the text for what is noted beside it."""
 
+_EPOCH_S = time.time() - time.monotonic()
 _SIZE = 1 << 16
 _NAME = "dlbench-status"
 # Last step begun, seconds since 1970 of the last sign of life, bytes of path and text (0: nothing is to be written).
 _STEP, _TIME, _LENGTHS = struct.Struct("=q"), struct.Struct("=d"), struct.Struct("=II")
 _STEP_AT, _TIME_AT, _LENGTHS_AT, _TEXT_AT = 0, 8, 16, 24
+
+
+def wall_time() -> float:
+    """Seconds since 1970, counted on from the start of this process.
+
+    What a process says later is so never older than what it said before, though somebody sets the clock meanwhile.
+    """
+    return _EPOCH_S + time.monotonic()
 
 
 class FinalStatus:
@@ -71,7 +80,7 @@ class FinalStatus:
 
     def lives(self) -> None:
         """A sign of life."""
-        _TIME.pack_into(self._memory, _TIME_AT, time.time())
+        _TIME.pack_into(self._memory, _TIME_AT, wall_time())
 
     def say(self, path: bytes, text: bytes) -> None:
         """What is to be written, and where, if this process ends without a word; `STEP` and `TIME` are filled in."""

@@ -19,14 +19,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NoReturn
 
 from dlbench import process_tree
-from dlbench.final_status import FinalStatus, offered
+from dlbench.final_status import FinalStatus, offered, wall_time
 
 GRACE_S = 1.0
 """What a program and its descendants have between SIGTERM and SIGKILL. mpirun gives as much to what it started."""
@@ -86,7 +85,7 @@ class Supervisor:
             self._become_program(environment, supervisor, mask)
         try:
             is_told = self._wait()
-            ended_at = time.time()
+            ended_at = wall_time()
             if not is_told and not self._is_launcher:
                 self._tell(ended_at)
             grace_s = self._grace_s if is_told or self._is_launcher else AFTER_S

@@ -9,6 +9,8 @@ import math
 import re
 from datetime import UTC, datetime
 
+from dlbench.final_status import wall_time
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FACTORS = {
     "": 1,
@@ -145,8 +147,8 @@ def utf8_text(text: str) -> str:
 
 
 def utc_now() -> str:
-    """The time now as ISO 8601 in UTC, to the microsecond; texts of it sort by time."""
-    return utc_text(datetime.now(UTC))
+    """The time now (`wall_time`) as ISO 8601 in UTC, to the microsecond; texts of it sort by time."""
+    return utc_text(datetime.fromtimestamp(wall_time(), UTC))
 
 
 def utc_text(moment: datetime) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from dlbench.final_status import FinalStatus, offered
+from dlbench.final_status import TIME, FinalStatus, offered
 
 # A program that notes how far it is, as a rank does, and then does what stands at the end.
 RANK = """
@@ -61,3 +62,18 @@ def test_a_text_that_was_cut_off_is_not_written(tmp_path: Path) -> None:
     assert found is not None
     found.say(b"/x", b"text")
     assert final.left() == (b"/x", b"text")
+
+
+def test_no_word_of_a_rank_is_older_than_its_last_though_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    final = FinalStatus.make()
+    final.say(b"/nowhere/status.json", TIME)
+    told = []
+    for seconds in (0, -3600, 86_400, -86_400):
+        now = time.time() + seconds
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda now=now: now)
+            final.lives()
+        left = final.left()
+        assert left is not None
+        told.append(left[1])
+    assert told == sorted(told)

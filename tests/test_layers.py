@@ -23,7 +23,7 @@ PAGE = READING | {"report", "costs"}
 # Room -> rooms it may import (itself included implicitly). The table of docs/architecture.md.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "units": {"errors"},
+    "units": {"errors", "final_status"},
     "bundled": {"errors"},
     "pool": {"errors"},
     "confidential": set(),

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.records.files import json_text, write_result
+from dlbench.records.record import Environment
 from dlbench.specs.base import Count, RunName, Spec
 from dlbench.specs.plan import AxisValue
 
@@ -47,7 +48,7 @@ class BaselinePoint(Spec):
     sample_unit: str = Field(description="What a sample is, in the plural.")
     notice: str = Field(description="What the workload must not be mistaken for.")
     tags: dict[str, str] = Field(description="Tags that all runs share, e.g. commit.")
-    environment: dict[str, str] = Field(description="What all runs recorded alike of their environment.")
+    environment: Environment = Field(description="What all runs recorded alike of their environment.")
     doubts: tuple[str, ...] = Field((), description="Why its runs are no clean repeats of each other, in sentences.")
     runs: tuple[BaselineRun, ...] = Field(min_length=1, description="The runs, in the order of their names.")
 

@@ -21,9 +21,10 @@ from typing import IO
 
 from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
+from dlbench.final_status import wall_time
 from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, names_a_cause, stopped_among
 from dlbench.jobs.scripts import launch
-from dlbench.records.status import PROGRESS_MARK
+from dlbench.records.status import PEER_MARK, PROGRESS_MARK
 from dlbench.units import utc_text
 
 GRACE_S = 10.0
@@ -133,7 +134,7 @@ class RankProcesses:
             if deadline is None:
                 failed = [index for index, p in enumerate(self._processes) if p.poll() not in (None, 0)]
                 if failed:
-                    self._first_failure = self._cause(failed), time.time()
+                    self._first_failure = self._cause(failed), wall_time()
                     self.stopped = stopped_among(self._living())
                     deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
@@ -206,9 +207,10 @@ class RankProcesses:
         if told is not None and told[0] not in {rank for _, rank, _ in self._ended}:
             return self._ending(told[0], -told[1], at, log)
         if code > 0 and not names_a_cause(self._lines_of(index)):
-            # One that lost the cause may end sooner than the cause itself.
-            named = (end for end in ends if end[2] > 0 and names_a_cause(self._lines_of(end[1])))
-            at, index, code = next(named, ends[0])
+            # One that lost the cause may end sooner than the cause itself, or by a clock that is behind.
+            named = [end for end in ends if end[2] > 0 and names_a_cause(self._lines_of(end[1]))]
+            is_lost = any(PEER_MARK in line for line in self._lines_of(index))
+            at, index, code = next(iter([*named, *(end for end in ends if is_lost and end[2] < 0), ends[0]]))
         is_rank = self._are_ranks or (at, index, code) in self._ended
         return self._ending(index if is_rank else None, code, at, log)
 
@@ -220,7 +222,7 @@ class RankProcesses:
         failed = [index for index, p in enumerate(self._processes) if p.returncode]
         if not failed:
             return []
-        first, at = self._first_failure or (self._cause(failed), time.time())
+        first, at = self._first_failure or (self._cause(failed), wall_time())
         told = {rank for _, rank, _ in self._ended}
         if self._ended and (self._processes[first].returncode >= 0 or first in told):
             return sorted(self._ended)

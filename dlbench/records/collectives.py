@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from dlbench.records.record import Environment
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, RunName, Spec
 from dlbench.specs.collectives.plan import Collective
@@ -63,4 +64,4 @@ class CommRecord(Spec):
     load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     not_measured: tuple[str, ...] = Field((), description="What was asked for and cannot be had here, with the reason.")
     warnings: tuple[str, ...] = Field((), description="Reasons for doubt, each a sentence.")
-    environment: dict[str, str] = Field(description="Environment of rank 0, by name.")
+    environment: Environment = Field(description="Environment of rank 0, by name.")

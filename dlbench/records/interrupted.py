@@ -13,7 +13,8 @@ from pydantic import Field
 
 from dlbench.opening import read_json
 from dlbench.records.files import write_json
-from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.folder import RunFolder
+from dlbench.records.status import MAX_BYTES
 from dlbench.specs.base import Count, CountOrZero, Spec
 from dlbench.units import utc_now
 
@@ -49,7 +50,7 @@ def last_attempt(folder: RunFolder) -> Interrupted | None:
     """How the attempt before this one ended; None where there was none, or it was killed."""
     before = RunFolder(folder.path / f"attempt-{attempt_of(folder) - 1:04d}")
     try:
-        return Interrupted.model_validate(read_json(before.interrupted, MAX_JSON))
+        return Interrupted.model_validate(read_json(before.interrupted, MAX_BYTES))
     except (OSError, ValueError):
         return None
 

@@ -5,7 +5,7 @@ Statistics are not here: raw values are kept (step files), numbers are made by `
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,10 @@ class Check(Spec):
     name: str = Field(description="What was checked.")
     passed: Flag = Field(description="Whether it held.")
     detail: str = Field(description="The evidence, or what went wrong.")
+
+
+Environment = Annotated[dict[str, str], Field(max_length=10_000)]
+"""Facts by name. A machine has some hundred; a million of another's file would keep a report busy for minutes."""
 
 
 class Setting(Spec):
@@ -242,7 +246,7 @@ class Record(Spec):
     inert: tuple[str, ...] = Field(
         (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."
     )
-    environment: dict[str, str] = Field(description="Environment of rank 0, by name.")
+    environment: Environment = Field(description="Environment of rank 0, by name.")
     environment_differences: tuple[str, ...] = Field((), description="Where other ranks' environment differs.")
 
     @property

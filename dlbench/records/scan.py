@@ -21,7 +21,7 @@ from dlbench.records.interrupted import Interrupted
 from dlbench.records.job.accounting import RunAccounting
 from dlbench.records.job.log import seen_in_log, told_in_log
 from dlbench.records.record import RankResult, Record
-from dlbench.records.status import Failure, RankStatus, read_statuses
+from dlbench.records.status import MAX_BYTES, Failure, RankStatus, read_statuses
 from dlbench.records.story import told_failure
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
@@ -289,7 +289,7 @@ def _read(folder: RunFolder) -> Run:
         record=record,
         statuses=statuses,
         failure=failure,
-        interrupted=load_file(folder.interrupted, Interrupted) if record is None else None,
+        interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         told=told_in_log(folder, plan.run_id) if record is None else "",
         watch_cost=watch_cost,
@@ -327,17 +327,17 @@ def read_failure(folder: RunFolder) -> Failure | None:
     Raises:
         IncompleteDataError: the file is damaged.
     """
-    return load_file(folder.failure, Failure)
+    return load_file(folder.failure, Failure, MAX_BYTES)
 
 
-def load_file(path: Path, model: type[ModelT]) -> ModelT | None:
-    """A JSON file as what it should be; None if there is no such file.
+def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT | None:
+    """A JSON file of at most `limit` bytes as what it should be; None if there is no such file.
 
     Raises:
         IncompleteDataError: it is damaged.
     """
     try:
-        return model.model_validate(read_json(path, MAX_JSON))
+        return model.model_validate(read_json(path, limit))
     except FileNotFoundError:
         return None
     except ValidationError as error:

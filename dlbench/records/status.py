@@ -30,7 +30,7 @@ _ROOM_BYTES = 4096
 """One block and one inode of most file systems, which is what `failure.json` takes."""
 
 MAX_BYTES = 1 << 20
-"""Of a file of statuses at most: it holds one line of each rank of a node."""
+"""Of a file of statuses at most, which holds one line of each rank of a node, and of one that says why a run ended."""
 
 _STATUS = re.compile(r"(rank|node)-.*\.status\.json", re.DOTALL)
 

@@ -15,6 +15,7 @@ from dlbench.jobs.submission import Submission
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import write_interrupted
+from dlbench.records.status import RankStatus, write_status
 from tests.support.programs import Program
 from tests.support.run_factory import plans, write_unfinished
 
@@ -82,3 +83,26 @@ def test_a_run_whose_job_is_over_is_not_followed_for_ever(
             write_interrupted(run, 3, None)
 
     assert follow(monkeypatch, run, over, lambda: None, lambda: None) == ["first attempt, step 1"]
+
+
+def test_a_job_that_goes_on_without_its_ranks_is_told(run: RunFolder, program: Program) -> None:
+    """Slurm does not notice that the daemon which started them was killed: their supervisors said the last word."""
+    program("squeue", "echo '7|RUNNING|N/A|None||/r'")
+    status = RankStatus(
+        rank=0,
+        host="n1",
+        pid=1,
+        stage="measuring",
+        step=12,
+        updated="2026-03-01T12:00:09.000000Z",
+        source="supervisor",
+    )
+    told = CliRunner().invoke(command_line, ["status", str(run.path)])
+    assert told.stdout.splitlines()[0].startswith("RUNNING ")
+    assert "vanished" not in told.stdout
+    write_status(run, status)
+    told = CliRunner().invoke(command_line, ["status", str(run.path)])
+    assert told.stdout.splitlines()[0].startswith("RUNNING ")
+    assert (
+        "rank 0 on n1 vanished at step 12 (measuring), and its job goes on: if it does not end, `dlbench" in told.stdout
+    )

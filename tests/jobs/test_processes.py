@@ -21,6 +21,7 @@ from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import RankProcesses
 from dlbench.jobs.scripts import launch
 from dlbench.records.folder import RunFolder, create, prepare_output
+from dlbench.records.status import PEER_MARK
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
 from tests.jobs.test_jobs import plan_of
@@ -77,6 +78,19 @@ def test_the_first_failure_is_named_though_its_end_takes_longer(leftovers: Lefto
     ranks.close([str(leftovers.folder)])
     assert ending_of(ranks, tmp_path, told=(0, 9)) == "rank 1 was the first to end, by signal SIGKILL"
     assert "DLBENCH" not in (tmp_path / "1.log").read_text()
+    assert leftovers.within() == []
+
+
+def test_who_lost_another_rank_is_not_the_cause_though_it_ended_earlier_by_its_clock(
+    leftovers: Leftovers, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    killed = f"touch {ready}; sleep 0.3; kill -KILL $$"
+    lost = f"while ! [ -e {ready} ]; do sleep 0.01; done; echo '{PEER_MARK}'; exit 3"
+    ranks = ranks_of(leftovers, tmp_path, ["sh", "-c", killed], ["sh", "-c", lost])
+    ranks.wait(never)
+    ranks.close([str(leftovers.folder)])
+    assert ending_of(ranks, tmp_path) == "rank 0 was the first to end, by signal SIGKILL"
     assert leftovers.within() == []
 
 

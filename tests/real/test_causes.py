@@ -153,7 +153,8 @@ SMALL = "mount -t tmpfs -o size={size} none /dev/shm"
 
 
 MEASURING = "grep -qs measuring runs/*/node-0000.status.json"
-SEMAPHORES = "ls /dev/shm/sem.mp-*"
+OURS = "[ $p/cwd -ef . ] && grep -qs ^python $p/comm"
+LOADERS = f"for p in /proc/[0-9]*; do {OURS} && grep -qs forkserver $p/cmdline && break; done"
 
 
 def filled(path: str, when: str = MEASURING) -> str:
@@ -171,7 +172,7 @@ def filled(path: str, when: str = MEASURING) -> str:
     [
         SMALL.format(size="256k"),
         # When loader processes start: later they need no more, as batches use the memory of earlier ones.
-        f"{SMALL.format(size='8m')}; {filled('/dev/shm/x', SEMAPHORES)}",
+        f"{SMALL.format(size='8m')}; {filled('/dev/shm/x', LOADERS)}",
     ],
     ids=["small", "full"],
 )
@@ -184,6 +185,24 @@ def test_shared_memory_that_is_too_small_ends_a_run_at_once(tmp_path: Path, scri
     assert "/dev/shm" in done.stderr
     assert "make it larger (containers: --shm-size)" in done.stderr
     assert time.monotonic() - began < 120  # the stall limit is 600
+
+
+KILL_ALL = f"for p in /proc/[0-9]*; do {OURS} && kill -9 ${{p#/proc/}}; done"
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0.0, 0.2, 1.0, 5.0])
+def test_all_killed_at_once_leave_nothing_in_shared_memory(tmp_path: Path, wait_s: float) -> None:
+    """Launcher, supervisors, ranks, loader processes and resource trackers, some time after the first loader."""
+    data = images(tmp_path / "images")
+    await_loader = f"for i in {{1..12000}}; do {LOADERS} && break; sleep 0.01; done"
+    kill = f"(set +e; {await_loader}; sleep {wait_s}; for i in 1 2 3; do {KILL_ALL}; done) > /dev/null 2>&1 &"
+    script = f"{SMALL.format(size='256m')}; {kill} trap 'wait; ls /dev/shm > left' EXIT"
+    loaders = ("--set", "data.loader_workers=2", "--set", "measure.measured_steps=100000")
+    done = in_namespace("-m", script, "resnet50", *DDP, *loaders, "--data", data, cwd=tmp_path)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert (tmp_path / "left").read_text() == ""
 
 
 @pytest.mark.nightly

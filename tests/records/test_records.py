@@ -897,6 +897,22 @@ def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
             assert (content["format"], content["version"]) == (name, 1)
 
 
+def test_a_file_larger_than_any_of_its_kind_is_damaged_before_it_is_read(tmp_path: Path) -> None:
+    """A reason of 50 MB kept `status` busy for minutes, a million facts `report`."""
+    (plan, other) = run_factory.plans(points=(1,), repeats=2)
+    failed = write_unfinished(tmp_path, plan)
+    content = {"format": "dlbench.failure", "version": 1, "reason": "x" * (1 << 20)}
+    failed.failure.write_text(json.dumps(content))
+    folder = write_run(tmp_path, other, constant([1.0] * 6))
+    record = json.loads(folder.record.read_text())
+    edit_json(folder.record, environment={f"variable.V{number}": "1" for number in range(10_001)})
+    problems = scan(tmp_path).problems
+    assert [problem for problem in problems if "failure.json: damaged: is larger than 1048576 bytes" in problem]
+    assert [problem for problem in problems if "record.json: damaged: environment: " in problem]
+    edit_json(folder.record, environment=record["environment"])
+    assert [run.state for run in scan(tmp_path).runs] == ["valid"]
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"job_id": 5}', "null", "[" * 100_000, '{"version": 2}'])
 def test_a_damaged_submission_is_named(tmp_path: Path, content: str) -> None:
     folder = RunFolder(tmp_path)

@@ -16,6 +16,7 @@ from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus
+from dlbench.records.story import told_failure
 from dlbench.sharing import WithheldError
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
@@ -171,6 +172,10 @@ def _expected(run: LaunchedRun, submission: Submission, told: QueuedJob) -> str:
         parts = [f"({told.reason})"] * bool(told.reason) + [told.advice] * bool(told.advice)
         parts += [f"expected start {told.starts}"] * bool(told.starts)
         return " ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+    vanished = [status for status in run.statuses if status.source == "supervisor"]
+    if vanished:  # e.g. with the daemon of Slurm's that started them, which Slurm itself does not notice
+        why = told_failure(vanished, None, run.counted)
+        return f"{why}, and its job goes on: if it does not end, `dlbench cancel` ends it"
     if submission.runs and not run.statuses:
         return (
             f"no rank has said anything yet; the {len(submission.runs)} runs of job {submission.job_id} go one after "

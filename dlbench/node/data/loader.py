@@ -7,7 +7,6 @@ processes read ahead across their border.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import time
@@ -28,7 +27,6 @@ from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.exchange import SampleExchange
 from dlbench.node.data.slots import MadeSlots, NoRoomError, Slots
-from dlbench.node.preflight import SHARED_MEMORY
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 Batch = dict[str, torch.Tensor]
@@ -185,24 +183,6 @@ def fetch_batches(
         generator=torch.Generator(),
     )
     return loader if slots is None else _Slotted(loader, slots)
-
-
-def begun(batches: Iterable[Fetched]) -> Iterator[Fetched]:
-    """A pass over batches, its loader processes started.
-
-    Raises:
-        EnvironmentLacksError: there is no room for the semaphores of their queues.
-    """
-    try:
-        return iter(batches)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
-            raise
-        # What the C library's semaphores lie in is not in its error.
-        raise EnvironmentLacksError(
-            f"loader processes cannot be started: {SHARED_MEMORY}: {error.strerror}; make it larger (containers: "
-            "--shm-size), or lower data.loader_workers"
-        ) from error
 
 
 class _Passes:
@@ -403,7 +383,7 @@ class LoadedSource:
             persistent=epoch_by_epoch,
             in_slots=in_slots,
         )
-        self._fetched: Iterator[Fetched] | None = begun(self._loader)
+        self._fetched: Iterator[Fetched] | None = iter(self._loader)
         if pin_memory:
             RankCores().keep_to_rest(loader_workers)
         self._looked: deque[Read] = deque()
@@ -427,7 +407,7 @@ class LoadedSource:
     def begin_epoch(self) -> None:
         """Begins to read the next epoch, where `is_between_epochs`; asking for a batch does it, too."""
         if self.is_between_epochs:
-            self._fetched = begun(self._loader)
+            self._fetched = iter(self._loader)
 
     def epoch_reads(self) -> list[EpochReads]:
         """What was read for the batches handed out so far, epoch by epoch."""
@@ -556,7 +536,7 @@ class EvaluationSource:
         Raises:
             UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
-        self._iterator = begun(self._loader)
+        self._iterator = iter(self._loader)
         while (batch := self._ledger.take(self._iterator)) is not None:
             if batch:
                 yield batch

@@ -12,13 +12,26 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.bench.faults import contents, files, histories, paths, processes, strangers, streams, surroundings
+from tests.bench.faults import (
+    clocks,
+    contents,
+    files,
+    histories,
+    paths,
+    processes,
+    samples,
+    strangers,
+    streams,
+    surroundings,
+)
 from tests.bench.faults.catalogue import Fault
-from tests.bench.faults.workshop import CannotPlantError, DidNotHoldError, Workshop
+from tests.bench.faults.workshop import CannotPlantError, DidNotHoldError, Workshop, own_shared_memory
 from tests.bench.figures import Figure
 
 FAMILIES: dict[str, Callable[[], Iterator[Fault]]] = {
     "processes": processes.faults,
+    "samples": samples.faults,
+    "clocks": clocks.faults,
     "files": files.faults,
     "streams": streams.faults,
     "paths": paths.faults,
@@ -37,6 +50,7 @@ def figures() -> Iterator[Figure]:
 
 def family_figures(family: str) -> Iterator[Figure]:
     """How many faults of one family held, and which did not."""
+    own_shared_memory()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         shop = Workshop(Path(folder))
         shop.prepare()

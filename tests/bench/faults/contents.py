@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from dlbench.records.record import Record
 from dlbench.specs.plan import RunPlan
 from tests.bench.faults.catalogue import Fault
-from tests.bench.faults.workshop import CannotPlantError, DidNotHoldError, Workshop, short
+from tests.bench.faults.workshop import RUN_S, CannotPlantError, DidNotHoldError, Workshop, short
 
 HOSTILE = {
     "an escape sequence": "ev\x1b]0;pwn\x07il",
@@ -104,7 +104,7 @@ def _checkpoint(name: str, kind: str, shop: Workshop) -> None:
     path = shop.folder(name) / source.name
     path.write_bytes(_spoilt(source.read_bytes(), kind))
     words = ("run", "bert", "--preset", "ci", "--engine", "single", "--data", "synthetic", *short(6))
-    done = shop.call(*words, "--resume", path, "--out", path.parent / "runs", limit_s=120)
+    done = shop.call(*words, "--resume", path, "--out", path.parent / "runs", limit_s=RUN_S)
     done.require((2, 4), path.name)
 
 
@@ -112,7 +112,7 @@ def _made(shop: Workshop) -> Path:
     out = shop.root / "checkpoints"
     if not out.exists():
         words = ("run", "bert", "--preset", "ci", "--engine", "single", "--data", "synthetic", *short(4))
-        shop.call(*words, "--set", "checkpoint.every_steps=2", "--out", out, limit_s=120).require((0,))
+        shop.call(*words, "--set", "checkpoint.every_steps=2", "--out", out, limit_s=RUN_S).require((0,))
     found = sorted(out.glob("*/checkpoints/*.safetensors"))
     if not found:
         raise CannotPlantError("no checkpoint was written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -11,7 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.faults.catalogue import Fault
-from tests.bench.faults.workshop import NOBODY, WITHOUT_RIGHTS, CannotPlantError, DidNotHoldError, Workshop
+from tests.bench.faults.workshop import (
+    NOBODY,
+    RUN_S,
+    WITHOUT_RIGHTS,
+    CannotPlantError,
+    DidNotHoldError,
+    Workshop,
+    short,
+)
 
 FILES: dict[str, Sequence[str]] = {
     "plan.json": ("status", "report"),
@@ -80,6 +89,43 @@ _TORN = {("rank-0001.spans", "truncated")}
 
 _MAY_BE_ABSENT = ("failure.json", "submission.json")
 
+OTHER_NAMES = (
+    *("attempt-0001", "checkpoints", "clock.json", "interrupted.json", "job.sbatch", "launch.log", "launch.sh"),
+    *("node-0001.samples", "node-0001.status.json", "rank-0000.log", "rank-0002.spans", "rank-0002.status.json"),
+    *("rank-0002.steps", "rendezvous.json", "slurm-1.out", "watch-cost.json", "accounting.json", "anything"),
+)
+"""What may lie in a run's folder, too."""
+
+
+def _long_reason(run: Path) -> str:
+    (run / "record.json").unlink()
+    content = {"format": "dlbench.failure", "version": 1, "reason": "x y " * (50 << 18), "rank": 0, "at": ""}
+    (run / "failure.json").write_text(json.dumps(content), encoding="utf-8")
+    return "failure.json"
+
+
+def _many_facts(run: Path) -> str:
+    content = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    content["environment"] |= {f"variable.NUMBER_{number}": "1" for number in range(10**6)}
+    (run / "record.json").write_text(json.dumps(content), encoding="utf-8")
+    return "record.json"
+
+
+def _renamed(file: str, run: Path) -> str:
+    """The file of another run of the same request."""
+    content = json.loads((run / file).read_text(encoding="utf-8"))
+    content["run_id"] = content["run_id"][:-2] + "99"
+    (run / file).write_text(json.dumps(content), encoding="utf-8")
+    return file
+
+
+_LARGE_OR_FOREIGN: dict[str, Callable[[Path], str]] = {
+    "failure.json with a reason of 50 MB": _long_reason,
+    "record.json with a million facts of the environment": _many_facts,
+    "record.json of another run": partial(_renamed, "record.json"),
+    "plan.json of another run": partial(_renamed, "plan.json"),
+}
+
 
 def faults() -> Iterator[Fault]:
     """Every file in every form."""
@@ -89,6 +135,11 @@ def faults() -> Iterator[Fault]:
                 continue
             name = f"{file}: {mutation}"
             yield Fault(family="files", name=name, replay=partial(_damaged, name, file, mutation))
+    for kind in _LARGE_OR_FOREIGN:
+        yield Fault(family="files", name=kind, replay=partial(_large_or_foreign, kind))
+    for command in ("status", "report", "diagnose", "logs", "cost", "trace", "run"):
+        name = f"named pipes of every other name: {command}"
+        yield Fault(family="files", name=name, replay=partial(_pipes, name, command))
     for file in FILES:
         if file not in _MAY_BE_ABSENT:
             name = f"{file}: may not be read"
@@ -113,6 +164,28 @@ def _damaged(name: str, file: str, mutation: str, shop: Workshop) -> None:
             done.require((0, 4))
         else:
             done.require((4,), file)
+
+
+def _large_or_foreign(kind: str, shop: Workshop) -> None:
+    out, run = shop.copy(kind)
+    file = _LARGE_OR_FOREIGN[kind](run)
+    for command in ("status", "report", "diagnose"):
+        # Which of two files that name different runs is the wrong one nobody can tell.
+        shop.call(command, out).require((4,), file if file != "plan.json" else "record.json", "damaged")
+
+
+def _pipes(name: str, command: str, shop: Workshop) -> None:
+    """Nobody writes to them: who opens one as a file waits for ever."""
+    out, run = shop.copy(name)
+    for other in OTHER_NAMES:
+        (run / other).unlink(missing_ok=True)
+        os.mkfifo(run / other)
+    if command == "run":
+        words = ("run", "bert", "--preset", "ci", "--engine", "single", "--data", "synthetic", *short(2), "--out", out)
+        shop.call(*words, limit_s=RUN_S).require((0,))
+        return
+    done = shop.call(*(_words(command, out, run) if command not in ("logs", "cost") else (command, run)))
+    done.require((0, 2, 4, 6))
 
 
 def _unreadable(name: str, file: str, shop: Workshop) -> None:

@@ -106,7 +106,7 @@ def _index(name: str, mutation: str, shop: Workshop) -> None:
     store = copy_store(shop, name)
     shop.call("history", "list", "--store", store).require((0,), "resnet50")
     MUTATIONS[mutation](store / "index.sqlite")
-    shop.call("history", "list", "--store", store, limit_s=90).require((0,), "resnet50")
+    shop.call("history", "list", "--store", store).require((0,), "resnet50")
 
 
 def _link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:

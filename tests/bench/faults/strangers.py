@@ -19,7 +19,7 @@ from dlbench.jobs.box.host import Process, start_ticks
 from dlbench.jobs.box.state import save
 from tests.bench.faults.catalogue import Fault
 from tests.bench.faults.processes import ENGINES, await_ranks, end_by_force, train
-from tests.bench.faults.workshop import NOBODY, CannotPlantError, DidNotHoldError, Workshop, await_that, short
+from tests.bench.faults.workshop import NOBODY, RUN_S, CannotPlantError, DidNotHoldError, Workshop, await_that, short
 from tests.support.leftovers import Leftovers
 
 SECRET = "correct-horse-battery"
@@ -152,7 +152,7 @@ _BOXES: dict[str, Callable[[str, Workshop], None]] = {
 def _secret_variable(name: str, variable: str, value: str, shop: Workshop) -> None:
     out = shop.folder(name) / "runs"
     words = ("run", "bert", "--preset", "ci", "--engine", "single", "--data", "synthetic", *short(2), "--out", str(out))
-    shop.call(*words, variables={variable: value}, limit_s=120).require((0,))
+    shop.call(*words, variables={variable: value}, limit_s=RUN_S).require((0,))
     _require_absent(out, SECRET)
 
 

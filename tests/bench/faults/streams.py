@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.faults.catalogue import Fault
-from tests.bench.faults.workshop import REGRESSION, DidNotHoldError, Workshop, short
+from tests.bench.faults.workshop import REGRESSION, RUN_S, DidNotHoldError, Workshop, short
 
 COMMANDS: dict[str, Callable[[Path], Sequence[str | Path]]] = {
     "status": lambda runs: ("status", runs),
@@ -71,7 +71,7 @@ def _series(name: str, state: str, shop: Workshop) -> None:
     out = shop.folder(name) / "runs"
     words = ("run", "bert", "--preset", "ci", "--engine", "single", "--data", "synthetic", "--repeats", "2")
     script = f"cd {out.parent}; {STDERR[state]}"
-    done = shop.shell(script, *words, *short(2), "--out", out, limit_s=120)
+    done = shop.shell(script, *words, *short(2), "--out", out, limit_s=RUN_S)
     code = int((out.parent / "code").read_text()) if state == "a pipe that ended" else done.code
     if code == REGRESSION:
         raise DidNotHoldError("the series ended with 1, the code of a regression")

@@ -13,6 +13,7 @@ from tests.bench.faults.catalogue import Fault
 from tests.bench.faults.processes import require_nothing_left
 from tests.bench.faults.workshop import (
     REGRESSION,
+    RUN_S,
     CannotPlantError,
     DidNotHoldError,
     Done,
@@ -22,8 +23,6 @@ from tests.bench.faults.workshop import (
     short,
 )
 from tests.support.leftovers import Leftovers
-
-RUN_LIMIT_S = 150.0
 
 NAMES = ("profile", "platform", "statistics", "pynvml", "torch", "json")
 """Modules that a rank, a library or the sampler imports."""
@@ -49,6 +48,12 @@ def faults() -> Iterator[Fault]:
     yield Fault(family="surroundings", name="the disk fills in mid-run", replay=_full_disk)
     yield Fault(family="surroundings", name="the run's folder is removed in mid-run", replay=_removed_folder)
     yield Fault(family="surroundings", name="report under ulimit -v", replay=_address_space)
+    for blocks in (0, 1, 8):
+        name = f"run under ulimit -f {blocks}"
+        yield Fault(family="surroundings", name=name, replay=partial(_file_size, name, blocks))
+    for end in ("md", "html", "json"):
+        name = f"report -o x.{end} under ulimit -f 1"
+        yield Fault(family="surroundings", name=name, replay=partial(_file_size_of_report, name, end))
     for words in _SETTINGS:
         name = f"run {' '.join(words)!a:.60}"
         yield Fault(family="surroundings", name=name, replay=partial(_refused, words))
@@ -81,7 +86,7 @@ def _train(
     with Leftovers({**shop.environment, **(variables or {})}) as leftovers:
         given = {**leftovers.environment, **(variables or {})}
         done = shop.call(
-            *words, *short(2), *more, "--out", out, limit_s=RUN_LIMIT_S, cwd=cwd, variables=given, wrapped=wrapped
+            *words, *short(2), *more, "--out", out, limit_s=RUN_S, cwd=cwd, variables=given, wrapped=wrapped
         )
         require_nothing_left(leftovers)
     return done
@@ -139,9 +144,9 @@ def _odd_variable(name: str, engine: str, shop: Workshop) -> None:
 def _small_shared_memory(shop: Workshop) -> None:
     _require_namespaces("-m")
     wrapped = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=256k none /dev/shm && "$@"', "sh")
-    words = ("run", *shop.training("ddp"), *short(2), "--set", "measure.stall_timeout_s=40")
+    words = ("run", *shop.training("ddp"), *short(2), "--set", "measure.stall_timeout_s=600")
     out = shop.folder("shared-memory") / "runs"
-    shop.call(*words, "--out", out, wrapped=wrapped, limit_s=35).require((3, 5), "/dev/shm")
+    shop.call(*words, "--out", out, wrapped=wrapped, limit_s=RUN_S).require((3, 5), "/dev/shm")
 
 
 def _bad_image(name: str, rank: int, shop: Workshop) -> None:
@@ -154,7 +159,7 @@ def _bad_image(name: str, rank: int, shop: Workshop) -> None:
         path.write_bytes(b"no image")
     words = ["run", *shop.training("ddp", loaders=0), *short(8), "--repeats", "2", "--out", str(folder / "runs")]
     words[words.index(str(shop.images))] = str(images)
-    shop.call(*words, limit_s=RUN_LIMIT_S).require((2,), ".jp", "0 of 2 runs valid")
+    shop.call(*words, limit_s=RUN_S).require((2,), ".jp", "0 of 2 runs valid")
 
 
 def _full_disk(shop: Workshop) -> None:
@@ -169,7 +174,7 @@ def _full_disk(shop: Workshop) -> None:
     done = shop.call(
         *("run", *shop.training("ddp"), *short(20_000), "--out", str(out)),
         wrapped=("unshare", "-m", "sh", "-c", script, "sh"),
-        limit_s=RUN_LIMIT_S,
+        limit_s=RUN_S,
     )
     done.require((3, 5), "No space left on device", "rank ", "0 of 1 runs valid")
     shop.call("status", folder).require((3, 4))
@@ -178,10 +183,10 @@ def _full_disk(shop: Workshop) -> None:
 def _removed_folder(shop: Workshop) -> None:
     out = shop.folder("removed") / "runs"
     process = shop.start("run", *shop.training("ddp"), *short(100), "--repeats", "2", "--out", out)
-    await_that(lambda: len(list(out.glob("*/rank-*.steps"))) == 2, 90, "the measured steps")
+    await_that(lambda: len(list(out.glob("*/rank-*.steps"))) == 2, RUN_S, "the measured steps")
     for path in out.iterdir():
         shutil.rmtree(path, ignore_errors=True)
-    done = finish(process, ["run"], 240)
+    done = finish(process, ["run"], RUN_S)
     done.require((3, 4), "1 of 2 runs valid")
 
 
@@ -193,6 +198,28 @@ def _address_space(shop: Workshop) -> None:
         raise DidNotHoldError("no page, and no word of it")
     if done.code == 5:
         done.require((5,), "ulimit")
+
+
+def _file_size(name: str, blocks: int, shop: Workshop) -> None:
+    """`blocks` of 512 bytes (POSIX, ulimit -f) are all that any file may have."""
+    out = shop.folder(name) / "runs"
+    with Leftovers(shop.environment) as leftovers:
+        words = ("run", *shop.training("ddp"), *short(20_000), "--out", out)
+        process = shop.start(
+            *words, variables=leftovers.environment, wrapped=("sh", "-c", f'ulimit -f {blocks}; "$@"', "sh")
+        )
+        done = finish(process, words, RUN_S)
+        require_nothing_left(leftovers)
+    done.require((2, 3, 5), "File too large")
+    shop.call("status", out).require((0, 2, 3, 4))
+
+
+def _file_size_of_report(name: str, end: str, shop: Workshop) -> None:
+    page = shop.folder(name) / f"x.{end}"
+    done = shop.shell('ulimit -f 1; "$@"', "report", shop.finished, "-o", page)
+    done.require((2, 5), page.name, "File too large")
+    if list(page.parent.iterdir()):
+        raise DidNotHoldError("a part of the report is left")
 
 
 _SETTINGS: Sequence[Sequence[str]] = (
@@ -213,7 +240,7 @@ _SETTINGS: Sequence[Sequence[str]] = (
 
 def _refused(words: Sequence[str], shop: Workshop) -> None:
     begin = ("run", "bert", "--preset", "ci", "--dry-run", "--data", "synthetic")
-    done = shop.call(*begin, *words, limit_s=40)
+    done = shop.call(*begin, *words)
     done.require((0, 2, 4))
     if len(done.errors) > 4000:
         raise DidNotHoldError(f"an error of {len(done.errors)} characters")

@@ -21,6 +21,8 @@ def faults() -> Iterator[Fault]:
     yield Fault("SIGKILL of all ranks of a node", _node, 120)
     yield Fault("SIGKILL of srun", _srun, 120)
     yield Fault("SIGKILL of the batch script's shell", _shell, 120)
+    yield Fault("SIGKILL of the slurmstepd of a node", _stepd, 180)
+    yield Fault("SIGKILL of the slurmstepds of all nodes", _all_stepds, 180)
     yield Fault("SIGSTOP of a rank (hangs)", _stopped, 180)
     yield Fault("dlbench cancel", _cancel, 120)
     yield Fault("scancel of the job", _scancel, 120)
@@ -68,6 +70,35 @@ def _srun(stage: Stage) -> str:
         with suppress(ProcessLookupError):  # of its two processes, the one may end with the other
             os.kill(pid, signal.SIGKILL)
     return stage.line("srun was ended by signal SIGKILL")
+
+
+def _stepds(stage: Stage, job: str) -> list[int]:
+    """Of the ranks' step; sorted by their numbers."""
+    stage.measuring()
+    return sorted(processes([f"slurmstepd: [{job}.0]"]))
+
+
+def _lost(stage: Stage, job: str, victims: list[int]) -> str:
+    """Slurm itself lets such a job stand until its limit: `status` has to say it, and `cancel` to end it."""
+    if not victims:
+        raise DidNotHoldError("no slurmstepd was found")
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    line = stage.line("first to end|vanished|srun was ended")
+    stage.call("cancel", stage.name, "--out", stage.out)
+    stage.until(lambda: not processes(["dlbench.node", str(stage.out)]), "all ranks are gone")
+    stage.until(lambda: "JobState=RUNNING" not in stage.site.slurm("scontrol", "show", "job", job), "the job ends")
+    return line
+
+
+def _stepd(stage: Stage) -> str:
+    job = stage.submit(*LONG)
+    return _lost(stage, job, _stepds(stage, job)[1:])
+
+
+def _all_stepds(stage: Stage) -> str:
+    job = stage.submit(*LONG)
+    return _lost(stage, job, _stepds(stage, job))
 
 
 def _shell(stage: Stage) -> str:

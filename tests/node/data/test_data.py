@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -277,11 +278,20 @@ def probe(workers: int) -> LoadedSource:
     return LoadedSource(Probe(), order, loader_workers=workers, on_bad_sample="stop")
 
 
-def test_loader_processes_have_one_thread_and_one_core_and_end() -> None:
+def in_shared_memory(pids: Iterable[int]) -> list[str]:
+    """Names in /dev/shm of what these processes map; by inodes, as glibc maps a semaphore under another name."""
+    maps = [line.split() for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    mapped = {int(words[4]) for words in maps if len(words) > 5 and words[5].startswith("/dev/shm/")}
+    return [entry.name for entry in os.scandir("/dev/shm") if entry.inode() in mapped]
+
+
+def test_loader_processes_have_one_thread_and_one_core_and_end_and_nothing_of_theirs_has_a_name() -> None:
     source = probe(2)
     seen = torch.cat([b["about"] for b in take(source, 4)])
     pids = set(seen[:, 0].tolist())
     assert len(pids) == 2
+    # What has no name stays behind no kill, whoever is killed and when.
+    assert in_shared_memory([os.getpid(), *pids]) == []
     assert set(seen[:, 1].tolist()) == {1}
     assert set(seen[:, 2].tolist()) == {1}
     assert all(map(is_alive, pids))

@@ -17,7 +17,6 @@ import multiprocessing, os, signal, time
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["dlbench.node.data.end_with_rank"])
 os.environ["DLBENCH_LOADERS_OF"] = str(os.getpid())
-locks = [context.Lock() for _ in range(3)]
 loaders = [context.Process(target=time.sleep, args=(1000,)) for _ in range(2)]
 for loader in loaders:
     loader.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, NoReturn
 
 import pytest
@@ -37,3 +38,25 @@ def test_a_batch_without_room_in_shared_memory_ends_the_rank_and_not_its_patienc
     assert FULL in str(caught.value)
     assert "--shm-size" in str(caught.value)
     assert FULL in capfd.readouterr().err  # all of it, for the log
+
+
+def put_two(queue: Any) -> None:
+    queue.put("small")
+    queue.put(b"x" * (1 << 24))
+    time.sleep(1000)
+
+
+def test_a_loader_process_killed_while_it_writes_holds_up_nobody() -> None:
+    context = LoaderContext()
+    queue: Any = context.Queue()
+    loaders = [context.Process(target=put_two, args=(queue,), daemon=True) for _ in range(2)]
+    for loader in loaders:
+        loader.start()
+    assert queue.get(timeout=60) == "small"
+    # Nobody reads what is longer than a pipe is: it is half written until it is got.
+    loaders[0].kill()
+    loaders[0].join()
+    with pytest.raises(EOFError):
+        [queue.get(timeout=60) for _ in range(4)]
+    loaders[1].kill()
+    loaders[1].join()

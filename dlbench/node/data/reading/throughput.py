@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.node.data.loader import Ledger, begun, end_workers, fetch_batches
+from dlbench.node.data.loader import Ledger, end_workers, fetch_batches
 from dlbench.node.data.reader import BatchReader, Fetched, SampleReader
 from dlbench.node.data.reading.epochs import ReadSums
 from dlbench.node.data.sharding import Key
@@ -59,7 +59,7 @@ def reading(
         pin_memory=pin_memory,
         persistent=False,
     )
-    ledger, iterator = Ledger(readers.loader_workers), begun(batches)
+    ledger, iterator = Ledger(readers.loader_workers), iter(batches)
     try:
         yield lambda: ledger.next(iterator)
     finally:
