@@ -75,6 +75,8 @@ _CLIP, _MOST = 3.0, 4.0
 _STEP = 2.0
 _NORMAL_MAD = 0.6744897501960817
 """Median of the absolute value of a standard normal."""
+_RAMP = 50.0
+"""As `_STEP`, where a ramp and steps are held against each other: what is compared may be many scatters high."""
 _SHORTEST = 20
 """Nights of the shortest stretches that are looked at for candidates."""
 _RAMP_ENDS = 20
@@ -244,6 +246,7 @@ def detect(values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effec
     places = _candidates(logs, evidence)
     seen: set[tuple[int, ...]] = set()
     known: dict[tuple[int, int, int], _Tested] = {}
+    tested: list[_Tested] = []
     while places:
         ends = [0, *places, len(logs)]
         tested = []
@@ -268,10 +271,10 @@ def detect(values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effec
             ]
             key = tuple(sorted([*places, *further]))
         if key in seen or key == tuple(places):
-            return _shaped(logs, places, tested)
+            break
         seen.add(key)
         places = list(key)
-    return []
+    return _with_drifts(logs, _shaped(logs, places, tested), evidence, min_effect)
 
 
 def detect_together(histories: Sequence[Sequence[float]], *, evidence: float = MIN_EVIDENCE) -> list[list[Found]]:
@@ -404,8 +407,13 @@ class _Changes:
     a[:-1].b[1:]) - r^2 (a[0] b[0] + a[-1] b[-1])) / (1 - r^2), so the sums are made once for all r.
     """
 
-    def __init__(self, shapes: Array) -> None:
-        """`shapes`: m x k x n: m changes of n nights, each of k columns that are added to the level, from 0 to 1."""
+    def __init__(self, shapes: Array, variance: float = _STEP) -> None:
+        """Sums that are the same for all nights.
+
+        Args:
+            shapes: m x k x n: m changes of n nights, each of k columns that are added to the level, from 0 to 1.
+            variance: of the prior of a column's height, in units of the scatter's.
+        """
         import numpy as np
 
         self.shapes = shapes
@@ -414,9 +422,9 @@ class _Changes:
         self.with_level = self._product(shapes, np.ones(n))
         gram = self._product(shapes[:, :, None], shapes[:, None])
         gram = gram - self.with_level[..., None] * self.with_level[..., None, :] / self.level[..., None, None]
-        posterior = gram + np.eye(shapes.shape[1]) / _STEP
+        posterior = gram + np.eye(shapes.shape[1]) / variance
         self.inverse = np.linalg.inv(posterior)
-        self.size = np.linalg.slogdet(posterior * _STEP)[1] / 2
+        self.size = np.linalg.slogdet(posterior * variance)[1] / 2
         self.common = -(n - 1) / 2 * np.log(1 - _moods()[0][:, None] ** 2) - np.log(self.level) / 2
 
     @staticmethod
@@ -494,9 +502,13 @@ def _test(logs: Array, start: int, end: int) -> _Tested:
     if not nights.any():
         return _Tested(start + MIN_SEGMENT, -math.inf, 0.0, start + MIN_SEGMENT, start + MIN_SEGMENT, 0.0)
     factors = _steps(len(part)).log_factors(nights)
-    place = int(factors.argmax()) + MIN_SEGMENT
     evidence = float(np.logaddexp.reduce(factors))
-    chances = np.cumsum(np.exp(factors - evidence))
+    if evidence > 0 and np.abs(nights).max() >= _MOST:
+        # Where a clear step lies is clearest in all of its height.
+        factors = _steps(len(part)).log_factors(_drawn_in(part))
+    place = int(factors.argmax()) + MIN_SEGMENT
+    whole = float(np.logaddexp.reduce(factors))
+    chances = np.cumsum(np.exp(factors - whole))
     earliest, latest = (int(np.searchsorted(chances, share)) + MIN_SEGMENT for share in (0.025, 0.975))
     return _Tested(
         place=start + place,
@@ -504,7 +516,7 @@ def _test(logs: Array, start: int, end: int) -> _Tested:
         effect=float(np.median(part[place:, None] - part[:place])),
         earliest=start + min(earliest, place),
         latest=start + max(min(latest, len(part) - MIN_SEGMENT), place),
-        spread=evidence - float(factors.max()),
+        spread=whole - float(factors.max()),
     )
 
 
@@ -555,8 +567,26 @@ def _shaped(logs: Array, places: Sequence[int], tested: Sequence[_Tested]) -> li
     return made
 
 
+def _with_drifts(logs: Array, found: Sequence[Found], evidence: float, min_effect: float) -> list[Found]:
+    """The changes, and drifts between them so even that no step in them stands out."""
+    from scipy.stats import theilslopes
+
+    made = list(found)
+    ends = [0, *itertools.chain.from_iterable((one.index, one.end) for one in found), len(logs)]
+    for start, stop in zip(ends[::2], ends[1::2], strict=True):
+        if stop - start < 2 * MIN_DRIFT:
+            continue
+        odds, index, end = _ramp(logs, start, stop, ())
+        if odds > math.log(evidence / MIN_EVIDENCE):
+            rise = float(theilslopes(logs[index:end]).slope) * (end - 1 - index)
+            if abs(rise) >= math.log1p(min_effect):
+                certain = math.exp(min(odds, 700.0)) * MIN_EVIDENCE
+                made.append(Found(index, end, certain, "drift", index + 1, end - 1))
+    return sorted(made, key=lambda one: one.index)
+
+
 def _ramp(logs: Array, start: int, end: int, tested: Sequence[_Tested]) -> tuple[float, int, int]:
-    """Logarithm of how much likelier one ramp is than these steps; the likeliest ramp's first night, and its end."""
+    """Logarithm of how much likelier a ramp is than these steps, or than no change; its first night, and its end."""
     import numpy as np
 
     n = end - start
@@ -564,14 +594,16 @@ def _ramp(logs: Array, start: int, end: int, tested: Sequence[_Tested]) -> tuple
     # Flat ends shorter than a level are part of the drift.
     grid = grid[(grid == 0) | (grid == n - 1) | ((grid >= MIN_SEGMENT) & (grid < n - MIN_SEGMENT))]
     pairs = [(int(a), int(b)) for a in grid for b in grid if b - a >= MIN_DRIFT - 1]
-    if not pairs or tested[0].place <= start:
-        return -math.inf, start, end
     nights, time = _drawn_in(logs[start:end]), np.arange(n)
-    ramps = _Changes(np.stack([np.clip((time - a) / (b - a), 0, 1) for a, b in pairs])[:, None, :])
+    if not pairs or not nights.any() or (tested and tested[0].place <= start):
+        return -math.inf, start, end
+    ramps = _Changes(np.stack([np.clip((time - a) / (b - a), 0, 1) for a, b in pairs])[:, None, :], _RAMP)
     factors = ramps.log_factors(nights)
     a, b = pairs[int(factors.argmax())]
-    steps = _Changes(np.stack([(time >= one.place - start).astype(float) for one in tested])[None])
     # A change begins on any night with the odds of 1 to `MIN_EVIDENCE`: each further step is a further change.
     ramp = float(np.logaddexp.reduce(factors)) + math.log(n / len(pairs) / MIN_EVIDENCE)
-    rival = float(steps.log_factors(nights)[0]) + sum(one.spread - math.log(MIN_EVIDENCE) for one in tested)
+    rival = sum(one.spread - math.log(MIN_EVIDENCE) for one in tested)
+    if tested:
+        steps = _Changes(np.stack([(time >= one.place - start).astype(float) for one in tested])[None], _RAMP)
+        rival += float(steps.log_factors(nights)[0])
     return ramp - rival, start + a, start + b + 1
