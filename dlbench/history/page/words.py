@@ -286,8 +286,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Where a change lies has an interval, too (95 % of what is likely). Commits are those of the nights just "
         "outside it (tag commit, else the commit of dlbench's own checkout). A key of the environment or a tag is "
         "named where all runs of the level after have other values than all runs of the level before, nights inside "
-        "the interval left out, and keys that are new nearly every night, such as job numbers. What differs is a place to "
-        "look, not a proven cause.",
+        "the interval left out, and keys that are new nearly every night, such as job numbers. What differs is a place "
+        "to look, not a proven cause.",
     ),
     (
         "The newest nights",
