@@ -7,11 +7,9 @@ gets worse still; a further change is another one, with a later date.
 from __future__ import annotations
 
 import errno
-import getpass
 import math
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -22,10 +20,6 @@ from dlbench.opening import folder_below
 from dlbench.records.files import write_json
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Count, Name, Positive, Spec
-from dlbench.units import utc_now
-
-if TYPE_CHECKING:
-    from dlbench.history.trends.series import Change, Trend
 
 FOLDER = "acknowledged"
 MAX_REASON = 500
@@ -84,52 +78,15 @@ def read_acknowledged(store: Store) -> list[Acknowledgement]:
     return sorted(found, key=lambda one: (one.written, one.through), reverse=True)
 
 
-def acknowledge(store: Store, series: Sequence[Trend], series_id: str, day: str, reason: str) -> Acknowledgement:
-    """Writes down that a change is known.
-
-    Args:
-        store: the history.
-        series: all of them, as they stand now.
-        series_id: `Trend.id`.
-        day: of the change's first night, or the first of the drift, as `dlbench history trends` shows it.
-        reason: why it is no reason to act.
+def acknowledge(store: Store, made: Acknowledgement) -> None:
+    """Writes it into the history.
 
     Raises:
-        UserError: there is no such series or change, it is acknowledged, the reason is empty or too long, or the store
-            cannot be written.
+        UserError: the store cannot be written.
     """
-    if not reason.strip() or len(reason) > MAX_REASON:
-        raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
-    trend = next((one for one in series if one.id == series_id), None)
-    if trend is None:
-        known = ", ".join(one.id for one in series if one.changes) or "none has changes"
-        raise UserError(f"{series_id}: is no series of this history; with changes: {known}")
-    change = next((one for one in trend.changes if one.time.startswith(day) and len(day) >= len("2026-01-01")), None)
-    if change is None:
-        days = ", ".join(one.time[:10] for one in trend.changes) or "none"
-        raise UserError(f"{day}: {series_id} has no change of that day; it has: {days}")
-    if change.acknowledged is not None:
-        known = change.acknowledged
-        raise UserError(f"{day}: is acknowledged by {known.by} on {known.written[:10]}: {known.reason}")
-    return _write(store, trend, change, reason.strip())
-
-
-def _write(store: Store, trend: Trend, change: Change, reason: str) -> Acknowledgement:
-    made = Acknowledgement(
-        group=trend.group,
-        ranks=trend.ranks,
-        nodes=trend.nodes,
-        metric=trend.metric,
-        time=change.time,
-        through=change.first_after,
-        level=change.after.value,
-        ratio=change.ratio.value,
-        reason=reason,
-        by=getpass.getuser(),
-        written=utc_now(),
-    )
     stamp = "".join(letter for letter in made.written if letter.isalnum())
-    path = store.path / FOLDER / f"{trend.id}.{change.time[:10]}.{stamp}.json"
+    series = f"{made.group}-{made.ranks}-{made.nodes}-{made.metric}"
+    path = store.path / FOLDER / f"{series}.{made.time[:10]}.{stamp}.json"
     try:
         with folder_below(store.path, FOLDER, create=True):
             write_json(path, made.model_dump(mode="json"))
@@ -137,4 +94,3 @@ def _write(store: Store, trend: Trend, change: Change, reason: str) -> Acknowled
     except OSError as error:
         why = "is a link or no folder" if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.strerror or error
         raise UserError(f"{path.parent}: cannot be written: {why}") from None
-    return made
