@@ -69,8 +69,7 @@ def false_histories(histories: int, trends: int, correlation: float, kind: str =
         n=histories,
         unit="%",
         goal=f"at most {FALSE:g} %",
-        # So few histories resolve no more: not met where 5 % would be as unlikely as the interval says.
-        met=low <= FALSE,
+        met=value <= FALSE,
     )
 
 
