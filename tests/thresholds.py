@@ -90,10 +90,11 @@ THRESHOLDS = (
     ),
     Threshold(
         module="history.trends.change_points",
-        name="LEVEL",
-        decides="chance of a change point where nothing changed, before all trends are counted",
-        why="with looks every fourth night for half a year, two trends of a hundred show a false one",
-        halved="changes are named some nights later",
+        name="MIN_EVIDENCE",
+        decides="Bayes factor of a change point, before all trends are counted",
+        why="with looks every fourth night for 110 nights, six trends of a hundred whose nights resemble each other "
+        "(autocorrelation 0.5) show a false one",
+        halved="changes are named a few nights earlier, and about twice as many are none",
     ),
     Threshold(
         module="history.trends.change_points",

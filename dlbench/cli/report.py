@@ -132,11 +132,13 @@ def report(
 
 def _history(store: Path) -> TrendsReport:
     """What changed over the months of a history."""
-    require_modules("report --history", "ruptures")
+    require_modules("report --history", "scipy")
     from dlbench.cli.history.store import open_store
+    from dlbench.history.acknowledged import read_acknowledged
     from dlbench.history.page.report import trends_of
 
-    return trends_of(open_store(store, None).entries())
+    opened = open_store(store, None)
+    return trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
 
 
 def _listed(document: Document) -> str:

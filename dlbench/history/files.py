@@ -4,6 +4,7 @@
     STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
     STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process,
                                      and a random word
+    STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.acknowledged`
     STORE/index.sqlite               a cache, see `dlbench.history.index`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole
@@ -92,7 +93,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
             # Another process may be making the same one right now.
             others = {name.name for name in path.iterdir() if not name.name.startswith(".")}
-            if others - {MARKER, "runs", "partial", INDEX, f"{INDEX}.lock", f"{INDEX}-journal"}:
+            if others - {MARKER, "runs", "partial", "acknowledged", INDEX, f"{INDEX}.lock", f"{INDEX}-journal"}:
                 raise UserError(f"{path}: holds other files and is no history of runs; choose an empty folder")
             for folder in (path / "runs", path / "partial"):
                 folder.mkdir(exist_ok=True)

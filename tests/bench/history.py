@@ -16,8 +16,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from dlbench.history.trends.change_points import MIN_NIGHTS, detect
-from dlbench.history.trends.rank_sums import MIN_SEGMENT
+from dlbench.history.trends.change_points import MIN_NIGHTS, MIN_SEGMENT, detect
 from tests.bench.figures import Figure, median_interval
 
 Array = npt.NDArray[np.float64]
@@ -55,7 +54,7 @@ def figures() -> Iterator[Figure]:
 
 def dlbench(values: Array) -> list[int]:
     """First nights after each change."""
-    return [index for index, _ in detect(list(values))]
+    return [one.index for one in detect(list(values))]
 
 
 def pelt(values: Array) -> list[int]:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
+from dlbench.errors import IncompleteDataError, RunError
+from dlbench.history.acknowledged import Acknowledgement
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.page import words as trends_words
 from dlbench.history.page.document import nodes_document, trends_document
@@ -26,13 +29,14 @@ from dlbench.history.page.report import TrendsReport, trends_of
 from dlbench.history.trends.series import dated, trends
 from dlbench.history.trends.slow_months import RECENT_DAYS, slow_months
 from dlbench.reading.metrics import by_name
-from dlbench.report.document import Section
+from dlbench.report.document import Rating, Section
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.html import to_html
 from dlbench.report.formats.json import to_json
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.formats.terminal import to_text
 from dlbench.views.history.view import HistoryView
+from dlbench.views.summary.rating import rating
 from tests.support.history_factory import write_history
 
 START = datetime(2026, 1, 1, 2, tzinfo=UTC)
@@ -270,6 +274,96 @@ def test_the_newest_night_asks_to_wait() -> None:
     assert series.newest is not None
     assert series.newest.is_worse
     assert "wait for 4 or more such nights" in trends_words.newest_text(series)
+
+
+# How a history is rated, and what is acknowledged
+
+
+def rated(entries: Sequence[HistoryEntry], acknowledged: Sequence[Acknowledgement] = ()) -> Rating:
+    """As the report's card says it, where no other reference is known."""
+    report: Any = SimpleNamespace(of=lambda kind: trends_of(entries, ["step_median_s"], acknowledged))
+    point = SimpleNamespace(ranks=2, nodes=1)
+    group: Any = SimpleNamespace(points=(point,), largest=point, id="0123456789ab", all_of=lambda kind: ())
+    return rating(group, report)
+
+
+def known(entries: Sequence[HistoryEntry]) -> Acknowledgement:
+    """Somebody's word for the newest change of the one series."""
+    (trend,) = of_steps(entries).series
+    change = trend.changes[-1]
+    return Acknowledgement(
+        group=trend.group,
+        ranks=trend.ranks,
+        nodes=trend.nodes,
+        metric=trend.metric,
+        time=change.time,
+        through=change.first_after,
+        level=change.after.value,
+        ratio=change.ratio.value,
+        reason="planned",
+        by="me",
+        written="2026-06-01T00:00:00Z",
+    )
+
+
+@pytest.mark.parametrize("count", [2, 5, 11])
+def test_few_nights_are_rated_unknown_whatever_the_newest(count: int) -> None:
+    """A night three times as slow was "good: as usual"."""
+    for factor in (1.0, 3.0):
+        found = rated(course(count, step_at(count - 1, factor)))
+        assert (found.tone, found.text) == (
+            "unknown",
+            f"unknown: {count} of the 12 nights that tell what is usual",
+        )
+
+
+def test_a_level_that_became_worse_is_rated_low_until_it_is_acknowledged() -> None:
+    """However long ago; a further change is not covered, nor one that goes on."""
+    entries = course(40, step_at(15, 1.3))
+    found = rated(entries)
+    assert found.tone == "low"
+    assert re.fullmatch(r"slower: step \+(29|30|31)\.\d % since 2026-01-16, not acknowledged", found.text)
+    word = known(entries)
+    calm = rated(entries, [word])
+    assert calm.tone == "good"
+    assert "acknowledged" in calm.text
+    again = course(60, lambda night: 1.0 if night < 15 else (1.3 if night < 40 else 1.4))
+    assert rated(again, [word]).tone == "low"
+    assert "since 2026-02-10" in rated(again, [word]).text
+    assert rated(course(40, step_at(15, 1.3)), [word.model_copy(update={"ranks": 8})]).tone == "low"
+
+
+def test_a_level_that_is_mended_or_better_is_rated_good() -> None:
+    assert rated(course(30, lambda night: 1.0)) == Rating(tone="good", text="as usual in 30 nights")
+    assert rated(course(60, lambda night: 1.2 if 20 <= night < 40 else 1.0)).tone == "good"
+    assert rated(course(40, step_at(20, 0.8))).tone == "good"
+
+
+def test_an_odd_newest_night_is_no_level_yet() -> None:
+    found = rated(course(31, step_at(30, 2.0)))
+    assert found.tone == "unknown"
+    assert re.match(r"unknown: newest night (1\.9|2\.0)\dx the usual step; \d more decide", found.text)
+
+
+def test_a_slow_regression_has_no_commit_and_comes_back_when_it_goes_on() -> None:
+    def drift(count: int) -> list[HistoryEntry]:
+        return course(count, lambda night: 1 + 0.002 * max(0, night - 20), changes=drivers)
+
+    (trend,) = of_steps(drift(90)).series
+    (change,) = trend.changes
+    assert (change.shape, change.kind) == ("drift", "regression")
+    assert (change.commits_before, change.differences, change.new_hosts) == ((), (), ())
+    (slope,) = [level for level in trend.levels if level.is_drift]
+    assert slope.at_first < slope.value.value
+    assert rated(drift(90)).tone == "low"
+    word = known(drift(90))
+    assert rated(drift(90), [word]).tone == "good"
+    assert rated(drift(140), [word]).tone == "low"
+    text = " ".join(as_text(of_steps(drift(90))).split())
+    assert "slow regression" in text.lower()
+    assert "a slow change has no date" in text
+    assert "commit c" not in text
+    assert as_page(of_steps(drift(90)))
 
 
 # Slow nodes over months
@@ -544,10 +638,79 @@ def test_commands_read_a_real_store(store: Path, tmp_path: Path) -> None:
 
 
 def test_a_recent_regression_fails_and_an_old_one_does_not(store: Path) -> None:
-    failed = run_cli("trends", "--store", store, "--fail-on-regression", "14")
+    failed = run_cli("trends", "--store", store, "--fail-on-regression")
     assert failed.exit_code == 1
     assert "regression: 2026-03-15" in failed.stderr
-    assert run_cli("trends", "--store", store, "--fail-on-regression", "7").exit_code == 0
+
+
+def test_a_regression_is_named_until_somebody_acknowledges_it(store: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy)
+
+    def trends_json() -> Any:
+        (series,) = json.loads(run_cli("trends", "--store", copy, "--format", "json").stdout)["series"]
+        return series
+
+    series = trends_json()["id"]
+    shown = run_cli("trends", "--store", copy, "--where", "state=valid").stdout
+    assert f"dlbench history acknowledge {series} 2026-03-15" in " ".join(shown.split())
+    done = run_cli("acknowledge", series, "2026-03-15", "--reason", "driver 2\x1b[31m, vendor told", "--store", copy)
+    assert done.exit_code == 0, done.output
+    known = trends_json()["changes"][0]["acknowledged"]
+    assert known["reason"].startswith("driver 2")
+    assert known["by"]
+    assert known["written"].startswith("20")
+    shown = " ".join(run_cli("trends", "--store", copy).stdout.split())
+    assert "acknowledged by" in shown
+    assert "vendor told" in shown
+    assert "\x1b" not in shown
+    assert run_cli("trends", "--store", copy, "--fail-on-regression").exit_code == 0
+    again = run_cli("acknowledge", series, "2026-03-15", "--reason", "x", "--store", copy)
+    assert "is acknowledged by" in str(again.exception)
+    for note in (copy / "acknowledged").iterdir():
+        note.unlink()
+    assert run_cli("trends", "--store", copy, "--fail-on-regression").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["abc-2-1-step_median_s", "2026-03-15", "--reason", "x"], "is no series of this history; with changes: "),
+        (["SERIES", "2026-03-02", "--reason", "x"], "has no change of that day; it has: 2026-03-15"),
+        (["SERIES", "2", "--reason", "x"], "has no change of that day"),
+        (["SERIES", "2026-03-15", "--reason", " "], "--reason: must say why"),
+    ],
+)
+def test_only_what_is_there_can_be_acknowledged(store: Path, arguments: list[str], message: str) -> None:
+    series = json.loads(run_cli("trends", "--store", store, "--format", "json").stdout)["series"][0]["id"]
+    done = run_cli("acknowledge", *(series if one == "SERIES" else one for one in arguments), "--store", store)
+    assert message in str(done.exception)
+    assert not (store / "acknowledged").exists()
+
+
+@pytest.mark.parametrize("spoil", ["torn", "link", "folder"])
+def test_damaged_acknowledgements_end_it(store: Path, tmp_path: Path, spoil: str) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy)
+    folder = copy / "acknowledged"
+    if spoil == "folder":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.mkdir()
+        if spoil == "torn":
+            (folder / "a.json").write_text("{", encoding="utf-8")
+        else:
+            (folder / "a.json").symlink_to(copy / "history.json")
+    done = run_cli("trends", "--store", copy)
+    assert "acknowledged" in str(done.exception)
+    assert isinstance(done.exception, RunError if spoil == "folder" else IncompleteDataError)
+
+
+def test_too_few_nights_are_inconclusive(tmp_path: Path) -> None:
+    write_history(tmp_path / "store", [(float(day), 1.0 + day / 1000) for day in range(3)])
+    done = run_cli("trends", "--store", tmp_path / "store", "--fail-on-regression")
+    assert done.exit_code == 6
+    assert "none long enough: a change point needs 12 nights, the longest has 3" in done.stderr
 
 
 def test_where_chooses_runs(store: Path) -> None:

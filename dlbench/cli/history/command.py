@@ -11,6 +11,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("import", "importing", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
     ("list", "list_runs", "list_runs", "List the runs of a history."),
     ("trends", "trends", "trends", "Find when runs became slower or faster, and what changed then."),
+    ("acknowledge", "acknowledge", "acknowledge", "Say that a change of level is known, and why."),
     ("slow-nodes", "trends", "slow_nodes", "Show which nodes were slow, month by month."),
     ("export", "export", "export_runs", "Write runs as an archive that `import` reads."),
     ("prune", "prune", "prune", "Let old runs go, or their traces."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -17,7 +16,6 @@ from dlbench.errors import ExitCode, UserError, nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlbench.history.page.report import TrendsReport
     from dlbench.history.page.sheets import TableName
     from dlbench.history.trends.slow_months import SlowMonths
 
@@ -43,10 +41,9 @@ _OUTPUT = click.option(
 )
 @click.option(
     "--fail-on-regression",
-    type=click.IntRange(min=1, max=100_000),
-    metavar="DAYS",
-    help="End with 1 if a level became worse within so many days before the newest run, for CI. Take more days than "
-    "the 5 to 10 nights that it takes to find a change.",
+    is_flag=True,
+    help="For CI: end with 1 while a level is worse than before and nobody has acknowledged that, with 6 if no series "
+    "has the 12 nights that tell.",
 )
 @_OUTPUT
 @click.option(
@@ -65,7 +62,7 @@ def trends(
     index: Path | None,
     where: tuple[str, ...],
     metrics: tuple[str, ...],
-    fail_on_regression: int | None,
+    fail_on_regression: bool,
     output: Path | None,
     format_name: FormatName | None,
     table: TableName | None,
@@ -73,14 +70,15 @@ def trends(
     """Find when runs became slower or faster, and what changed then.
 
     Runs of one configuration, machine, rank and node count are one series; runs planned together are one night. Each
-    change point has its ratio with a 95 % interval, and the commit and environment on both sides. A series needs 12
-    nights. Ends with 0 whatever was found, unless --fail-on-regression is given; with 4 if a run is damaged.
+    change point has its ratio with a 95 % interval, and the commit and environment on both sides; slow changes are told
+    apart. A series needs 12 nights. Ends with 0 whatever was found, unless --fail-on-regression is given; with 4 if a
+    run is damaged.
 
     \b
     Examples:
       dlbench history trends
       dlbench history trends --where workload=resnet50 -o trends.html
-      dlbench history trends --fail-on-regression 21
+      dlbench history trends --fail-on-regression
     """
     if output is not None:
         check_writable(output)
@@ -88,23 +86,29 @@ def trends(
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     drawn = ("altair", "vl_convert") if chosen == "html" else ()
-    require_modules("history trends", "numpy", "pandas", "ruptures", *drawn)
-    from dlbench.history.page.document import trends_document
+    require_modules("history trends", "numpy", "pandas", "scipy", *drawn)
+    from dlbench.history.acknowledged import read_acknowledged
+    from dlbench.history.page.document import finding, trends_document
     from dlbench.history.page.report import FOLLOWED, trends_of
+    from dlbench.history.page.words import regression_text
     from dlbench.history.where import parse_where
 
     followed = _known(metrics) or FOLLOWED
-    found = trends_of(open_store(store, index).entries(parse_where(where)), followed)
+    opened = open_store(store, index)
+    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
     emit(trends_document(found), chosen, output, table or "changes")
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    recent = [] if fail_on_regression is None else _recent_regressions(found, fail_on_regression)
-    for line in recent:
-        click.echo(f"dlbench: regression: {line}", err=True)
-    if recent:
+    worse = [(one, change) for one in found.series for change in one.open_regressions] if fail_on_regression else []
+    for series, change in worse:
+        click.echo(f"dlbench: regression: {regression_text(series, change)}", err=True)
+    if worse:
         sys.exit(int(ExitCode.REGRESSION))
     if found.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
+    if fail_on_regression and not any(series.is_long_enough for series in found.series):
+        click.echo(f"dlbench: inconclusive: {finding(found)}", err=True)
+        sys.exit(int(ExitCode.INCONCLUSIVE))
 
 
 @click.command("slow-nodes")
@@ -149,7 +153,7 @@ def slow_nodes(
     chosen = format_by_suffix(output, format_name, NODES_SUFFIXES, "text")
     if exclude and chosen != "text":
         raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
-    require_modules("history slow-nodes", "numpy", "pandas", "ruptures")
+    require_modules("history slow-nodes", "numpy", "pandas", "scipy")
     from dlbench.history.page.document import nodes_document
     from dlbench.history.trends.slow_months import slow_months
     from dlbench.history.where import parse_where
@@ -188,19 +192,3 @@ def _write_option(found: SlowMonths, output: Path | None) -> None:
     write_output(f"{option}\n".encode() if option else b"", output)
     for name in found.unsafe:
         click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)
-
-
-def _recent_regressions(found: TrendsReport, days: int) -> list[str]:
-    """Regressions within so many days before the newest run, a line each."""
-    from dlbench.history.page.words import change_text, day
-    from dlbench.history.trends.series import UTC_FORMAT
-
-    if not found.as_of:
-        return []
-    newest = datetime.strptime(found.as_of, UTC_FORMAT).replace(tzinfo=UTC)
-    oldest = (newest - timedelta(days=days)).strftime(UTC_FORMAT)
-    return [
-        f"{day(change.time)}: {series.label}: {change_text(change.ratio)}"
-        for series, change in found.changes
-        if change.kind == "regression" and change.time >= oldest
-    ]

@@ -42,7 +42,7 @@ def series_chart(series: Trend) -> Chart:
 
     factor, unit = _scale(series)
     points, levels, changes = _points(series, factor), _levels(series, factor), _changes(series)
-    values = [row["value"] for row in points] + [row[end] for row in levels for end in ("low", "high")]
+    values = [row["value"] for row in points] + [row[end] for row in levels for end in ("low", "high", "at_first")]
     room = (max(values) - min(values)) * 0.12 or max(values) * 0.05
     domain = [min(values) - room, max(values) + 2 * room]
     for row in changes:
@@ -104,9 +104,11 @@ def _levels(series: Trend, factor: float) -> Rows:
             "first": level.first,
             "last": level.last,
             "value": level.value.value * factor,
-            "low": factor * (level.value.value if level.value.low is None else level.value.low),
-            "high": factor * (level.value.value if level.value.high is None else level.value.high),
-            "shown": level_text(level.value),
+            "at_first": level.at_first * factor,
+            # The interval of a drift is that of its last night: no band.
+            "low": factor * (level.value.value if level.value.low is None or level.is_drift else level.value.low),
+            "high": factor * (level.value.value if level.value.high is None or level.is_drift else level.value.high),
+            "shown": level_text(level.value) + " at its end" * level.is_drift,
             "basis": basis_text(level.value, "night"),
         }
         for level in series.levels
@@ -131,7 +133,8 @@ def _level_layers(alt: Any, levels: Rows) -> list[Any]:
     return [
         base.mark_rect(color=_LEVEL_COLOUR, opacity=0.3).encode(y=alt.Y("low:Q"), y2="high:Q"),
         base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(
-            y=alt.Y("value:Q"),
+            y=alt.Y("at_first:Q"),
+            y2="value:Q",
             tooltip=[
                 alt.Tooltip("shown:N", title="level"),
                 alt.Tooltip("basis:N", title="interval"),

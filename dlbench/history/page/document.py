@@ -11,27 +11,31 @@ from dlbench.history.page.report import TrendsReport
 from dlbench.history.page.sheets import changes_sheet, hosts_sheet, nights_sheet, series_sheet
 from dlbench.history.page.words import (
     METHODS,
+    acknowledged_text,
     between_text,
+    change_basis,
     change_lines,
     change_text,
     commits_text,
     day,
     differences_text,
+    evidence_text,
     host_sentence,
+    kind_text,
     level_text,
     newest_text,
     nights_text,
-    p_text,
     percent_change,
     point_text,
     series_text,
     short_verdict,
+    since_text,
 )
 from dlbench.history.trends.change_points import MIN_NIGHTS
 from dlbench.history.trends.series import Change, Trend
 from dlbench.history.trends.slow_months import SlowMonths
 from dlbench.report.document import Card, Document, Mark, Section, no_charts
-from dlbench.report.wording import basis_text, clean, runs_text
+from dlbench.report.wording import clean, runs_text
 from dlbench.specs.system.hostlist import compressed
 
 MAX_CHARTED = 20
@@ -111,9 +115,11 @@ def finding(report: TrendsReport) -> str:
     counts = [f"{kinds.count(kind)} {kind}{'' if kinds.count(kind) == 1 else 's'}" for kind in dict.fromkeys(kinds)]
     found = " and ".join(sorted(counts, key=lambda text: "regression" not in text))
     newest, change = report.changes[0]
+    open_ones = sum(len(series.open_regressions) for series in report.series)
+    known = f" Not acknowledged: {open_ones}." * bool(open_ones)
     return (
         f"{found[:1].upper()}{found[1:]} in {series_text(long_enough)}. Newest: {newest.title.lower()} "
-        f"{change_text(change.ratio)} since {day(change.time)}, {point_text(newest)}.{others}"
+        f"{change_text(change.ratio)} {since_text(change)}, {point_text(newest)}.{known}{others}"
     )
 
 
@@ -170,7 +176,7 @@ def unsafe_text(host: str) -> str:
 def _slow_marks(nodes: SlowMonths) -> Iterator[Mark]:
     for host in nodes.slow:
         changed = "".join(
-            f"; changed on {day(change.time)} by {change_text(change.ratio)}, {p_text(change.p)}"
+            f"; changed on {day(change.time)} by {change_text(change.ratio)}, {evidence_text(change.evidence)}"
             for change in host.changes
         )
         yield Mark(severity="serious", text=f"{host_sentence(host)}{changed}.")
@@ -197,21 +203,24 @@ def _changes(report: TrendsReport) -> Section:
 
 
 def _card(series: Trend, change: Change) -> Card:
+    kind = kind_text(change)
+    when = since_text(change) if change.shape == "drift" else f"on {day(change.time)}"
+    beside = (commits_text(change), *differences_text(change), acknowledged_text(series, change))
     return Card(
-        title=f"{change.kind.capitalize()} on {day(change.time)}",
+        title=f"{kind[:1].upper()}{kind[1:]} {when}",
         link=f"series-{series.id}",
         big=percent_change(change.ratio.value),
         small=(
             f"{series.title.lower()}, {change_text(change.ratio)}",
-            f"{basis_text(change.before, 'night')} before, {nights_text(change.after.n)} after",
-            p_text(change.p),
+            change_basis(change),
+            evidence_text(change.evidence),
         ),
         words=(
             f"{series.label}: {level_text(change.before)} before, {level_text(change.after)} since; changed "
             f"{between_text(change)}.",
-            *(f"{line}." for line in (commits_text(change), *differences_text(change))),
+            *(f"{line}." for line in beside if line),
         ),
-        is_bad=change.kind == "regression",
+        is_bad=change in series.open_regressions,
     )
 
 
@@ -240,7 +249,7 @@ def _unchanged(series: Trend) -> str:
 
 
 def _series(series: Trend, *, is_drawn: bool) -> Section:
-    lines = tuple(line for change in reversed(series.changes) for line in change_lines(change))
+    lines = tuple(line for change in reversed(series.changes) for line in change_lines(series, change))
     return Section(
         id=f"series-{series.id}",
         title=f"{series.label} (system {clean(series.system)})",

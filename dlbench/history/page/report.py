@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import dlbench
+from dlbench.history.acknowledged import Acknowledgement
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.page.words import METHODS, verdict
 from dlbench.history.trends.series import Change, Trend, damaged_runs, dated, trends
@@ -51,16 +52,21 @@ class TrendsReport:
         return tuple(sorted(newest_first, key=lambda one: not one.is_long_enough))
 
 
-def trends_of(entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED) -> TrendsReport:
+def trends_of(
+    entries: Iterable[HistoryEntry],
+    metrics: Sequence[str] = FOLLOWED,
+    acknowledged: Sequence[Acknowledgement] = (),
+) -> TrendsReport:
     """The report over time.
 
     Args:
         entries: of a history, in any order.
         metrics: names of `dlbench.reading.metrics.METRICS`.
+        acknowledged: of that history.
     """
     known = list(entries)
     with_figures = [entry for entry in dated(known) if entry.group and entry.figures]
-    found = trends(known, [metric for metric in METRICS if metric.name in metrics])
+    found = trends(known, [metric for metric in METRICS if metric.name in metrics], acknowledged)
     return TrendsReport(
         title="dlbench history: trends",
         as_of=with_figures[-1].finished if with_figures else "",

@@ -12,13 +12,15 @@ from typing import Any, Literal, TypeVar
 
 from dlbench.history.page.report import TrendsReport
 from dlbench.history.page.words import (
+    acknowledged_text,
     amount_text,
     change_cell,
     commits_text,
     day,
     differences_text,
+    evidence_text,
+    kind_text,
     level_text,
-    p_text,
     point_text,
     ratio_cell,
 )
@@ -75,7 +77,8 @@ def _of_series(series: Callable[[R], Trend]) -> tuple[Column[R], ...]:
 
 CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
     *_of_series(lambda row: row[0]),
-    Column("kind", "Change", lambda row: row[1].kind),
+    Column("kind", "Change", lambda row: row[1].kind, lambda row: kind_text(row[1])),
+    Column("shape", "", lambda row: row[1].shape),
     Column("time", "First night after", lambda row: row[1].time, lambda row: day(row[1].time)),
     Column("last_before", "", lambda row: row[1].last_before),
     Column("first_after", "", lambda row: row[1].first_after),
@@ -86,7 +89,7 @@ CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
     Column("after", "To", lambda row: row[1].after, lambda row: unit_cell(row[1].after), has_interval=True),
     Column("nights_before", "", lambda row: row[1].before.n),
     Column("nights_after", "", lambda row: row[1].after.n),
-    Column("p", "p", lambda row: row[1].p, lambda row: p_text(row[1].p).removeprefix("p ")),
+    Column("evidence", "Evidence", lambda row: row[1].evidence, lambda row: evidence_text(row[1].evidence)),
     Column("commits_before", "", lambda row: " ".join(row[1].commits_before)),
     Column("commits_after", "", lambda row: " ".join(row[1].commits_after)),
     Column("", "Code", lambda row: commits_text(row[1])),
@@ -98,6 +101,12 @@ CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
     ),
     Column("new_hosts", "", lambda row: " ".join(row[1].new_hosts)),
     Column("gone_hosts", "", lambda row: " ".join(row[1].gone_hosts)),
+    Column(
+        "acknowledged",
+        "Acknowledged",
+        lambda row: row[1].acknowledged.reason if row[1].acknowledged else "",
+        lambda row: acknowledged_text(*row) or None,
+    ),
     Column("", "Series", lambda row: point_text(row[0])),
 )
 
@@ -124,6 +133,7 @@ SERIES_COLUMNS: tuple[Column[Trend], ...] = (
         lambda series: len(series.changes) if series.is_long_enough else None,
         lambda series: len(series.changes) if series.is_long_enough else "too few nights",
     ),
+    Column("standing", "Standing", lambda series: series.standing),
     Column("newest_beyond", "", lambda series: series.newest.num_beyond if series.newest else 0),
     Column("newest_ratio", "", lambda series: series.newest.ratio if series.newest else None),
     Column("wait_for", "", lambda series: series.newest.wait_for if series.newest else None),

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dlbench.history.trends.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, NAMED, ODD_NIGHTS
-from dlbench.history.trends.rank_sums import MIN_SEGMENT, SMALLEST_P
+from dlbench.history.trends.change_points import (
+    MIN_DRIFT,
+    MIN_EFFECT,
+    MIN_EVIDENCE,
+    MIN_NIGHTS,
+    MIN_SEGMENT,
+    NAMED,
+    ODD_NIGHTS,
+    SHAPE_FACTOR,
+)
 from dlbench.history.trends.series import Change, Trend
 from dlbench.history.trends.slow_months import RECENT_DAYS, HostCourse
 from dlbench.reading.hosts.slow_nodes import FALSE_SHARE, SLOW
@@ -64,9 +72,33 @@ def ratio_cell(ratio: Estimate | None) -> Cell | None:
     return Cell(f"{ratio.value:.3f}", f"[{', '.join(ends)}]" if ends else "", number=ratio.value)
 
 
-def p_text(p: float) -> str:
-    """``p = 0.003``, or ``p <= 0.0002``: the permutations resolve no smaller one."""
-    return f"p <= {SMALLEST_P:.2g}" if p <= SMALLEST_P else f"p = {p:.2g}"
+def evidence_text(evidence: float) -> str:
+    """``Bayes factor 2400``, or ``Bayes factor > 1e6``."""
+    return f"Bayes factor {evidence:.0f}" if evidence <= 1e6 else "Bayes factor > 1e6"
+
+
+def kind_text(change: Change) -> str:
+    """``regression``, ``slow regression`` (a drift), ``regression, at once or slowly``."""
+    return {"step": "{}", "drift": "slow {}", "step or drift": "{}, at once or slowly"}[change.shape].format(
+        change.kind
+    )
+
+
+def since_text(change: Change) -> str:
+    """``since 2026-03-04``, or ``from 2026-03-04 to 2026-06-02`` of a drift."""
+    if change.shape == "drift":
+        return f"from {day(change.last_before)} to {day(change.first_after)}"
+    return f"since {day(change.time)}"
+
+
+def acknowledged_text(series: Trend, change: Change) -> str:
+    """Who knows of it, and why; else how to say so. Empty where a change needs nobody's word."""
+    known = change.acknowledged
+    if known is not None:
+        return f"acknowledged by {clean(known.by)} on {day(known.written)}: {clean(known.reason)}"
+    if change not in series.open_regressions:
+        return ""
+    return f"to acknowledge: dlbench history acknowledge {series.id} {day(change.time)} --reason TEXT"
 
 
 def day(moment: str) -> str:
@@ -80,12 +112,16 @@ def point_text(series: Trend) -> str:
 
 
 def between_text(change: Change) -> str:
-    """``between the nights of 2026-03-01 and 2026-03-03``: the interval of the place."""
+    """``between the nights of 2026-03-01 and 2026-03-03``: the interval of the place, or the nights of a drift."""
+    if change.shape == "drift":
+        return f"slowly, over the nights of {day(change.last_before)} to {day(change.first_after)}"
     return f"between the nights of {day(change.last_before)} and {day(change.first_after)}"
 
 
 def commits_text(change: Change) -> str:
-    """``1a2b3c -> 4d5e6f``, or that nothing is known."""
+    """``1a2b3c -> 4d5e6f``, or that nothing is known; empty for a drift, which no commit stands beside."""
+    if change.shape == "drift":
+        return ""
     if not change.commits_before and not change.commits_after:
         return "commit not known"
     before, after = (
@@ -96,7 +132,9 @@ def commits_text(change: Change) -> str:
 
 
 def differences_text(change: Change) -> list[str]:
-    """Everything else that differs, a line each; one line that says so where nothing does."""
+    """Everything else that differs, a line each; one line that says so where nothing does, or why it is not asked."""
+    if change.shape == "drift":
+        return ["a slow change has no date, so commits and environment are not set against it"]
     lines = [f"{one.key}: {one.before} -> {one.after}" for one in change.differences]
     if change.new_hosts:
         lines.append(f"hosts used only since: {_some(change.new_hosts, MAX_HOSTS)}")
@@ -129,9 +167,13 @@ def verdict(series: Trend) -> str:
         return f"No change in {count}; level {level_text(level.value)}."
     last = series.changes[-1]
     more = f" ({len(series.changes)} changes in all)" if len(series.changes) > 1 else ""
+    kind = kind_text(last)
+    when = since_text(last) if last.shape == "drift" else f"on {day(last.time)}"
+    now = "at its end" if last.shape == "drift" else "since then"
+    known = " Acknowledged." if last.acknowledged else ""
     return (
-        f"{last.kind.capitalize()} on {day(last.time)}: {series.title.lower()} {change_text(last.ratio)}{more}; since "
-        f"then {level_text(level.value)} over {nights_text(level.num_nights)}."
+        f"{kind[:1].upper()}{kind[1:]} {when}: {series.title.lower()} {change_text(last.ratio)}{more}; {now} "
+        f"{level_text(last.after)} over {nights_text(last.after.n)}.{known}"
     )
 
 
@@ -139,19 +181,38 @@ def short_verdict(series: Trend) -> str:
     """The finding of a series in a few words."""
     if series.changes:
         last = series.changes[-1]
-        return f"{last.kind} on {day(last.time)}, {percent_change(last.ratio.value)}"
+        when = since_text(last) if last.shape == "drift" else f"on {day(last.time)}"
+        known = ", acknowledged" if last.acknowledged else ""
+        return f"{kind_text(last)} {when}, {percent_change(last.ratio.value)}{known}"
     return f"{'no change in ' if series.is_long_enough else ''}{nights_text(len(series.nights))}"
 
 
-def change_lines(change: Change) -> list[str]:
+def change_lines(series: Trend, change: Change) -> list[str]:
     """A change for the terminal: the finding, then what differs, marked as items."""
     mark = "!" if change.kind == "regression" else "+"
-    basis = f"{basis_text(change.before, 'night')} before, {nights_text(change.after.n)} after"
+    beside = (
+        between_text(change),
+        commits_text(change),
+        *differences_text(change),
+        acknowledged_text(series, change),
+    )
     return [
-        f"{mark} {day(change.time)} {change.kind}: {change_text(change.ratio)}, {level_text(change.before)} to "
-        f"{level_text(change.after)}; {basis}; {p_text(change.p)}",
-        *(f"- {line}" for line in (between_text(change), commits_text(change), *differences_text(change))),
+        f"{mark} {day(change.time)} {kind_text(change)}: {change_text(change.ratio)}, {level_text(change.before)} to "
+        f"{level_text(change.after)}; {change_basis(change)}; {evidence_text(change.evidence)}",
+        *(f"- {line}" for line in beside if line),
     ]
+
+
+def change_basis(change: Change) -> str:
+    """How many nights stand behind it, and what its intervals are."""
+    if change.shape == "drift":
+        return f"{nights_text(change.ratio.n)} of the drift, slope by Theil and Sen"
+    return f"{basis_text(change.before, 'night')} before, {nights_text(change.after.n)} after"
+
+
+def regression_text(series: Trend, change: Change) -> str:
+    """A regression that nobody acknowledged, in one line."""
+    return f"{day(change.time)}: {series.label}: {change_text(change.ratio)}; {acknowledged_text(series, change)}"
 
 
 def host_sentence(host: HostCourse) -> str:
@@ -191,33 +252,48 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Change points",
-        "Candidates are kernel change points (ruptures; the family of E-divisive), far too many; those that do not "
-        "hold are merged away from the bottom, the weakest first, as Hunter does. A candidate is tested by its rank "
-        "sum against the largest one of any place between its neighbours in permutations, so p pays for the search. "
-        "What a night has from the night before is taken out first. A change point has p at most "
-        f"{LEVEL} over all series together (Benjamini and Hochberg), medians at least {MIN_EFFECT:.0%} apart, and at "
-        f"least {MIN_SEGMENT} nights on either side: up to {ODD_NIGHTS} odd nights are outliers. Fewer than "
-        f"{MIN_NIGHTS} nights show nothing.",
+        "The evidence for a change is a Bayes factor: how much likelier the nights are with a change of level on any "
+        "of them than with none, where neighbouring nights resemble each other by an amount that is not known, and odd "
+        "nights are drawn in. Candidates are the likeliest places of overlapping stretches; those that do not hold "
+        "between their neighbours are merged away, the weakest first, as Hunter does. A change point has a Bayes "
+        f"factor of at least {MIN_EVIDENCE:.0f} (times series over changes where several series are followed: "
+        f"e-values of Wang and Ramdas), levels at least {MIN_EFFECT:.0%} apart, and at least {MIN_SEGMENT} nights on "
+        f"either side: up to {ODD_NIGHTS} odd nights are outliers. Fewer than {MIN_NIGHTS} nights show nothing.",
+    ),
+    (
+        "At once, or slowly",
+        f"Each change, or several in one direction, is held against a ramp of {MIN_DRIFT} nights or more. What the "
+        f"ramp explains {SHAPE_FACTOR:.0f} times better is a slow change: it has a beginning and an end, and nothing "
+        "is named beside it. Where neither is so much likelier, that is said, and what differs there counts only if "
+        "the change came at once.",
+    ),
+    (
+        "Acknowledged changes",
+        "A level that became worse is called worse, whatever its age, until `dlbench history acknowledge` says who "
+        "knows of it and why. It is called worse again when the level gets worse by another "
+        f"{MIN_EFFECT:.0%}, or at a further change.",
     ),
     (
         "Ratios and intervals",
         "The ratio is the median of the ratios of all nights after to all before (Hodges and Lehmann), up to the "
-        "neighbouring change points, with the interval that the rank sum test gives. A level has an interval by order "
-        "statistics. The place was found in the same nights, so a small change looks slightly larger than it is.",
+        "neighbouring change points, with the interval that the rank sum test gives; of a slow change its last night "
+        "over its first (slope by Theil and Sen). A level has an interval by order statistics. They take nights for "
+        "independent, so they are too narrow where neighbouring nights resemble each other. The place was found in the "
+        "same nights, so a small change looks slightly larger than it is.",
     ),
     (
         "What differs at a change",
-        "Where a change lies has a 95 % bootstrap interval, too. Commits are those of the nights just outside it (tag "
-        "commit, else the commit of dlbench's own checkout). A key of the environment or a tag is named where all runs "
-        "of the level after have other values than all runs of the level before, nights inside the interval left "
-        "out, and keys that are new nearly every night, such as job numbers. What differs is a place to "
-        "look, not a proven cause.",
+        "Where a change lies has an interval, too (95 % of what is likely). Commits are those of the nights just "
+        "outside it (tag commit, else the commit of dlbench's own checkout). A key of the environment or a tag is "
+        "named where all runs of the level after have other values than all runs of the level before, nights inside "
+        "the interval left out, and keys that are new nearly every night, such as job numbers. What differs is a place "
+        "to look, not a proven cause.",
     ),
     (
         "The newest nights",
-        f"Nights beyond the range that holds the next ordinary night but for {NAMED:.0%} (Student's prediction "
-        "interval of the nights of their level, outliers drawn in) are named at once; whether the level has changed is "
-        "said when there are enough of them.",
+        f"Nights beyond the range that holds the next ordinary night but for {NAMED:.0%} (the predictive "
+        "distribution of a Student t whose tails the nights of their level tell) are named at once; whether the level "
+        "has changed is said when there are enough of them.",
     ),
     (
         "Slow nodes",

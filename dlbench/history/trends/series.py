@@ -9,6 +9,7 @@ measured, the night is the step in time.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,12 +17,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from dlbench.history.acknowledged import Acknowledgement
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.trends.change_points import (
+    MIN_EFFECT,
     MIN_NIGHTS,
     ChangePoint,
     Newest,
     Segment,
+    Shape,
     change_points_together,
     newest,
     segments,
@@ -75,7 +79,14 @@ class Level:
     last: str
     num_nights: int
     value: Estimate
-    """Median over nights; `n` counts nights."""
+    """Median over nights; `n` counts nights. Of a drift that at its last night."""
+    at_first: float
+    """The same at its first night: `value.value` where it does not drift."""
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether it changes from night to night."""
+        return self.at_first != self.value.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +105,24 @@ class Change:
     """A change point, and what else changed there. Not one of these is thereby shown to be the cause."""
 
     kind: Literal["regression", "improvement"]
+    shape: Shape
+    """At once, over many nights, or either: the nights do not tell. A drift has no date, so nothing is named beside
+    it."""
     time: str
-    """End of the first night after, UTC; the likeliest."""
+    """End of the first night after, UTC; the likeliest. Of a drift that of its first night."""
     last_before: str
-    """End of the last night that lies before it for certain (95 % bootstrap of the place), UTC."""
+    """End of the last night that lies before it (with 95 %), UTC. Of a drift that of its first night."""
     first_after: str
-    """End of the first night that lies after it for certain, UTC."""
+    """End of the first night that lies after it (with 95 %), UTC. Of a drift that of its last night."""
     before: Estimate
-    """Median over nights before."""
+    """Median over nights before; of a drift the level at its first night."""
     after: Estimate
     ratio: Estimate
     """After over before."""
-    p: float
-    """Adjusted for all trends that are followed together."""
+    evidence: float
+    """Bayes factor of a change against none (1), divided by what all trends cost that are followed together."""
+    acknowledged: Acknowledgement | None
+    """Who said that it is known, when, and why; None where nobody did, or where it has gone on since."""
     commits_before: tuple[str, ...]
     """Of the night `last_before`; empty where none is known."""
     commits_after: tuple[str, ...]
@@ -170,7 +186,32 @@ class Trend:
     """Between changes; one where there are none."""
     changes: tuple[Change, ...]
     newest: NewestNights | None
-    """None where the newest night is an ordinary one."""
+    """None where the newest night is an ordinary one, or too few nights say what that is."""
+
+    @property
+    def standing(self) -> Literal["too few nights", "worse", "odd", "as usual"]:
+        """What a rating and a gate go by: `worse` where a level became worse and nobody acknowledged that.
+
+        An odd newest night is no level yet, whatever its value.
+        """
+        if not self.is_long_enough:
+            return "too few nights"
+        if self.open_regressions:
+            return "worse"
+        return "odd" if self.newest is not None and self.newest.is_worse else "as usual"
+
+    @property
+    def open_regressions(self) -> tuple[Change, ...]:
+        """Regressions that nobody acknowledged and that hold: the level now is worse than the one before them."""
+        worse = math.log1p(MIN_EFFECT) * (1 if self.higher_is_worse else -1)
+        now = self.levels[-1].value.value
+        return tuple(
+            change
+            for change in self.changes
+            if change.kind == "regression"
+            and change.acknowledged is None
+            and math.log(now / change.before.value) / worse >= 1
+        )
 
 
 def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
@@ -207,12 +248,17 @@ def _moment(text: str) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def trends(entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS) -> list[Trend]:
+def trends(
+    entries: Iterable[HistoryEntry],
+    metrics: Sequence[Metric] = METRICS,
+    acknowledged: Sequence[Acknowledgement] = (),
+) -> list[Trend]:
     """Every metric of every point that any run has a figure of; runs without figures are passed over.
 
     Args:
         entries: of a history, in any order; a run that is there twice counts once.
         metrics: the figures to follow.
+        acknowledged: changes that are known, of any series.
 
     Returns:
         By label, rank count, node count and metric; trends of too few nights for a change point are among them.
@@ -225,7 +271,9 @@ def trends(entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS)
     courses = [one for runs in ordered for one in _courses(by_night(runs), metrics)]
     changes = change_points_together([one.values for one in courses])
     followed = sum(len(one.values) >= MIN_NIGHTS for one in courses)
-    return _told_apart([_trend(one, found, followed) for one, found in zip(courses, changes, strict=True)], points)
+    return _told_apart(
+        [_trend(one, found, followed, acknowledged) for one, found in zip(courses, changes, strict=True)], points
+    )
 
 
 def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequence[HistoryEntry]]) -> list[Trend]:
@@ -275,9 +323,11 @@ def _courses(nights: Sequence[Sequence[HistoryEntry]], metrics: Sequence[Metric]
             yield _Course(metric, known, [statistics.median(run.figures[metric.name] for run in one) for one in known])
 
 
-def _trend(course: _Course, found: Sequence[ChangePoint], followed: int) -> Trend:
+def _trend(
+    course: _Course, found: Sequence[ChangePoint], followed: int, acknowledged: Sequence[Acknowledgement]
+) -> Trend:
     metric, known, values = course.metric, course.nights, course.values
-    pieces = segments(values, [point.index for point in found])
+    pieces = segments(values, found)
     made = [
         _night(known[place], metric, values[place], number)
         for number, piece in enumerate(pieces)
@@ -285,6 +335,7 @@ def _trend(course: _Course, found: Sequence[ChangePoint], followed: int) -> Tren
     ]
     newest_run = known[-1][-1]
     group, ranks, nodes = newest_run.key
+    own = [one for one in acknowledged if one.series == (group, ranks, nodes, metric.name)]
     place = place_text(ranks, nodes)
     return Trend(
         id=f"{group}-{ranks}-{nodes}-{metric.name}",
@@ -307,8 +358,8 @@ def _trend(course: _Course, found: Sequence[ChangePoint], followed: int) -> Tren
         is_long_enough=len(made) >= MIN_NIGHTS,
         nights=tuple(made),
         levels=tuple(_level(piece, made, metric) for piece in pieces),
-        changes=tuple(_change(point, metric, made, known) for point in found),
-        newest=_newest(values, pieces[-1].start, metric, followed),
+        changes=tuple(_change(point, metric, made, known, own) for point in found),
+        newest=_newest(values, pieces[-1], metric, followed),
     )
 
 
@@ -331,39 +382,51 @@ def _level(piece: Segment, nights: Sequence[Night], metric: Metric) -> Level:
         last=nights[piece.end - 1].time,
         num_nights=piece.end - piece.start,
         value=piece.level.in_unit(metric.unit),
+        at_first=piece.level.value * math.exp(piece.rise * (piece.start - piece.end + 1)),
     )
 
 
-def _newest(values: Sequence[float], start: int, metric: Metric, followed: int) -> NewestNights | None:
-    found = newest(values, start, histories=max(1, followed))
+def _newest(values: Sequence[float], last: Segment, metric: Metric, followed: int) -> NewestNights | None:
+    found = newest(values, last, histories=max(1, followed))
     if found is None or not found.num_beyond or len(values) < MIN_NIGHTS:
         return None
     return NewestNights(**vars(found), is_worse=(found.ratio > 1) == metric.higher_is_worse)
 
 
 def _change(
-    point: ChangePoint, metric: Metric, nights: Sequence[Night], runs: Sequence[Sequence[HistoryEntry]]
+    point: ChangePoint,
+    metric: Metric,
+    nights: Sequence[Night],
+    runs: Sequence[Sequence[HistoryEntry]],
+    acknowledged: Sequence[Acknowledgement],
 ) -> Change:
-    before = runs[point.before.start : point.earliest]
-    after = runs[point.latest : point.after.end]
+    is_dated = point.shape != "drift"
+    before = runs[point.before.start : point.earliest] if is_dated else ()
+    after = runs[point.latest : point.after.end] if is_dated else ()
     used_before, used_after = (
         {host.host for night in side for run in night for host in run.hosts} for side in (before, after)
     )
     last_before, first_after = nights[point.earliest - 1], nights[point.latest]
+    kind: Literal["regression", "improvement"] = (
+        "regression" if (point.ratio.value > 1) == metric.higher_is_worse else "improvement"
+    )
+    time, level = nights[point.index].time, point.after.level.value
     return Change(
-        kind="regression" if (point.ratio.value > 1) == metric.higher_is_worse else "improvement",
-        time=nights[point.index].time,
+        kind=kind,
+        shape=point.shape,
+        time=time,
         last_before=last_before.time,
         first_after=first_after.time,
         before=point.before.level.in_unit(metric.unit),
         after=point.after.level.in_unit(metric.unit),
         ratio=point.ratio,
-        p=point.p,
-        commits_before=last_before.commits,
-        commits_after=first_after.commits,
+        evidence=point.evidence,
+        acknowledged=next((one for one in acknowledged if one.covers(time, level, metric.higher_is_worse)), None),
+        commits_before=last_before.commits if is_dated else (),
+        commits_after=first_after.commits if is_dated else (),
         runs_before=last_before.run_ids,
         runs_after=first_after.run_ids,
-        differences=tuple(_differences(before, after)),
+        differences=tuple(_differences(before, after)) if is_dated else (),
         new_hosts=tuple(sorted(used_after - used_before)),
         gone_hosts=tuple(sorted(used_before - used_after)),
     )

@@ -60,7 +60,8 @@ class HostChange:
     """End of the first night after, UTC, ISO 8601."""
     ratio: Estimate
     """After over before."""
-    p: float
+    evidence: float
+    """As of `dlbench.history.trends.series.Change`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +206,9 @@ def _course(host: str, nights: Sequence[_Night], points: Sequence[ChangePoint], 
         num_nights=len(nights),
         num_runs=sum(night.num_runs for night in nights),
         months=tuple(_month(month, nights) for month in sorted({night.end[:7] for night in nights})),
-        changes=tuple(HostChange(time=nights[point.index].end, ratio=point.ratio, p=point.p) for point in points),
+        changes=tuple(
+            HostChange(time=nights[point.index].end, ratio=point.ratio, evidence=point.evidence) for point in points
+        ),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from dlbench.history.page.report import TrendsReport
+from dlbench.history.page.words import percent_change, since_text
+from dlbench.history.trends.change_points import MIN_NIGHTS
 from dlbench.history.trends.series import Trend
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Rating
@@ -74,9 +76,19 @@ def _trend(report: Report, group: str, point: Point) -> Trend | None:
 
 
 def _usual(trend: Trend) -> Rating:
-    nights = f"{len(trend.nights)} sessions of the history"
-    if trend.newest is not None and trend.newest.is_worse:
-        return Rating(tone="low", text=f"slower than usual: {trend.newest.ratio:.2f}x the step of {nights}")
-    return Rating(
-        tone="good", text=f"as usual in {nights}" if trend.newest is None else f"faster than usual in {nights}"
-    )
+    """By `Trend.standing`, by which `dlbench history trends --fail-on-regression` goes, too."""
+    nights = len(trend.nights)
+    newest = trend.newest
+    if trend.standing == "too few nights":
+        return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that tell what is usual")
+    if trend.standing == "worse":
+        change = trend.open_regressions[-1]
+        text = f"slower: step {percent_change(change.ratio.value)} {since_text(change)}, not acknowledged"
+        return Rating(tone="low", text=text)
+    if trend.standing == "odd" and newest is not None:
+        which = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
+        text = f"unknown: {which} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
+        return Rating(tone="unknown", text=text)
+    known = next((one for one in reversed(trend.changes) if one.acknowledged), None)
+    since = f"; {percent_change(known.ratio.value)} {since_text(known)}, acknowledged" if known else ""
+    return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
