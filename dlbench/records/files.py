@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlbench.errors import RunError
+from dlbench.errors import RunError, refused
 from dlbench.units import utf8_text
 
 TEMPORARY_SUFFIX = ".partial"
@@ -40,7 +40,7 @@ def write_atomic(path: Path, content: bytes | str, *, private: bool = False) -> 
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def write_result(path: Path, content: bytes | str) -> None:
@@ -81,7 +81,7 @@ def _write_through(path: Path, data: bytes) -> None:
             os.set_blocking(stream.fileno(), True)
             stream.write(data)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:

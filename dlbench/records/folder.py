@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import RunError, UserError, refused
 from dlbench.records.files import write_atomic
 from dlbench.sharing import share
 from dlbench.specs.plan import LaunchPlan
@@ -145,7 +145,9 @@ def prepare_output(out: Path) -> Path:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror or error}; choose another folder") from None
+        raise refused(
+            error, f"--out {out}: cannot be written: {error.strerror or error}; choose another folder", UserError
+        ) from None
     share(out)
     return out.absolute()
 
@@ -163,7 +165,7 @@ def create(out: Path, plan: LaunchPlan) -> RunFolder:
     except FileExistsError:
         raise UserError(f"{folder.path}: exists already; choose another --series, runs are never overwritten") from None
     except OSError as error:
-        raise UserError(f"{folder.path}: cannot be made: {error.strerror or error}") from None
+        raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}", UserError) from None
     try:
         write_atomic(folder.plan, plan.to_json())
     except RunError:

@@ -112,7 +112,7 @@ def test_nobody_waits_for_what_is_no_file(runs: Path, name: str, instead: str) -
     done = call("status", runs) if name in OF_STATUS else call("report", runs)
     assert code(done) == 4, told(done)
     assert f"{path}: " in told(done)
-    assert f"is {instead}, not a regular file" in told(done)
+    assert f"is {'a link' if instead == 'a device' else instead}, not a regular file" in told(done)
     assert "Traceback" not in told(done)
 
 

@@ -27,7 +27,7 @@ from dlbench.datasets.making.manifest import (
     save_manifest,
 )
 from dlbench.datasets.making.recipe import Part, Recipe
-from dlbench.errors import DlbenchError, UserError
+from dlbench.errors import DlbenchError, UserError, refused
 from dlbench.units import format_bytes
 
 __all__ = ["Part", "Recipe", "produce", "require_ours"]
@@ -72,7 +72,7 @@ def produce(
             needed = getattr(recipe, "estimated_bytes", estimated_bytes)
             found = _make(recipe, made_with, folder, workers, progress or _silent, needed)
         except OSError as error:
-            raise UserError(f"{str(folder)!r}: cannot be made: {error.strerror or error}") from None
+            raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror or error}", UserError) from None
         finally:
             if not there:
                 _remove_if_empty(folder)
@@ -243,7 +243,7 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
         of_this = error.filename is None or str(error.filename).startswith(str(path))
         reason = error.strerror or str(error)
         reason = reason if of_this else f"{error.filename}: {reason}"
-        raise UserError(f"{part.name}: cannot be made: {reason}") from None
+        raise refused(error, f"{part.name}: cannot be made: {reason}", UserError) from None
 
 
 def _synced(path: Path, name: str, entry: FileEntry) -> FileEntry:

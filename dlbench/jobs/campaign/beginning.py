@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import UserError, refused
 from dlbench.jobs.campaign.file import (
     FOLDER,
     SeriesFile,
@@ -70,7 +70,7 @@ def begin(
     try:
         make_shared(root, root / FOLDER)
     except OSError as error:
-        raise RunError(f"{root / FOLDER}: cannot be made: {error.strerror or error}") from None
+        raise refused(error, f"{root / FOLDER}: cannot be made: {error.strerror or error}") from None
     with held(root, series_id):
         before = read_series(root, series_id) if series_path(root, series_id, "json").exists() else None
         if before is not None:

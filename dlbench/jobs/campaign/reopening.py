@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlbench.errors import RunError
+from dlbench.errors import refused
 from dlbench.jobs.campaign.beginning import entry_of
 from dlbench.jobs.campaign.campaign import Campaign, campaign_of
 from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path, write_series
@@ -156,4 +156,4 @@ def _clear(folder: RunFolder) -> None:
             if _LOG.fullmatch(path.name):
                 path.rename(path.with_name(f"earlier-{path.name}"))
     except OSError as error:
-        raise RunError(f"{folder.path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{folder.path}: cannot be written: {error.strerror or error}") from None
