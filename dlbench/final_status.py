@@ -7,7 +7,7 @@ Loads nothing but the standard library's smallest parts: every rank is started b
 """
 
 # pathlib would double the time that the supervisor of a rank takes to start.
-# ruff: noqa: PTH104, PTH108, PTH115
+# ruff: noqa: PTH115
 
 from __future__ import annotations
 

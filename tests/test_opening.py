@@ -108,7 +108,8 @@ def test_a_file_of_a_run_is_reached_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "run" / "linked.log").symlink_to("launch.log")
     (tmp_path / "named").symlink_to(tmp_path)
     (tmp_path / "swapped").symlink_to("run")
-    with opening.open_inside(tmp_path / "named" / "run" / "launch.log") as file:  # what is above the run, a person names
+    # What is above the run, a person names.
+    with opening.open_inside(tmp_path / "named" / "run" / "launch.log") as file:
         assert file.read() == b"said"
     with pytest.raises(UnfitFileError, match="is a link, not a regular file"):
         opening.open_inside(tmp_path / "run" / "linked.log")

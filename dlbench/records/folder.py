@@ -13,6 +13,7 @@ from dlbench.errors import RunError, UserError, refused
 from dlbench.records.files import write_atomic
 from dlbench.sharing import share
 from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.yamlfile import control_character
 
 CHECKPOINT_SUFFIX = ".safetensors"
 
@@ -139,6 +140,8 @@ def prepare_output(out: Path) -> Path:
         str(out.absolute()).encode()
     except UnicodeEncodeError:
         raise UserError(f"--out {str(out)!a}: is not UTF-8, in which plans and scripts are written") from None
+    if problem := control_character(str(out.absolute())):
+        raise UserError(f"--out {str(out.absolute())!a}: {problem}")
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".write-test-{os.getpid()}"

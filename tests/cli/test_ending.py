@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from dlbench.cli import CommandGroups
 from dlbench.cli.ending import Ending, ending_of
-from dlbench.errors import MACHINE_ERRORS, DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
+from dlbench.errors import (
+    MACHINE_ERRORS,
+    DlbenchError,
+    EnvironmentLacksError,
+    ExitCode,
+    IncompleteDataError,
+    RunError,
+    UserError,
+)
 
 
 def caught(error: BaseException) -> Ending:

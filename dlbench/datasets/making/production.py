@@ -27,7 +27,7 @@ from dlbench.datasets.making.manifest import (
     save_manifest,
 )
 from dlbench.datasets.making.recipe import Part, Recipe
-from dlbench.errors import DlbenchError, UserError, refused
+from dlbench.errors import DlbenchError, EnvironmentLacksError, UserError, refused
 from dlbench.units import format_bytes
 
 __all__ = ["Part", "Recipe", "produce", "require_ours"]
@@ -57,8 +57,8 @@ def produce(
         The manifest of the finished set.
 
     Raises:
-        UserError: the folder holds something else or is being written, the disk is full or refuses, or a part cannot
-            be made from its sources.
+        UserError: the folder holds something else or is being written, or a part cannot be made from its sources.
+        EnvironmentLacksError: the disk has no room.
         RunError: a worker process died.
         KeyboardInterrupt: after the workers have ended; the same call continues.
     """
@@ -215,7 +215,7 @@ def _has_size(path: Path, num_bytes: int) -> bool:
 def _require_space(needed: int, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise UserError(
+        raise EnvironmentLacksError(
             f"{str(folder)!r}: needs about {format_bytes(needed)} more, its disk has {format_bytes(free)} free"
         )
 
