@@ -107,9 +107,9 @@ class FinalStatus:
         path, content = left
         name = path.rpartition(b"/")[2]
         temporary = b"." + name + b".%d.partial" % os.getpid()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            file = os.open(temporary, flags, 0o666, dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(temporary, flags | os.O_EXCL, 0o666, dir_fd=folder)
             try:
                 os.write(file, content)
                 os.fsync(file)

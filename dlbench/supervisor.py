@@ -107,8 +107,8 @@ class Supervisor:
         if "dlbench.node" in self._command:
             with suppress(OSError):
                 # The last word is the plan. The run's folder itself is no link (`dlbench.records.folder.create`).
-                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                folder = os.open(self._command[-1].rpartition("/")[0] or ".", flags)
+                flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+                folder = os.open(self._command[-1].rpartition("/")[0] or ".", flags | os.O_DIRECTORY)
                 self._final = FinalStatus.make(), folder
                 environment |= offered(self._final[0])
         with suppress(OSError):

@@ -12,7 +12,7 @@ import click
 
 import dlbench
 from dlbench.cli.streams import Streams
-from dlbench.errors import EnvironmentLacksError, ExitCode
+from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
 GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (

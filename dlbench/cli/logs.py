@@ -60,10 +60,10 @@ def run_folder(run: str, out: Path) -> RunFolder:
     """
     from dlbench.records.folder import RunFolder
 
-    for path in (Path(run), out / run):
+    # A folder that a person names may be a link to it.
+    for path in (Path(os.path.realpath(run)), (out / run).absolute()):
         if RunFolder(path).plan.exists():
-            # A folder that a person names may be a link to it.
-            return RunFolder(path.absolute() if path == out / run else path.resolve())
+            return RunFolder(path)
     there = sorted(path.parent.name for path in out.glob(f"{_escaped(run)}-*/plan.json"))
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""

@@ -109,7 +109,7 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def _without_warnings(lines: Sequence[str]) -> list[str]:
-    """Without what libraries warn of: a line of Python's module `warnings` has the line of source behind it, indented."""
+    """Without what libraries warn of; Python's module `warnings` puts the line of source behind its own, indented."""
     kept: list[str] = []
     after = False
     for line in lines:

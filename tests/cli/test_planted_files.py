@@ -188,7 +188,7 @@ def test_any_whole_number_of_a_run_is_read_or_is_damage(runs: Path, tmp_path: Pa
         path.write_text(json.dumps(content))
         for words in (("report", runs), ("trace", one.path, "-o", tmp_path / "trace.json"), ("diagnose", runs)):
             done = call(*words)
-            assert code(done) in (0, 2, 4) and not isinstance(done.exception, MemoryError), told(done)
+            assert ending_of(done.exception or SystemExit(0)).code in (0, 2, 4), told(done)
         path.write_text(before)
 
 
