@@ -114,7 +114,7 @@ class RankProcesses:
                 if mark:
                     with suppress(ValueError):
                         rank, code, at = told_end.split()
-                        if rank == process_tree.LAUNCHER:
+                        if rank == process_tree.LAUNCHER.encode():
                             self._launcher_told = True
                         else:
                             self._ended.append((float(at), int(rank), int(code)))

@@ -78,7 +78,10 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
     if given_up:
         seen = Failure(reason=given_up, at=utc_now(), stopped=_stopped_ranks(done, stopped))
         return replace(_failed(folder, done, seen), exit_code=ExitCode.TIMEOUT)
-    return _failed(folder, done, _seen(done, ending, stopped))
+    outcome = _failed(folder, done, _seen(done, ending, stopped))
+    # On a full disk its status may not say so.
+    is_lack = ending is not None and ending.rank is not None and ending.code == ExitCode.ENVIRONMENT
+    return replace(outcome, exit_code=ExitCode.ENVIRONMENT) if is_lack else outcome
 
 
 def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> Outcome:

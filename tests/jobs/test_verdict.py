@@ -117,6 +117,8 @@ def test_what_cannot_be_written_or_read_is_told_and_not_raised(tmp_path: Path) -
     outcome = verdict(folder, Ending(rank=1, code=3, at=T1, words=words))
     assert outcome.exit_code is ExitCode.INCOMPLETE
     assert words in outcome.story
+    lacking = Ending(rank=1, code=5, at=T1, words=words)
+    assert verdict(run_of(tmp_path / "c", status(0, "n0", "measuring")), lacking).exit_code is ExitCode.ENVIRONMENT
     damaged = run_of(tmp_path / "b")
     damaged.status(0).write_text("{")
     assert verdict(damaged, None).exit_code is ExitCode.INCOMPLETE
