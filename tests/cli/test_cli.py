@@ -835,7 +835,7 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
             assert rows[1]["story"] == ""
             assert "the 3 runs of job 21 go one after the other" in told
         else:
-            resume = f"dlbench submit --resume {waiting.series.id} submits it again"
+            resume = f"dlbench submit --resume {waiting.series.id} --out runs submits it again"
             assert told == f"job 21 ended as TIMEOUT before this run began; {resume}"
             told = rows[1]["story"]
             assert told.startswith("job 21 ended as TIMEOUT without a record; ")
