@@ -261,7 +261,7 @@ def test_no_space_is_told_before_anything_is_made(tmp_path: Path) -> None:
         ("user", UserError, "train/noise-004: source.jpg is no JPEG"),
         ("lacks", EnvironmentLacksError, "train/noise-004: h5py is not installed; pip install it"),
         ("disk", MachineError, "train/noise-004: cannot be made: No space left on device"),
-        ("source", UserError, "train/noise-004: cannot be made: /mnt/source.txt: Input/output error"),
+        ("source", MachineError, "train/noise-004: cannot be made: /mnt/source.txt: Input/output error"),
     ],
 )
 def test_a_failure_names_part_and_reason(
