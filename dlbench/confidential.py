@@ -10,16 +10,19 @@ import re
 _NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|BEARER|CREDENTIAL|COOKIE|PRIVATE|SIGNATURE|JWT|OAUTH"
     r"|AUTH(?!ORS?(_|$))"  # UCX_AUTH, OMPI_MCA_x_authentication
-    r"|_KEY|(API|ACCESS|SECRET|SSH|ENCRYPTION)KEY|^KEY"  # not NCCL_IB_PKEY: a number of a partition
-    r"|(^|_)(PASS|PWD|CREDS?|DSN)(_|$)",
+    r"|_KEY|(ACCESS|ACCOUNT|API|ENCRYPTION|LICENSE|MASTER|SECRET|SHARED|SIGNING|SSH)KEY|^KEY"  # not NCCL_IB_PKEY
+    r"|(^|_)(PASS|PWD|PW|CREDS?|DSN|SAS)(_|$)",
     re.IGNORECASE,
 )
 _VALUE = re.compile(
     r"[a-z][a-z0-9+.-]*://[^/?#\s]*@"  # a URL with a user or a password in it
     r"|\bbearer[ :=]+\S|\bbasic [a-z0-9+/]{8,}=*$"
-    r"|(password|passwd|secret|token|api[-_]?key)\s*[=:]"
+    r"|(password|passwd|passphrase|secret|token|credential|[-_]key|(access|account|api|shared|signing)key|\b(pass|pwd?|sig|sas))\s*[=:]\s*\S"
+    r"|(?<!\S)-p(?=\S*[0-9])(?=\S*[a-z])[^\s=]{6,}"  # a password as clients of databases take it: -phunter2
     r"|\beyJ[A-Za-z0-9_-]{10,}\."  # a JSON web token
-    r"|\b(gh[pousr]_|glpat-|xox[abprs]-|sk-|AKIA|ASIA|hf_)[A-Za-z0-9_-]{10,}"
+    # Prefixes that services give their keys, so that they are found where they should not be.
+    r"|\b(gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|[a-z]{2}_(live|test)_|whsec_|npm_|pypi-|AKIA|ASIA|AIza|hf_)"
+    r"[A-Za-z0-9_-]{10,}"
     r"|-----BEGIN ",
     re.IGNORECASE,
 )

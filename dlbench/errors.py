@@ -8,6 +8,7 @@ of dlbench and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -36,6 +37,17 @@ class ExitCode(IntEnum):
     """Stopped by a time limit or by the watchdog."""
     INTERRUPTED = 130
     """Stopped by the user's Ctrl-C (128 + SIGINT, as shells say it)."""
+
+
+MACHINE_ERRORS = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "ESTALE", "EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOLCK"),
+        *("ENOSYS", "ETXTBSY", "EBUSY", "EREMOTEIO", "ENOTCONN", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED"),
+        *("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRINUSE", "EADDRNOTAVAIL", "ETIMEDOUT", "EPIPE"),
+    )
+)
+"""What another path would not mend: the machine lacks space, memory, descriptors, a device that works, a network."""
 
 
 class DlbenchError(Exception):
@@ -70,6 +82,15 @@ class EnvironmentLacksError(DlbenchError):
     """The machine lacks a program, a library or a device; the message names the remedy."""
 
     exit_code = ExitCode.ENVIRONMENT
+
+
+class MachineError(EnvironmentLacksError, RunError):
+    """The operating system refused what no other path would mend, e.g. for want of space: one of `MACHINE_ERRORS`."""
+
+
+def refused(error: Exception, words: str, otherwise: type[DlbenchError] = RunError) -> DlbenchError:
+    """What a file that cannot be made or written is to a person: a `MachineError`, or `otherwise`, with these words."""
+    return (MachineError if getattr(error, "errno", None) in MACHINE_ERRORS else otherwise)(words)
 
 
 class StalledError(DlbenchError):

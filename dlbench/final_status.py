@@ -7,7 +7,7 @@ Loads nothing but the standard library's smallest parts: every rank is started b
 """
 
 # pathlib would double the time that the supervisor of a rank takes to start.
-# ruff: noqa: PTH104, PTH108, PTH115
+# ruff: noqa: PTH115
 
 from __future__ import annotations
 
@@ -104,25 +104,30 @@ class FinalStatus:
         filled = whole[path:].replace(STEP, str(step).encode())
         return whole[:path], filled.replace(TIME, at.strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode())
 
-    def write(self) -> None:
-        """Writes that file, whole or not at all; a folder that is gone, or a disk that is full, is passed over."""
+    def write(self, folder: int) -> None:
+        """Writes that file, whole or not at all; a folder that is gone, or a disk that is full, is passed over.
+
+        Args:
+            folder: of the run, open since before the rank began: what stands at its path by now may be another one's.
+        """
         left = self.left()
         if left is None:
             return
         path, content = left
-        folder, _, name = path.rpartition(b"/")
-        temporary = folder + b"/." + name + b".%d.partial" % os.getpid()
+        name = path.rpartition(b"/")[2]
+        temporary = b"." + name + b".%d.partial" % os.getpid()
         try:
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(temporary, flags | os.O_EXCL, 0o666, dir_fd=folder)
             try:
                 os.write(file, content)
                 os.fsync(file)
             finally:
                 os.close(file)
-            os.rename(temporary, path)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             with suppress(OSError):
-                os.unlink(temporary)
+                os.unlink(temporary, dir_fd=folder)
 
 
 def offered(status: FinalStatus) -> Mapping[str, str]:

@@ -6,11 +6,10 @@ reader for ever, a device has no end, and a link leads somewhere else. Hence:
 - A file is opened without waiting and read only if it is a regular one; what is read whole has a limit, which the
   caller states. What is wrong is an `UnfitFileError`, an OSError whose `strerror` says it, so that it becomes the same
   line as any other file that cannot be read.
-- A link to a regular file is followed in run folders and data sets. Images are often links into a common store, and
-  tools that keep versions of data (git-annex, DVC) turn large files into links. Nothing is lost by it: such files are
-  read only, never copied elsewhere, and what is written goes by a rename, which replaces a link and not what it
-  leads to. Within a history no link is followed, neither to a file nor to a folder: a history copies, moves and deletes
-  on behalf of whoever runs `dlbench history`, in a folder that several people may write.
+- A link to a regular file is followed in data sets: images are often links into a common store, and tools that keep
+  versions of data (git-annex, DVC) turn large files into links. In a run's folder no file is a link: a colleague may
+  have put it there, and what a run said is printed where others read it. Within a history no link is followed, neither
+  to a file nor to a folder: a history copies, moves and deletes on behalf of whoever runs `dlbench history`.
 - What a person names may also be a pipe, e.g. `--baseline <(git show main:baseline.json)`: `read_named`.
 
 Files of the kernel (`/proc`, `/sys`) and of the installation are opened as usual.
@@ -38,6 +37,7 @@ PIPE_WAIT_S = 30.0
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PIECE = 1 << 20
+_MAX_DIGITS = len(str(-(1 << 63)))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -104,14 +104,28 @@ def read_bytes(path: Path, limit: int, *, follow: bool = True) -> bytes:
         os.close(opened)
 
 
+def open_inside(path: Path) -> IO[bytes]:
+    """A regular file, open for reading, where neither it nor its folder is a link, also if one is put there meanwhile.
+
+    Raises:
+        UnfitFileError: it is something else, or one of the two is a link.
+        OSError: it cannot be opened.
+    """
+    try:
+        with folder_below(path.parent.parent, path.parent.name) as folder:
+            return os.fdopen(_opened(path, follow=False, folder=folder)[0], "rb")
+    except NotADirectoryError:
+        raise UnfitFileError(path.parent, "is a link or a file, not a folder") from None
+
+
 def read_end(path: Path, num_bytes: int) -> bytes:
-    """The last bytes of a regular file, however large it is.
+    """The last bytes of a regular file, which is no link, however large it is.
 
     Raises:
         UnfitFileError: it is something else.
         OSError: it cannot be read.
     """
-    with open_file(path) as file:
+    with open_file(path, follow=False) as file:
         file.seek(-min(num_bytes, file.seek(0, os.SEEK_END)), os.SEEK_END)
         return file.read(num_bytes)
 
@@ -134,13 +148,13 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path, limit: int) -> Any:
-    """The value in a JSON file; as `read_bytes`.
+def read_json(path: Path, limit: int, *, follow: bool = False) -> Any:
+    """The value in a JSON file; as `read_bytes`, but for a link, which is not followed unless `follow` says so.
 
     Raises:
         ValueError: it is not JSON in UTF-8, nested too deeply, or holds a text that no file can be written with.
     """
-    content = read_bytes(path, limit)
+    content = read_bytes(path, limit, follow=follow)
     value = parse_json(content.decode("utf-8"))
     # Escapes such as \ud800 may stand for half a character, which UTF-8 does not have.
     if _SURROGATE.search(content):
@@ -155,12 +169,20 @@ def parse_json(text: str | bytes) -> Any:
     """A value in JSON.
 
     Raises:
-        ValueError: it is none, or nested too deeply.
+        ValueError: it is none, is nested too deeply, or holds a whole number of more than 64 bits.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_bounded)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _bounded(digits: str) -> int:
+    # numpy, SQLite and struct take no more; the length comes first, since Python refuses to read thousands of digits.
+    number = int(digits) if len(digits) <= _MAX_DIGITS else None
+    if number is None or not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"holds a number of {len(digits.lstrip('-'))} digits, more than 64 bits")
+    return number
 
 
 def read_named(path: Path, limit: int) -> bytes:
@@ -181,10 +203,11 @@ def read_named(path: Path, limit: int) -> bytes:
         os.close(opened)
 
 
-def _opened(path: Path, *, follow: bool, pipes: bool = False) -> tuple[int, os.stat_result]:
+def _opened(path: Path, *, follow: bool, pipes: bool = False, folder: int | None = None) -> tuple[int, os.stat_result]:
     # Without O_NONBLOCK the opening of a pipe waits for a writer; with it a regular file is read as without.
     try:
-        opened = os.open(path, _FILE if follow else _FILE | os.O_NOFOLLOW)
+        flags = _FILE if follow else _FILE | os.O_NOFOLLOW
+        opened = os.open(path if folder is None else path.name, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise UnfitFileError(path, "is a link, not a regular file") from None

@@ -63,7 +63,7 @@ def run(
         An iterator over the number and the result of each item, as they are done: in any order.
 
     Raises:
-        DlbenchError, OSError: as the work; the OSError with the traceback of the process as its cause.
+        DlbenchError, OSError, MemoryError: as the work; the last two with the traceback of the process as their cause.
         RunError: a process died.
         RuntimeError: any other error, with its traceback.
     """
@@ -98,7 +98,7 @@ def in_order(results: Iterator[tuple[int, Result]]) -> Iterator[Result]:
 class _Failure:
     """Why an item has no result: an error, a defect or the death of the process."""
 
-    error: DlbenchError | OSError | None = None
+    error: DlbenchError | OSError | MemoryError | None = None
     trace: str = ""
     death: str = ""
 
@@ -106,7 +106,7 @@ class _Failure:
 def _attempt(work: Callable[[Item], Result], item: Item) -> Result | _Failure:
     try:
         return work(item)
-    except (DlbenchError, OSError) as error:
+    except (DlbenchError, OSError, MemoryError) as error:
         return _Failure(error=error, trace=traceback.format_exc())
     except Exception:
         return _Failure(trace=traceback.format_exc())
@@ -120,7 +120,7 @@ def _result(answer: Result | _Failure, name: str, verb: str) -> Result:
     defect = RuntimeError(f"{name} cannot be {verb}:\n{answer.trace}")
     if answer.error is None:
         raise defect
-    raise answer.error from (defect if isinstance(answer.error, OSError) else None)
+    raise answer.error from (None if isinstance(answer.error, DlbenchError) else defect)
 
 
 def _hand_out(

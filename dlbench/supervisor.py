@@ -65,7 +65,8 @@ class Supervisor:
         self._program = 0
         self._status: int | None = None
         self._folders: list[process_tree.HeldFolder] = []
-        self._final: FinalStatus | None = None
+        self._final: tuple[FinalStatus, int] | None = None
+        """Of a rank, with a descriptor of its run's folder."""
 
     def run(self) -> int:
         """The program's status as `os.wait` gives it, after everything that it started has ended."""
@@ -86,12 +87,12 @@ class Supervisor:
         try:
             is_told = self._wait()
             ended_at = wall_time()
-            if not is_told and not self._is_launcher:
+            if not is_told:
                 self._tell(ended_at)
             grace_s = self._grace_s if is_told or self._is_launcher else AFTER_S
             process_tree.end(self._descendants, grace_s, look=self._reap)
             if self._final is not None:
-                self._final.write()
+                self._final[0].write(self._final[1])
         finally:
             for folder in self._folders:
                 folder.remove()
@@ -104,26 +105,29 @@ class Supervisor:
         environment["PYTHONSAFEPATH"] = "1"
         if "dlbench.node" in self._command:
             with suppress(OSError):
-                self._final = FinalStatus.make()
-                environment |= offered(self._final)
+                # The last word is the plan. The run's folder itself is no link (`dlbench.records.folder.create`).
+                flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+                folder = os.open(self._command[-1].rpartition("/")[0] or ".", flags | os.O_DIRECTORY)
+                self._final = FinalStatus.make(), folder
+                environment |= offered(self._final[0])
         with suppress(OSError):
-            folder = process_tree.HeldFolder(process_tree.temporary_places(environment))
-            self._folders.append(folder)
+            own = process_tree.HeldFolder(process_tree.temporary_places(environment))
+            self._folders.append(own)
             if self._is_launcher:
                 # Where Open MPI's mpirun keeps its session, by version 4 and 5; the nodes' daemons keep to their own.
-                environment.setdefault("OMPI_MCA_orte_local_tmpdir_base", folder.path)
-                environment.setdefault("PRTE_MCA_prte_local_tmpdir_base", folder.path)
+                environment.setdefault("OMPI_MCA_orte_local_tmpdir_base", own.path)
+                environment.setdefault("PRTE_MCA_prte_local_tmpdir_base", own.path)
             else:
-                environment["TMPDIR"] = folder.path
+                environment["TMPDIR"] = own.path
         if not self._is_launcher and any(name in environment for name in _MPI_VARIABLES):
             # Meant for mpirun, which says to its ranks in another variable what came of it; they refuse to have both.
             environment.pop("OMPI_MCA_orte_local_tmpdir_base", None)
             with suppress(OSError):
-                folder = process_tree.HeldFolder([process_tree.SHARED_MEMORY])
-                self._folders.append(folder)
+                shared = process_tree.HeldFolder([process_tree.SHARED_MEMORY])
+                self._folders.append(shared)
                 # Open MPI's shared memory between ranks, by version 4 and 5: each rank tells the others its path.
-                environment.setdefault("OMPI_MCA_btl_vader_backing_directory", folder.path)
-                environment.setdefault("OMPI_MCA_btl_sm_backing_directory", folder.path)
+                environment.setdefault("OMPI_MCA_btl_vader_backing_directory", shared.path)
+                environment.setdefault("OMPI_MCA_btl_sm_backing_directory", shared.path)
         return environment
 
     def _become_program(self, environment: dict[str, str], supervisor: int, mask: set[int]) -> NoReturn:
@@ -175,7 +179,7 @@ class Supervisor:
                 self._status = status
 
     def _tell(self, ended_at: float) -> None:
-        """Says, before anything is cleaned up, that the rank did not end well; the first is the cause.
+        """Says, before anything is cleaned up, that the program did not end well; the first rank is the cause.
 
         The launcher of dlbench reads a mark; into the log of a job goes what the rank could not say: that a signal
         ended it (read again by dlbench.records.job.log).
@@ -183,11 +187,12 @@ class Supervisor:
         if not self._status:
             return
         rank = next((os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), "0")
+        rank = process_tree.LAUNCHER if self._is_launcher else rank
         code = os.waitstatus_to_exitcode(self._status)
         with suppress(OSError):  # nobody reads
             if os.environ.get("DLBENCH_PROGRESS") == "launcher":
                 os.write(1, f"{process_tree.ENDED_MARK}{rank} {code} {ended_at:.6f}\n".encode())
-            elif code < 0 and "dlbench.node" in self._command:
+            elif code < 0 and not self._is_launcher and "dlbench.node" in self._command:
                 at = datetime.fromtimestamp(ended_at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                 name = signal.Signals(-code).name if -code in set(signal.Signals) else f"number-{-code}"
                 os.write(2, f"dlbench: rank {rank} was ended by signal {name} at {at}\n".encode())

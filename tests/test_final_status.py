@@ -48,8 +48,19 @@ def test_a_rank_that_said_all_itself_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
-    assert end(tmp_path / "gone", "os._exit(5)") == 5
+    (tmp_path / "gone").mkdir()
+    assert end(tmp_path / "gone", "os.rmdir(os.path.dirname(sys.argv[2])); os._exit(5)") == 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_place_of_the_folder_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "status.json").write_text("another's")
+    swap = "run = os.path.dirname(sys.argv[2]); os.rename(run, run + '-moved'); os.symlink('victim', run); os._exit(5)"
+    assert end(tmp_path / "run", swap) == 5
+    assert {path.name: path.read_text() for path in (tmp_path / "victim").iterdir()} == {"status.json": "another's"}
+    assert json.loads((tmp_path / "run-moved" / "status.json").read_text())["step"] == 7
 
 
 def test_a_text_that_was_cut_off_is_not_written(tmp_path: Path) -> None:

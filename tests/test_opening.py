@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlbench import opening
 from dlbench.cli import cli as entry
@@ -39,12 +41,17 @@ INSTEAD: list[tuple[Callable[[Path], None], str]] = [
 READERS: list[Callable[[Path], object]] = [
     lambda path: opening.read_bytes(path, 10),
     lambda path: opening.read_text(path, 10),
-    lambda path: opening.read_json(path, 10),
-    lambda path: opening.read_end(path, 10),
+    lambda path: opening.read_json(path, 10, follow=True),
     opening.open_file,
     opening.descriptor,
     opening.require_file,
 ]
+OF_A_RUN: list[Callable[[Path], object]] = [
+    lambda path: opening.read_json(path, 10),
+    lambda path: opening.read_end(path, 10),
+    lambda path: opening.open_inside(path.absolute()),
+]
+"""They follow no link."""
 
 
 @pytest.mark.parametrize(("put", "why"), INSTEAD, ids=lambda one: getattr(one, "__name__", ""))
@@ -55,10 +62,12 @@ def test_what_is_no_file_is_named_at_once(
     path = Path("x")
     put(path)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for read in READERS:
+    for read in (*READERS, *OF_A_RUN):
         with pytest.raises(UnfitFileError) as told:
             read(path)
-        assert (told.value.strerror, told.value.filename) == (why, "x")
+        if read in OF_A_RUN and path.is_symlink():
+            why = "is a link, not a regular file"
+        assert (told.value.strerror, Path(told.value.filename).name) == (why, "x")
         assert opening.why_unreadable(told.value) == why
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -91,6 +100,30 @@ def test_links_lead_to_files_unless_none_may_be(tmp_path: Path) -> None:
         opening.read_bytes(tmp_path / "loop", 10)
     with pytest.raises(FileNotFoundError):
         opening.read_bytes(tmp_path / "gone", 10)
+
+
+def test_a_file_of_a_run_is_reached_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "launch.log").write_bytes(b"said")
+    (tmp_path / "run" / "linked.log").symlink_to("launch.log")
+    (tmp_path / "named").symlink_to(tmp_path)
+    (tmp_path / "swapped").symlink_to("run")
+    # What is above the run, a person names.
+    with opening.open_inside(tmp_path / "named" / "run" / "launch.log") as file:
+        assert file.read() == b"said"
+    with pytest.raises(UnfitFileError, match="is a link, not a regular file"):
+        opening.open_inside(tmp_path / "run" / "linked.log")
+    with pytest.raises(UnfitFileError, match="is a link or a file, not a folder"):
+        opening.open_inside(tmp_path / "swapped" / "launch.log")
+
+
+@given(number=st.integers() | st.integers(-400, 400).map(lambda power: (1 if power > 0 else -1) * 10 ** abs(power)))
+def test_whole_numbers_have_64_bits(number: int) -> None:
+    if -(2**63) <= number < 2**63:
+        assert opening.parse_json(f"[{number}]") == [number]
+    else:
+        with pytest.raises(ValueError, match=r"holds a number of \d+ digits, more than 64 bits"):
+            opening.parse_json(f'{{"a": [1, {number}]}}')
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 200_000, "1" * 6000, "\ufeff{}"])

@@ -12,7 +12,7 @@ import click
 
 import dlbench
 from dlbench.cli.streams import Streams
-from dlbench.errors import EnvironmentLacksError, ExitCode
+from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
 GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
@@ -79,6 +79,17 @@ class CommandGroups(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, *_ in COMMANDS]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Of every command: no text and no path with control characters, which would end up in scripts and on pages."""
+        for before, word in zip(["", *args], args, strict=False):
+            if not word.isprintable():
+                from dlbench.specs.yamlfile import control_character
+
+                if problem := control_character(word):
+                    option = f"{before} " if before.startswith("-") and "=" not in before else ""
+                    raise UserError(f"{option}{word[:80]!a}: {problem}")
+        return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for name, module, _ in COMMANDS:

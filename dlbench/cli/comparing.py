@@ -13,7 +13,7 @@ import click
 from dlbench.cli.choosing import parse_where, runs_at
 from dlbench.cli.options import F, decorated, write_output
 from dlbench.cli.report import check_writable, format_by_suffix, render, require_modules
-from dlbench.errors import ExitCode, UserError, nearest
+from dlbench.errors import ExitCode, UserError, nearest, refused
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison
@@ -292,4 +292,4 @@ def _append(path: Path, content: bytes) -> None:
         with path.open("ab") as file:
             file.write(content)
     except OSError as error:
-        raise UserError(f"--summary {path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"--summary {path}: cannot be written: {error.strerror or error}", UserError) from None

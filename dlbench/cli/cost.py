@@ -26,7 +26,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     Slurm is asked once for all jobs that have ended, and its answer kept beside each run (accounting.json), because it
     forgets. Without accounting, squeue knows a job's times for some minutes.
 
-    Ends with 6 where Slurm tells nothing.
+    Ends with 6 where Slurm tells nothing, with 4 if a run is damaged.
 
     \b
     Examples:
@@ -41,16 +41,22 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     if output is not None:
         check_writable(output)
     chosen: FormatName = "json" if as_json else format_of(output, None)
-    found, why_not = with_accounting(read_runs(runs, where).runs)
+    scanned = read_runs(runs, where)
+    found, why_not = with_accounting(scanned.runs)
     whole = campaign_cost(found)
     for reason in dict.fromkeys(why_not.values()):
         names = [name for name, text in why_not.items() if text == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         click.echo(f"dlbench: no cost of {clean(names[0])}{more}: {clean(reason)}", err=True)
+    for problem in scanned.problems:
+        click.echo(f"dlbench: damaged: {problem}", err=True)
+    if whole is not None:
+        emit(cost_document(whole), chosen, output, "cost-points", full=full)
+    elif as_json:
+        click.echo(json.dumps(None))
+    if scanned.problems:
+        sys.exit(int(ExitCode.INCOMPLETE))
     if whole is None:
-        if as_json:
-            click.echo(json.dumps(None))
         if not why_not:
             click.echo(f"dlbench: {named(runs)}: none of these runs was submitted to Slurm", err=True)
         sys.exit(int(ExitCode.INCONCLUSIVE))
-    emit(cost_document(whole), chosen, output, "cost-points", full=full)

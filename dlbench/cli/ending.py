@@ -6,7 +6,6 @@ a command that says so, never from an exception. A defect of dlbench keeps its t
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import traceback
@@ -15,17 +14,7 @@ from types import TracebackType
 
 import click
 
-from dlbench.errors import DlbenchError, ExitCode
-
-MACHINE_ERRORS = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "ESTALE", "EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOLCK"),
-        *("ENOSYS", "ETXTBSY", "EBUSY", "EREMOTEIO", "ENOTCONN", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED"),
-        *("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRINUSE", "EADDRNOTAVAIL", "ETIMEDOUT", "EPIPE"),
-    )
-)
-"""What another path would not mend: the machine lacks space, memory, descriptors, a device that works, a network."""
+from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,15 +38,16 @@ def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> Non
       dlbench logs nightly-resnet50-ci-p00-n0001-k00 --follow
     """
     from dlbench.jobs.campaign.logs import logs_of
-    from dlbench.opening import read_end
+    from dlbench.opening import open_inside
 
     folder = run_folder(run, out)
     paths = logs_of(folder, rank)
     sizes: dict[Path, int] = {}
     for path in paths:
-        sizes[path] = path.stat().st_size
-        content = read_end(path, min(_MAX_BYTES, sizes[path])) if sizes[path] else b""
-        _print(path, content, lines, is_one=len(paths) == 1)
+        with open_inside(path) as file:
+            sizes[path] = file.seek(0, os.SEEK_END)
+            file.seek(max(0, sizes[path] - _MAX_BYTES))
+            _print(path, file.read(_MAX_BYTES), lines, is_one=len(paths) == 1)
     if follow:
         _follow(folder, rank, sizes)
 
@@ -59,9 +60,10 @@ def run_folder(run: str, out: Path) -> RunFolder:
     """
     from dlbench.records.folder import RunFolder
 
-    for path in (Path(run), out / run):
+    # A folder that a person names may be a link to it.
+    for path in (Path(os.path.realpath(run)), (out / run).absolute()):
         if RunFolder(path).plan.exists():
-            return RunFolder(path.absolute())
+            return RunFolder(path)
     there = sorted(path.parent.name for path in out.glob(f"{_escaped(run)}-*/plan.json"))
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
@@ -93,7 +95,7 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
     from dlbench.cli.streams import cleaned
     from dlbench.jobs.campaign.completing import EVERY_S
     from dlbench.jobs.campaign.logs import logs_of
-    from dlbench.opening import open_file
+    from dlbench.opening import open_inside
 
     last = next(reversed(sizes), None)
     is_over, asked = False, time.monotonic()
@@ -104,7 +106,7 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
             paths = logs_of(folder, rank)
         for path in paths:
             added = b""
-            with suppress(FileNotFoundError), open_file(path) as file:
+            with suppress(FileNotFoundError), open_inside(path) as file:
                 if sizes.get(path, 0) > file.seek(0, os.SEEK_END):  # that of a new attempt
                     sizes[path] = 0
                 file.seek(sizes.get(path, 0))

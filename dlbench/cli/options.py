@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 
 if TYPE_CHECKING:
     from dlbench.specs.collectives.plan import CommPlan
@@ -443,4 +443,4 @@ def write_output(content: bytes, output: Path | None) -> None:
     try:
         write_result(output, content)
     except RunError as error:
-        raise UserError(f"-o {error}") from None
+        raise (type(error) if isinstance(error, MachineError) else UserError)(f"-o {error}") from None

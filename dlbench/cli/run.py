@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.ending import MACHINE_ERRORS, os_error_words
-from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
+from dlbench.cli.ending import os_error_words
+from dlbench.errors import MACHINE_ERRORS, DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
     from dlbench.cli.progress import Lines

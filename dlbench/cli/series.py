@@ -72,6 +72,11 @@ def _say_reopened(series: str, out: Path, done: Reopened) -> None:
         _say(f"series {series}: {runs} never began before {whose} ended, and will be submitted again")
         for line in cost_lines(done.campaign):
             _say(line)
+    if done.begun:
+        count = len(done.begun)
+        runs = f"{count} run{'s' * (count > 1)} that had begun before being cancelled"
+        which = f"{done.begun[0]}{f' and {count - 1} more' * (count > 1)}"
+        _say(f"series {series}: {runs} stay{'s' * (count == 1)} so: {which}; run again with another --series")
     if done.cancelled:
         count, jobs = len(done.cancelled), done.cancelled_jobs
         are, them = ("are", "them") if count > 1 else ("is", "it")

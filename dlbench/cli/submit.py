@@ -38,7 +38,7 @@ class SubmitCommand(shared.GroupedCommand):
 @click.option(
     "--rotate-nodes", metavar="HOSTS", help="Repeats on n[1-8] in turn: differences between nodes average out."
 )
-@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs.")
+@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs that never began.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
 
@@ -110,6 +110,8 @@ def _resume(options: dict[str, Any]) -> None:
     source = click.core.ParameterSource.COMMANDLINE
     for param in context.command.params:
         if param.name not in of_series and context.get_parameter_source(param.name or "") is source:
+            if param.name in ("dry_run", "all_scripts"):
+                raise UserError(f"{param.opts[0]}: not with --resume; `dlbench status` tells which jobs are left")
             raise UserError(f"--resume {options['resume']} alone: the series has its {param.opts[0]} already")
     resume_series(
         options["resume"],

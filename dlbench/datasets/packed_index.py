@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlbench.opening import parse_json
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -82,7 +84,7 @@ def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
     """
     try:
         (length,) = _HEAD.unpack_from(data)
-        description = json.loads(bytes(data[_HEAD.size : _HEAD.size + length]))
+        description = parse_json(bytes(data[_HEAD.size : _HEAD.size + length]))
         start = _HEAD.size + length + len(_padding(_HEAD.size + length))
         reader = _Reader(data[start:], {one.__name__: one for one in expected})
         return reader.value(description)

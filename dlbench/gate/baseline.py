@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.errors import IncompleteDataError, MachineError, RunError, UserError
 from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
-from dlbench.specs.base import Count, RunName, Spec
+from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
 
 FORMAT = "dlbench.baseline"
@@ -41,8 +41,8 @@ class BaselineRun(Spec):
 class BaselinePoint(Spec):
     """Comparable runs with one rank and node count."""
 
-    ranks: Count = Field(description="Ranks of each run.")
-    nodes: Count = Field(description="Nodes of each run.")
+    ranks: Ranks = Field(description="Ranks of each run.")
+    nodes: Ranks = Field(description="Nodes of each run.")
     registered: dict[str, str] = Field(description="Registered keys that a candidate must share, by name.")
     plan: dict[str, AxisValue] = Field(description="Keys of the plan that a candidate must share.")
     sample_unit: str = Field(description="What a sample is, in the plural.")
@@ -86,7 +86,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     try:
         write_result(path, json_text(baseline.model_dump(mode="json")))
     except RunError as error:
-        raise UserError(f"-o {error}") from None
+        raise (type(error) if isinstance(error, MachineError) else UserError)(f"-o {error}") from None
 
 
 def read_baseline(path: Path) -> Baseline:

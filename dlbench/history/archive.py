@@ -21,7 +21,7 @@ from typing import IO, Literal
 
 from pydantic import Field, ValidationError
 
-from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.history.content import content_digest, files_of
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import sync_folder
@@ -83,7 +83,7 @@ def write_archive(history: History, entries: Sequence[HistoryEntry], output: Pat
         temporary.replace(output)
         sync_folder(output.parent)
     except OSError as error:
-        raise UserError(f"-o {output}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"-o {output}: cannot be written: {error.strerror or error}", UserError) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def read_archive(
     try:
         inner = Path(tempfile.mkdtemp(prefix="archive-", dir=room))
     except OSError as error:
-        raise RunError(f"{room}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{room}: cannot be written: {error.strerror or error}") from None
     try:
         yield from _runs(path, history, inner, limits or Limits())
     except IncompleteDataError as error:
@@ -271,7 +271,7 @@ def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, h
         for inner in {file.parent for file in target.rglob("*")}:
             sync_folder(inner)
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{target}: cannot be written: {error.strerror or error}") from None
     return Candidate(folder=folder, name=shown, staged=True, digest=manifest.runs[name] if manifest else "")
 
 
@@ -293,4 +293,4 @@ def _unpack(member: Member, target: Path) -> None:
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise IncompleteDataError(f"refused: {'/'.join(member.parts)!a} is there twice") from None
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{target}: cannot be written: {error.strerror or error}") from None

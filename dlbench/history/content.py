@@ -10,7 +10,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from dlbench.errors import IncompleteDataError, RunError
+from dlbench.errors import IncompleteDataError, refused
 from dlbench.history.files import sync_folder
 from dlbench.opening import open_file
 from dlbench.records.folder import RunFolder
@@ -103,7 +103,7 @@ def copy_run(source: Path, target: Path) -> None:
         for folder in {(target / name).parent for name in before} | {target}:
             sync_folder(folder)
     except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{target}: cannot be written: {error.strerror or error}") from None
     after = files_of(source)
     changed = [name for name in before.keys() | after.keys() if _mark(before.get(name)) != _mark(after.get(name))]
     if changed:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import RunError, UserError, refused
 from dlbench.opening import delete_below, folder_below, kind_of
 from dlbench.records.files import write_json
 from dlbench.records.scan import load_file
@@ -100,7 +100,7 @@ class Store:
             write_json(mark, HistoryMark().model_dump(mode="json"))
             sync_folder(path)
         except OSError as error:
-            raise UserError(f"{path}: cannot be made: {error.strerror or error}") from None
+            raise refused(error, f"{path}: cannot be made: {error.strerror or error}", UserError) from None
         return cls(path)
 
     def listing(self, pass_over: Callable[[str], None] = lambda folder: None) -> dict[str, int]:
@@ -211,7 +211,7 @@ class Store:
             for parent in {(self.path / folder).parent for folder in folders} | {self.runs}:
                 sync_folder(parent)
         except OSError as error:
-            raise RunError(f"{self.runs}: cannot be written: {error.strerror or error}") from None
+            raise refused(error, f"{self.runs}: cannot be written: {error.strerror or error}") from None
 
     @contextmanager
     def room(self) -> Iterator[Path]:

@@ -23,6 +23,10 @@ _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
 # What mpirun saw of a signal is read by itself (`dlbench.records.job.log`).
 _NO_CAUSE = re.compile(rf"mpirun noticed|{PEER_MARK}")
+_WARNING = re.compile(r"^\S+:\d+: \w*Warning: |\bwarn(?:ing)?:|^(?:\[rank\d+\]:)?\[W\d", re.IGNORECASE)
+"""Of Python's module `warnings`, of most programs, and of torch's C++ (glog: a letter, month and day)."""
+_SENT = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+"""Signals that others send: what a process says before one has nothing to do with it."""
 _AS_ROOT = "has detected an attempt to run as root"
 _ROOT_REMEDY = (
     "mpirun does not run as root: run as another user or, in a container of your own, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
@@ -39,6 +43,8 @@ class Ending:
 
     rank: int | None
     """None where the process is a launcher, which holds several ranks."""
+    program: str = ""
+    """The launcher, or `the supervisor of mpirun`; empty where the process is a rank."""
     code: int
     """Its exit code; a signal's number, negative, if that ended it."""
     at: str
@@ -58,12 +64,11 @@ class Ending:
     @property
     def text(self) -> str:
         """One line."""
-        who = "the launched process" if self.rank is None else f"rank {self.rank}"
+        who = (self.program or "the launched process") if self.rank is None else f"rank {self.rank}"
         if self.out_of_memory and self.code == -signal.SIGKILL:
             return f"{who} was killed by the kernel's out-of-memory killer: {self.out_of_memory}"
         how = f"by signal {signal_name(-self.code)}" if self.by_signal else f"with exit code {self.code}"
-        if self.code == -signal.SIGKILL:
-            # What a process says before that has nothing to do with it.
+        if -self.code in _SENT:
             return f"{who} was the first to end, {how}"
         told = f": {self.words}" if self.words else ""
         return f"{who} was the first to end, {how}{told}" + (f" (see {self.log})" if self.log else "")
@@ -85,9 +90,10 @@ def names_a_cause(lines: Sequence[str]) -> bool:
 def last_words(lines: Sequence[str]) -> str:
     """What a process's last lines say of why it ended, as one line; empty if they say nothing.
 
-    An error that dlbench tells, else an exception, else what mpirun or srun says, else the last line.
+    An error that dlbench tells, else an exception, else what mpirun or srun says, else the last line that is of no
+    warning.
     """
-    bare = [LABEL.sub("", line) for line in lines]
+    bare = _without_warnings([LABEL.sub("", line) for line in lines])
     said = [" ".join(line.split()) for line in bare if line.strip(" \t\r\n-=*") and not _NO_CAUSE.search(line)]
     if any(_AS_ROOT in line for line in said):
         return _ROOT_REMEDY
@@ -100,6 +106,18 @@ def last_words(lines: Sequence[str]) -> str:
     if words.startswith("ModuleNotFoundError:"):
         return f"{words}; {_MODULE_REMEDY}"
     return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."
+
+
+def _without_warnings(lines: Sequence[str]) -> list[str]:
+    """Without what libraries warn of; Python's module `warnings` puts the line of source behind its own, indented."""
+    kept: list[str] = []
+    after = False
+    for line in lines:
+        is_warning = _WARNING.search(line) is not None
+        if not is_warning and not (after and line[:1].isspace()):
+            kept.append(line)
+        after = is_warning
+    return kept
 
 
 def stopped_among(processes: Collection[int], proc: Path = Path("/proc")) -> set[int]:

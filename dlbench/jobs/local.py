@@ -20,7 +20,7 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.run_script import has_script, render_run_script, shell_command, start_command
 from dlbench.jobs.silence import Silence
 from dlbench.jobs.variables import resolve
-from dlbench.jobs.verdict import Outcome, folder_is_gone, verdict
+from dlbench.jobs.verdict import Outcome, verdict, what_became
 from dlbench.machine.memory_kills import MemoryKills
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
@@ -73,7 +73,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
         silence.heard()
         on_progress(step, of, stage)
 
-    ranks = RankProcesses(told, token, are_ranks=is_local)
+    ranks = RankProcesses(told, token, launcher=_program(plan))
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
     environment.pop("SLURM_EXPORT_ENV", None)
@@ -86,7 +86,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 
         try:
             _start(ranks, plan, folder, environment, token)
-            ranks.wait(check, lambda: not folder_is_gone(folder) and not silence.reason())
+            ranks.wait(check, lambda: not what_became(folder) and not silence.reason())
         except KeyboardInterrupt:
             ranks.end(interruption.is_repeated)
             with suppress(DlbenchError):  # a full disk: the interruption is what counts
@@ -97,13 +97,19 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
                 write_failure(folder, str(error))
             raise
         except FileNotFoundError:
-            if not folder_is_gone(folder):
+            if not what_became(folder):
                 raise
         finally:
             ranks.close(process_tree.temporary_places(environment))
         ending = _first_ending(folder, ranks, is_local=is_local)
         seen = None if ending is None else replace(ending, out_of_memory=memory.since())
         return verdict(folder, seen, ranks.stopped, given_up=silence.reason())
+
+
+def _program(plan: LaunchPlan) -> str:
+    """What holds the ranks: `mpirun` or `srun`; empty: nothing."""
+    launcher = plan.system.launch.launcher
+    return "" if launcher == "local" else launcher.partition("-")[0]
 
 
 def _first_ending(folder: RunFolder, ranks: RankProcesses, *, is_local: bool) -> Ending | None:

@@ -52,13 +52,15 @@ class RankProcesses:
     Args:
         on_progress: called from another thread.
         token: of this launch; all its processes have it in DLBENCH_LAUNCH_TOKEN.
-        are_ranks: each process is the rank of its number, and not a launcher of several.
+        launcher: `mpirun` or `srun`, which holds all ranks; empty: each process is the rank of its number.
     """
 
-    def __init__(self, on_progress: OnProgress, token: str, *, are_ranks: bool = True) -> None:
+    def __init__(self, on_progress: OnProgress, token: str, *, launcher: str = "") -> None:
         self._on_progress = on_progress
         self._token = token
-        self._are_ranks = are_ranks
+        self._launcher = launcher
+        self._launcher_told = False
+        """Its supervisor said that it did not end well, and so was not killed itself."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []
@@ -113,7 +115,10 @@ class RankProcesses:
                 if mark:
                     with suppress(ValueError):
                         rank, code, at = told_end.split()
-                        self._ended.append((float(at), int(rank), int(code)))
+                        if rank == process_tree.LAUNCHER.encode():
+                            self._launcher_told = True
+                        else:
+                            self._ended.append((float(at), int(rank), int(code)))
                 if text:
                     lines.append(text[:_KEPT_BYTES].decode("utf-8", "backslashreplace"))
                     # A full disk, a closed log: the pipe must be drained all the same.
@@ -211,7 +216,7 @@ class RankProcesses:
             named = [end for end in ends if end[2] > 0 and names_a_cause(self._lines_of(end[1]))]
             is_lost = any(PEER_MARK in line for line in self._lines_of(index))
             at, index, code = next(iter([*named, *(end for end in ends if is_lost and end[2] < 0), ends[0]]))
-        is_rank = self._are_ranks or (at, index, code) in self._ended
+        is_rank = not self._launcher or (at, index, code) in self._ended
         return self._ending(index if is_rank else None, code, at, log)
 
     def _ends(self) -> list[tuple[float, int, int]]:
@@ -230,12 +235,14 @@ class RankProcesses:
         return [(at, index, self._processes[index].returncode) for index in ordered]
 
     def _lines_of(self, rank: int) -> Sequence[str]:
-        return [*self._last_lines[rank if self._are_ranks else 0]]
+        return [*self._last_lines[0 if self._launcher else rank]]
 
     def _ending(self, rank: int | None, code: int, at: float, log: Callable[[int], Path]) -> Ending:
-        index = rank if self._are_ranks and rank is not None else 0
+        index = 0 if self._launcher or rank is None else rank
+        of_supervisor = "" if code > 0 or self._launcher_told else "the supervisor of "
         return Ending(
             rank=rank,
+            program=of_supervisor + self._launcher,
             code=code,
             at=utc_text(datetime.fromtimestamp(at, UTC)),
             words=last_words([*self._last_lines[index]]),

@@ -174,5 +174,8 @@ class Scheduler(Protocol):
             clusters: as of `clusters`, asked beside those of the ids; where there is neither, the one here.
         """
 
+    def script(self, job_id: str) -> str:
+        """The script of a job that waits or runs, as the scheduler keeps it; empty if it does not tell."""
+
     def cancel(self, job_ids: Sequence[str]) -> str:
         """Cancels jobs; returns what the scheduler said against it, empty if nothing."""

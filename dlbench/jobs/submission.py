@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -15,6 +15,9 @@ from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.sharing import may_not_read, user_name
 from dlbench.specs.base import RunName, Spec
 from dlbench.units import utc_now
+
+Log = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}/slurm-[A-Za-z0-9._-]{1,100}\.out$")]
+"""A file in the folder of a run beside this one: what is named here is printed."""
 
 
 class Submission(Spec):
@@ -35,7 +38,7 @@ class Submission(Spec):
         (),
         description="All runs of the job in their order, where it holds several; empty: this run alone.",
     )
-    log: str = Field(description="Slurm's output, from the folder of all runs.")
+    log: Log = Field(description="Slurm's output, from the folder of all runs: RUN/slurm-ID.out.")
 
     @property
     def other_owner(self) -> str:

@@ -5,6 +5,7 @@ One SIGKILL gives 137, 1 or 143 there, depending on the launcher.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -34,21 +35,17 @@ class Outcome:
     """Samples per second of a valid run of training, as reports have it; None for others."""
 
 
-def folder_is_gone(folder: RunFolder) -> bool:
-    """Whether somebody removed a run's folder while it ran; not where the file system does not answer."""
+def what_became(folder: RunFolder) -> str:
+    """What somebody did with a run's folder while it ran; empty: nothing, or the file system does not answer."""
     try:
+        if stat.S_ISLNK(folder.path.lstat().st_mode):
+            return "was replaced by a link"
         folder.plan.stat()
     except FileNotFoundError:
-        return True
+        return "was removed or moved away"
     except OSError:  # a server that hangs, a stale handle
-        return False
-    return False
-
-
-def gone(folder: RunFolder) -> Outcome:
-    """The outcome of a run whose folder was removed; its processes have ended."""
-    story = f"{folder.path} was removed while the run went on: its ranks were ended, nothing of it is kept"
-    return Outcome(exit_code=ExitCode.RUN_FAILED, story=story)
+        return ""
+    return ""
 
 
 def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] = (), *, given_up: str = "") -> Outcome:
@@ -60,8 +57,9 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
         stopped: processes of this machine that were stopped when it did.
         given_up: why the launcher ended ranks that would not have ended; empty if it did not.
     """
-    if folder_is_gone(folder):
-        return gone(folder)
+    if became := what_became(folder):
+        story = f"{folder.path} {became} while the run went on: its ranks were ended, and it has no result"
+        return Outcome(exit_code=ExitCode.RUN_FAILED, story=story)
     try:
         done = read_launched(folder.path)
     except DlbenchError as error:
@@ -80,7 +78,10 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
     if given_up:
         seen = Failure(reason=given_up, at=utc_now(), stopped=_stopped_ranks(done, stopped))
         return replace(_failed(folder, done, seen), exit_code=ExitCode.TIMEOUT)
-    return _failed(folder, done, _seen(done, ending, stopped))
+    outcome = _failed(folder, done, _seen(done, ending, stopped))
+    # On a full disk its status may not say so.
+    is_lack = ending is not None and ending.rank is not None and ending.code == ExitCode.ENVIRONMENT
+    return replace(outcome, exit_code=ExitCode.ENVIRONMENT) if is_lack else outcome
 
 
 def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> Outcome:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlbench.errors import DlbenchError, ExitCode, PeerLostError, RunError
+from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, PeerLostError, RunError
 from dlbench.machine.gpu.visible import Gpu, gpu_trouble
 from dlbench.records.status import FailureKind
 
@@ -105,6 +105,7 @@ def failure_of(error: BaseException, where: Whereabouts | None = None) -> RankFa
         kind = "own"  # others lose this rank, whatever NCCL says of them
         reason = _device_fault(condensed(said), where)
     elif isinstance(error, OSError) and error.strerror and error.filename is not None:
+        code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else code
         reason = f"{error.filename}: {error.strerror}"
     else:
         name = type(error).__name__

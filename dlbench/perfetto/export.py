@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dlbench import pool
-from dlbench.errors import UserError
+from dlbench.errors import UserError, refused
 from dlbench.perfetto.events import dumped, note_event, process_events, thread_events
 from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.parts import Part, TextSink, node_pid, write_part
@@ -71,7 +71,7 @@ def temporary_beside(output: Path) -> Iterator[Path]:
         folder.mkdir()
         yield folder
     except OSError as error:
-        raise UserError(f"-o {output}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"-o {output}: cannot be written: {error.strerror or error}", UserError) from None
     finally:
         with suppress(OSError):
             shutil.rmtree(folder)

@@ -46,7 +46,7 @@ def trace_entries(path: Path) -> Iterator[dict[str, Any]]:
         IncompleteDataError: it cannot be read, or ends or breaks within an event; what came before has been given.
     """
     try:
-        with TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as file:
+        with TextIOWrapper(open_file(path, follow=False), encoding="utf-8", errors="replace") as file:
             buffer = _head(path, file)
             at = 0
             while True:

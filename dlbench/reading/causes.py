@@ -204,7 +204,8 @@ def _memory(run: Run) -> tuple[int | None, str]:
         if train.is_in_core:
             return 0, "nothing recomputes or swaps in these runs"
         return None, "the record does not say what recomputing and swapping took"
-    if sorted(one.rank for one in told.ranks) != list(range(run.plan.layout.ranks)):
+    ranks = sorted(one.rank for one in told.ranks)
+    if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
         return None, "not every rank says what recomputing and swapping took"
     seconds = sum(one.recompute_s + one.swap_wait_s + one.room_wait_s for one in told.ranks)
     return round(seconds * 1e9), "recomputing and waiting for room or tensors, measured by every rank"

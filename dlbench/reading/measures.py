@@ -182,7 +182,7 @@ def _all_ranks(run: Run) -> RunSteps:
 
     assert run.record is not None
     ranks = sorted(rank.rank for rank in run.record.ranks)
-    if ranks != list(range(run.plan.layout.ranks)):
+    if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
         raise IncompleteDataError(
             f"{run.folder.record}: holds {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; no figure is made"
         )

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Spec
+from dlbench.specs.base import Count, CountOrZero, RankNumber, Spec
 
 MAX_DRIFT_PPM = 500
 """How much faster or slower than another a clock may run, millionths: MAXFREQ, RFC 5905, appendix A.1.1."""
@@ -36,7 +36,7 @@ class ClockPoint(Spec):
 class ClockLine(Spec):
     """One node's clock."""
 
-    node_rank: CountOrZero = Field(description="The node, from 0.")
+    node_rank: RankNumber = Field(description="The node, from 0.")
     host: str = Field(description="Its host name.")
     points: tuple[ClockPoint, ...] = Field(
         (),

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dlbench.records.record import Environment
 from dlbench.records.watch import NodeLoad
-from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, RunName, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
 from dlbench.specs.collectives.plan import Collective
 
 
@@ -59,7 +59,7 @@ class CommRecord(Spec):
     finished: str = Field(description="UTC, ISO 8601.")
     hosts: tuple[str, ...] = Field(description="Host of each rank.")
     device: str = Field(description="Where buffers lay, e.g. cpu.")
-    group_size: Count = Field(description="Ranks of a group.")
+    group_size: Ranks = Field(description="Ranks of a group.")
     points: tuple[CommPoint, ...] = Field(description="Everything measured, in order.")
     load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     not_measured: tuple[str, ...] = Field((), description="What was asked for and cannot be had here, with the reason.")

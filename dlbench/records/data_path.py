@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RankNumber, Spec
 from dlbench.specs.system.storage import StagingTier, Tier
 from dlbench.specs.workload import Staging
 
@@ -12,7 +12,7 @@ from dlbench.specs.workload import Staging
 class StagedNode(Spec):
     """Staging on one node."""
 
-    node_rank: CountOrZero = Field(description="The node, from 0.")
+    node_rank: RankNumber = Field(description="The node, from 0.")
     host: str = Field(description="Host name.")
     path: str = Field(description="The folder that samples were staged to.")
     needed_bytes: CountOrZero = Field(description="Bytes that had to be there.")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Ranks, Spec
 from dlbench.specs.collectives.network import LineCost
 
 
@@ -56,8 +56,8 @@ class ExchangeResult(Spec):
     exchange: str = Field(description="flat, hierarchical, leader, hybrid, ... as it ran.")
     fusion: str = Field(description="As it ran.")
     wire: str = Field(description="As it ran.")
-    group_size: Count = Field(description="Ranks of a group.")
-    num_groups: Count = Field(description="Groups.")
+    group_size: Ranks = Field(description="Ranks of a group.")
+    num_groups: Ranks = Field(description="Groups.")
     messages: tuple[Message, ...] = Field((), description="Messages of a step, in the order of sending.")
     bytes_inside: NonNegative | None = Field(
         None, description="Bytes that a rank sends inside its group, by the algorithm; mean over ranks; null: unknown."

@@ -11,36 +11,44 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlbench.errors import RunError
+from dlbench.errors import RunError, refused
 from dlbench.units import utf8_text
 
 TEMPORARY_SUFFIX = ".partial"
 
 
-def write_atomic(path: Path, content: bytes | str, *, private: bool = False) -> None:
+def write_atomic(path: Path, content: bytes | str, *, private: bool = False, follow: bool = True) -> None:
     """Puts `content` at `path` as a whole, or leaves what was there.
 
     Args:
         path: the file.
         content: all of it.
         private: for the owner alone (mode 0600) from its first byte on, whatever the umask; else as the umask says.
+        follow: whether its folder may be a link to one.
 
     Raises:
         RunError: the file system refuses (no space, no permission); nothing is left behind.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = None
     try:
-        with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
+        # Everything else is relative to it: a link that is put in its place meanwhile leads nowhere.
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+        with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o666, dir_fd=folder), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        if folder is not None:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        if folder is not None:
+            os.close(folder)
 
 
 def write_result(path: Path, content: bytes | str) -> None:
@@ -81,7 +89,7 @@ def _write_through(path: Path, data: bytes) -> None:
             os.set_blocking(stream.fileno(), True)
             stream.write(data)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:
@@ -98,7 +106,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False)
         data = text.encode()
     except UnicodeEncodeError:
         data = json_text(_in_utf8(content)).encode()
-    write_atomic(path, data, private=private)
+    write_atomic(path, data, private=private, follow=False)
 
 
 def json_text(content: Mapping[str, Any]) -> str:

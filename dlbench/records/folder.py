@@ -9,10 +9,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import RunError, UserError, refused
 from dlbench.records.files import write_atomic
 from dlbench.sharing import share
 from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.yamlfile import control_character
 
 CHECKPOINT_SUFFIX = ".safetensors"
 
@@ -139,13 +140,17 @@ def prepare_output(out: Path) -> Path:
         str(out.absolute()).encode()
     except UnicodeEncodeError:
         raise UserError(f"--out {str(out)!a}: is not UTF-8, in which plans and scripts are written") from None
+    if problem := control_character(str(out.absolute())):
+        raise UserError(f"--out {str(out.absolute())!a}: {problem}")
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".write-test-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror or error}; choose another folder") from None
+        raise refused(
+            error, f"--out {out}: cannot be written: {error.strerror or error}; choose another folder", UserError
+        ) from None
     share(out)
     return out.absolute()
 
@@ -163,7 +168,7 @@ def create(out: Path, plan: LaunchPlan) -> RunFolder:
     except FileExistsError:
         raise UserError(f"{folder.path}: exists already; choose another --series, runs are never overwritten") from None
     except OSError as error:
-        raise UserError(f"{folder.path}: cannot be made: {error.strerror or error}") from None
+        raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}", UserError) from None
     try:
         write_atomic(folder.plan, plan.to_json())
     except RunError:

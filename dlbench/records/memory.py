@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, Spec
+from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan
 from dlbench.specs.memory.settings import Recompute, Swap
@@ -13,7 +13,7 @@ from dlbench.specs.memory.settings import Recompute, Swap
 class RankMemory(Spec):
     """What one rank held, moved and waited for in its measured steps."""
 
-    rank: CountOrZero = Field(description="The rank, from 0.")
+    rank: RankNumber = Field(description="The rank, from 0.")
     steps: CountOrZero = Field(description="Measured steps that it counted.")
     activation_peak_bytes: CountOrZero | None = Field(
         description="The most that activations of the chain took, by our own count; null where nothing was counted."

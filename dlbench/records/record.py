@@ -13,7 +13,7 @@ from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResul
 from dlbench.records.exchange import ExchangeResult, NcclTransport
 from dlbench.records.memory import HostUpdate, MemoryResult
 from dlbench.records.watch import NodeLoad, WatchResult
-from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RankNumber, RunName, Spec
 
 
 class Check(Spec):
@@ -61,8 +61,8 @@ class RankGpu(Spec):
 class RankResult(Spec):
     """What one rank says of itself at the end."""
 
-    rank: CountOrZero = Field(description="The rank, from 0.")
-    node_rank: CountOrZero = Field(description="Its node, from 0.")
+    rank: RankNumber = Field(description="The rank, from 0.")
+    node_rank: RankNumber = Field(description="Its node, from 0.")
     host: str = Field(description="Host name.")
     switch: str = Field(
         "", description="Switches above its node from the root, root.leaf1, as Slurm tells them; empty: it tells none."

@@ -279,6 +279,10 @@ def _read(folder: RunFolder) -> Run:
     record = load_file(folder.record, Record)
     if record is not None and record.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.record}: belongs to run {record.run_id}, not to {plan.run_id}")
+    if record is not None and record.state == "valid" and len(record.ranks) != plan.layout.ranks:
+        raise IncompleteDataError(
+            f"{folder.record}: damaged: holds {len(record.ranks)} ranks, the plan has {plan.layout.ranks}"
+        )
     watch_cost = load_file(folder.watch_cost, WatchCost)
     if watch_cost is not None and watch_cost.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.watch_cost}: belongs to run {watch_cost.run_id}, not to {plan.run_id}")

@@ -20,7 +20,7 @@ from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.sharing import may_not_read
-from dlbench.specs.base import CountOrZero, Spec
+from dlbench.specs.base import CountOrZero, RankNumber, Spec
 from dlbench.units import utc_now
 
 PROGRESS_MARK = "DLBENCH-PROGRESS "
@@ -51,7 +51,7 @@ class RankStatus(Spec):
 
     format: Literal["dlbench.rank-status"] = Field("dlbench.rank-status", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    rank: CountOrZero = Field(description="The rank, from 0.")
+    rank: RankNumber = Field(description="The rank, from 0.")
     host: str = Field(description="Host name; under Slurm the node's name.")
     pid: CountOrZero = Field(description="Process id on that host.")
     stage: Stage = Field(description="How far it got.")
@@ -79,7 +79,7 @@ class NodeStatuses(Spec):
 
     format: Literal["dlbench.node-status"] = Field("dlbench.node-status", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    node: CountOrZero = Field(description="The node, from 0.")
+    node: RankNumber = Field(description="The node, from 0.")
     ranks: tuple[RankStatus, ...] = Field(description="The ranks that said something, by rank.")
 
 
@@ -89,9 +89,9 @@ class Failure(Spec):
     format: Literal["dlbench.failure"] = Field("dlbench.failure", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
     reason: str = Field(description="What the launcher saw, in one line; empty if only what follows is known.")
-    rank: CountOrZero | None = Field(None, description="The rank that ended first; null if the launcher cannot tell.")
+    rank: RankNumber | None = Field(None, description="The rank that ended first; null if the launcher cannot tell.")
     at: str = Field("", description="When it saw that: UTC, ISO 8601.")
-    stopped: tuple[CountOrZero, ...] = Field(
+    stopped: tuple[RankNumber, ...] = Field(
         (), description="Ranks that were stopped (state T of the kernel: SIGSTOP, Ctrl-Z, a debugger) at that time."
     )
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from dlbench.records.clocks import ClockLine
-from dlbench.specs.base import CountOrZero, NonNegative, Positive, Spec
+from dlbench.specs.base import CountOrZero, NonNegative, Positive, RankNumber, Spec
 
 
 class WatchOverhead(Spec):
@@ -27,7 +27,7 @@ class WatchOverhead(Spec):
 class NodeWatch(Spec):
     """The sampler of one node."""
 
-    node_rank: CountOrZero = Field(description="The node, from 0.")
+    node_rank: RankNumber = Field(description="The node, from 0.")
     host: str = Field(description="Its host name.")
     num_samples: CountOrZero = Field(description="Samples written.")
     dropped_samples: CountOrZero = Field(0, description="Samples that did not fit into the node's share of bytes.")
@@ -51,7 +51,7 @@ class WatchResult(Spec):
     """Monitoring of one run."""
 
     nodes: tuple[NodeWatch, ...] = Field((), description="Samplers, by node; none where the plan has none.")
-    window_ranks: tuple[CountOrZero, ...] = Field((), description="Ranks whose layers and messages were profiled.")
+    window_ranks: tuple[RankNumber, ...] = Field((), description="Ranks whose layers and messages were profiled.")
     window_first_step: CountOrZero | None = Field(None, description="First step of the window; null without one.")
     window_num_steps: CountOrZero = Field(0, description="Steps of the window.")
     num_spans: CountOrZero = Field(0, description="Spans written, all ranks together.")
@@ -63,7 +63,7 @@ class WatchResult(Spec):
 class NodeLoad(Spec):
     """Who computed on the cores of one node's ranks during the measured steps; seen in every run, monitored or not."""
 
-    node_rank: CountOrZero = Field(description="The node, from 0.")
+    node_rank: RankNumber = Field(description="The node, from 0.")
     host: str = Field(description="Its host name.")
     cores: tuple[int, ...] = Field(description="Cores that its ranks may run on, together.")
     window_s: NonNegative = Field(description="How long was looked: the measured steps without pauses, seconds.")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.base import Count, Name, Spec
+from dlbench.specs.base import Name, Ranks, Spec
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.keys import keys_of
@@ -47,7 +47,7 @@ FILE_KEYS = ("format", "version", "presets", "default_preset")
 class LayoutChoice(Spec):
     """What may be said about cores before ranks are known."""
 
-    cores_per_rank: Count | None = Field(None, description="Cores of each rank; none: shared out evenly.")
+    cores_per_rank: Ranks | None = Field(None, description="Cores of each rank; none: shared out evenly.")
 
 
 class Choices(Spec):

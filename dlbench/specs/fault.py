@@ -7,13 +7,13 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dlbench.specs.base import CountOrZero, NonNegative, Spec
+from dlbench.specs.base import NonNegative, RankNumber, Spec
 
 
 class FaultSpec(Spec):
     """What is made worse, on which ranks. A run with a fault is compared only with runs of the same fault."""
 
-    ranks: tuple[CountOrZero, ...] | None = Field(
+    ranks: tuple[RankNumber, ...] | None = Field(
         None, min_length=1, description="Ranks it acts on, as a list or as text: 1, or 0,3; none: all of them."
     )
     compute_factor: Annotated[float, Field(strict=True, ge=1)] = Field(

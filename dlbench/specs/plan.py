@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec, Tag, TagValue
+from dlbench.specs.base import Count, CountOrZero, Name, Positive, Ranks, Repeats, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.recipes.reach import goal_problem
@@ -91,10 +91,10 @@ def _axis_word(key: str, value: AxisValue) -> str:
 class LayoutSpec(Spec):
     """Ranks, nodes, cores."""
 
-    nodes: Count = Field(description="Nodes of the run.")
-    ranks: Count = Field(description="Ranks of the run, all nodes together.")
-    cores_per_rank: Count = Field(description="Cores, and threads, of each rank; the same all over a series.")
-    node_cores: Count | None = Field(
+    nodes: Ranks = Field(description="Nodes of the run.")
+    ranks: Ranks = Field(description="Ranks of the run, all nodes together.")
+    cores_per_rank: Ranks = Field(description="Cores, and threads, of each rank; the same all over a series.")
+    node_cores: Ranks | None = Field(
         None, description="Cores of a node that a job may use, as known when the run was planned; null: not known."
     )
 
@@ -169,7 +169,7 @@ class SeriesSpec(Spec):
     id: Name = Field(description="The series: all runs started together.")
     scaling: Literal["weak", "strong"] = Field(description="weak: fixed batch per rank; strong: fixed global batch.")
     repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
-    repeats: Count = Field(description="How often each point is run.")
+    repeats: Repeats = Field(description="How often each point is run.")
     position: CountOrZero = Field(description="Order in the series; repeats are interleaved over points.")
     axes: dict[str, AxisValue] = Field(default_factory=dict, description="Values of the swept keys.")
     variant: Variant = Field(

@@ -10,16 +10,11 @@ from datetime import datetime
 from typing import Literal, TypeVar
 
 from dlbench.errors import UserError
+from dlbench.specs.base import MAX_RANKS, MAX_RUNS
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system.system import SystemSpec
 
 PointT = TypeVar("PointT")
-
-MAX_RUNS = 10_000
-"""Runs of a series. All are planned before the first starts, each has a folder, and every report reads them all."""
-
-MAX_RANKS = 1_000_000
-"""Ranks of a run: more than the devices of any machine, and each of them writes files into the run's folder."""
 
 
 def refuse_too_many(runs: int, option: str) -> None:

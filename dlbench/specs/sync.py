@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from dlbench.errors import UserError
-from dlbench.specs.base import Bytes, Count, Spec
+from dlbench.specs.base import Bytes, Count, Ranks, Spec
 from dlbench.units import parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
@@ -51,7 +51,7 @@ class SyncSpec(Spec):
         0.01, description="Share of a bucket's entries that wire topk sends."
     )
     powersgd_rank: Count = Field(1, description="Rank of wire powersgd's approximation.")
-    group_size: Count | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
+    group_size: Ranks | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
     inside: Literal["backend", "shared-memory"] = Field(
         "backend",
         description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU).",

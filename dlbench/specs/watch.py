@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dlbench.specs.base import Bytes, Count, Flag, Spec
+from dlbench.specs.base import Bytes, Flag, Ranks, Spec
 
 WINDOW_STEPS = 3
 """Warm-up steps whose layers are watched, unless the plan says otherwise."""
@@ -34,7 +34,7 @@ class WatchSpec(Spec):
         "the times of its exchange where the warm-up has room for both; reading and messages from there to the end of "
         "the warm-up. 0: none. Measured steps are never profiled.",
     )
-    window_ranks: Count = Field(64, description="Ranks that keep such a window, spread evenly over the run.")
+    window_ranks: Ranks = Field(64, description="Ranks that keep such a window, spread evenly over the run.")
     max_bytes: Bytes = Field(
         MAX_TRACE_BYTES,
         description="Size limit of all spans and samples of the run, shared out over ranks and nodes; what does not "

@@ -71,8 +71,13 @@ def text_problem(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         return "is not UTF-8: it holds half of a surrogate pair, which no file can hold"
-    for letter in text:
-        if letter in BIDIRECTIONAL or (letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Zl", "Zp")):
+    return control_character(text, allowed="\n\t")
+
+
+def control_character(text: str, allowed: str = "") -> str:
+    """Which control character a text holds, e.g. ``holds the control character U+001B``; empty: none."""
+    for letter in text if not text.isprintable() else "":
+        if letter in BIDIRECTIONAL or (letter not in allowed and unicodedata.category(letter) in ("Cc", "Zl", "Zp")):
             return f"holds the control character U+{ord(letter):04X}"
     return ""
 

@@ -211,9 +211,9 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "no data": ((*COSMO, "--data", "/nonexistent"), ["data.source /nonexistent: no such", "--data", "`synthetic`"]),
     "empty data": ((*COSMO, "--data", ""), ["--data"]),
     "data of nobody": ((*COSMO, "--data", "~nobody-of-this-name/x"), ["--data"]),
-    "data with a newline": ((*COSMO, "--data", "/no\nsuch"), ["data.source"]),
+    "data with a newline": ((*COSMO, "--data", "/no\nsuch"), ["--data '/no\\nsuch': holds"]),
     "data of no text": ((*COSMO, "--data", os.fsdecode(b"/no\xff")), ["data.source"]),
-    "a terminal's words": (("run", "\x1b[2Jcosmoflow"), ["workload"]),
+    "a terminal's words": (("run", "\x1b[2Jcosmoflow"), ["'\\x1b[2Jcosmoflow': holds the control character U+001B"]),
     "out is a file": ((*COSMO, "--out", "a file"), ["--out a file"]),
     "out below a file": ((*COSMO, "--out", "a file/runs"), ["--out a file/runs"]),
     "out unwritable": ((*COSMO, "--out", "/proc/dlbench-runs"), ["--out /proc/dlbench-runs"]),
@@ -316,7 +316,9 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "show a wrong key": (("show", "bert", "--set", "modle.dropout=0"), ["--set", "modle", "model"]),
     "show a system's preset": (("show", "box", "--preset", "ci"), ["--preset"]),
     "status of nothing": (("status", "no such"), ["no such: no such folder of runs"]),
-    "status of a newline": (("status", "a\nb"), ["no such folder of runs"]),
+    "status of a newline": (("status", "a\nb"), ["'a\\nb': holds the control character U+000A"]),
+    "a directive in a path": (("submit", "cosmoflow", "--out", "o\n#SBATCH --wrap=touch"), ["--out 'o\\n#SBATCH"]),
+    "a change of direction": (("data", "verify", "a\u202eb"), ["'a\\u202eb': holds the control character U+202E"]),
     "status of a file": (("status", "a file"), ["a file: no such folder of runs"]),
 }
 
@@ -492,10 +494,10 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
 def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
-    row = 'echo "$1|PENDING|$2|$3|$(cat $OUT/$1.comment)|/x"'
+    row = 'echo "$1|PENDING|$2|$3|a site\'s own|$(cat $OUT/$1)"'
     stubs = {
-        "sbatch": 'n=$(($(ls $OUT | wc -l) + 1)); for word; do case $word in --comment=*) echo "${word#*=}" > '
-        "$OUT/$n.comment;; esac; done; echo $n",
+        "sbatch": 'n=$(($(ls $OUT | wc -l) + 1)); for word; do case $word in --chdir=*) echo "${word#*=}" > '
+        "$OUT/$n;; esac; done; echo $n",
         "squeue": f"[ -e $OUT/gone ] && exit 0; row() {{ {row}; }}; row 1 2026-11-23T06:10:00 Priority; "
         "row 2 N/A DependencyNeverSatisfied",
         "scancel": 'echo "$@" > $OUT/../cancelled; touch $OUT/gone',
@@ -583,7 +585,7 @@ def test_submitting_without_slurm_is_told_before_anything_is_made(cli: Cli, tmp_
     assert sorted(everything_below(tmp_path)) == ["bin"]
 
 
-@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "new\nline", "$(touch canary)", "100%j", "--x", "é"])
+@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "$(touch canary)", "100%j", "--x", "é"])
 def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> None:
     stub = tmp_path / "bin" / "sbatch"
     stub.parent.mkdir()
@@ -770,7 +772,12 @@ def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_pat
             if job == "15"
             else write_unfinished(tmp_path / "runs", plan, "measuring")
         )
-        content = {"job_id": job, "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z", "log": f"slurm-{job}.out"}
+        content = {
+            "job_id": job,
+            "command": ["sbatch"],
+            "submitted": "2026-03-01T12:00:00Z",
+            "log": f"r/slurm-{job}.out",
+        }
         folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
     stub = tmp_path / "bin" / "squeue"
     stub.parent.mkdir()
@@ -828,7 +835,7 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
             assert rows[1]["story"] == ""
             assert "the 3 runs of job 21 go one after the other" in told
         else:
-            resume = f"dlbench submit --resume {waiting.series.id} submits it again"
+            resume = f"dlbench submit --resume {waiting.series.id} --out runs submits it again"
             assert told == f"job 21 ended as TIMEOUT before this run began; {resume}"
             told = rows[1]["story"]
             assert told.startswith("job 21 ended as TIMEOUT without a record; ")

@@ -515,9 +515,9 @@ def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
         # What mpirun itself did to the others is no cause.
         (
             "process rank 0 with PID 7 on node n1 exited on signal 15 (Terminated).",
-            "the launched process was the first to end, with exit code 137 (see launch.log)",
+            "mpirun was the first to end, with exit code 137 (see launch.log)",
         ),
-        ("nothing", "the launched process was the first to end, with exit code 137 (see launch.log)"),
+        ("nothing", "mpirun was the first to end, with exit code 137 (see launch.log)"),
     ],
 )
 def test_mpirun_s_word_on_a_killed_rank_is_read(cli: Cli, tmp_path: Path, noticed: str, told: str) -> None:

@@ -190,7 +190,7 @@ def test_no_space_is_one_line(cli: Cli, tmp_path: Path) -> None:
         "--samples-per-file",
         "10000000000",
     )
-    assert done.returncode == 2
+    assert done.returncode == 5
     assert "its disk has" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

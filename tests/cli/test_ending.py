@@ -15,8 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import CommandGroups
-from dlbench.cli.ending import MACHINE_ERRORS, Ending, ending_of
-from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
+from dlbench.cli.ending import Ending, ending_of
+from dlbench.errors import (
+    MACHINE_ERRORS,
+    DlbenchError,
+    EnvironmentLacksError,
+    ExitCode,
+    IncompleteDataError,
+    RunError,
+    UserError,
+)
 
 
 def caught(error: BaseException) -> Ending:

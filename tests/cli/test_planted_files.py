@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli as entry
+from dlbench.cli.ending import ending_of
 from dlbench.errors import DlbenchError
 from dlbench.records import status as record_status
 from dlbench.records.files import write_json
@@ -76,6 +82,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs to compare those with."""
+    found = tmp_path_factory.mktemp("others")
+    for plan in plans(points=(2,), repeats=2, series="s2"):
+        write_run(found, plan, STEP)
+    return found
+
+
 @pytest.fixture
 def runs(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "runs"))
@@ -112,8 +127,115 @@ def test_nobody_waits_for_what_is_no_file(runs: Path, name: str, instead: str) -
     done = call("status", runs) if name in OF_STATUS else call("report", runs)
     assert code(done) == 4, told(done)
     assert f"{path}: " in told(done)
-    assert f"is {instead}, not a regular file" in told(done)
+    assert f"is {'a link' if instead == 'a device' else instead}, not a regular file" in told(done)
     assert "Traceback" not in told(done)
+
+
+@pytest.mark.parametrize("number", [3_000_000_000, 10**400], ids=["3e9", "1e400"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "RUNS"),
+        ("report", "RUNS"),
+        ("diagnose", "RUNS"),
+        ("cost", "RUNS"),
+        ("trace", "RUN", "-o", "trace.json"),
+        ("compare", "RUNS", "OTHERS"),
+        ("check", "--baseline", "OTHERS", "--candidate", "RUNS"),
+        ("baseline", "RUNS", "-o", "base.json"),
+        ("history", "import", "RUNS", "--store", "store"),
+        ("export", "mllog", "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_no_run_has_is_damage(
+    others: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], number: int
+) -> None:
+    """Nothing is sized by it: a list of three thousand million ranks would take 24 GB."""
+    monkeypatch.chdir(tmp_path)
+    for one in runs.iterdir():
+        plan = RunFolder(one).plan
+        plan.write_text(plan.read_text().replace('"ranks": 2', f'"ranks": {number}'))
+    one = first(runs)
+    names = {"RUNS": str(runs), "RUN": str(one.path), "OTHERS": str(others)}
+    done = call(*(names.get(word, word) for word in words))
+    assert code(done) == 4, told(done)
+    assert re.search(rf"{re.escape(str(one.plan))}: damaged: .*(1000000|401 digits)", told(done)), told(done)
+
+
+def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where whole numbers stand in a JSON file."""
+    if isinstance(content, int) and not isinstance(content, bool):
+        yield place
+    elif isinstance(content, dict | list):
+        pairs = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in pairs:
+            yield from integers(value, (*place, key))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 40))])
+def test_any_whole_number_of_a_run_is_read_or_is_damage(runs: Path, tmp_path: Path, seed: int) -> None:
+    """Never a defect, and never more than the machine has."""
+    rng = random.Random(seed)
+    one = first(runs)
+    for path in (one.plan, one.record):
+        before = path.read_text()
+        content = json.loads(before)
+        *outer, last = rng.choice([*integers(content)])
+        reduce(lambda value, key: value[key], outer, content)[last] = rng.choice(
+            (-1, 0, 999_999, 3_000_000_000, 2**53 - 1, 2**62, 2**63, 10**400)
+        )
+        path.write_text(json.dumps(content))
+        for words in (("report", runs), ("trace", one.path, "-o", tmp_path / "trace.json"), ("diagnose", runs)):
+            done = call(*words)
+            assert ending_of(done.exception or SystemExit(0)).code in (0, 2, 4), told(done)
+        path.write_text(before)
+
+
+@pytest.fixture(scope="module")
+def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system without room."""
+    place = tmp_path_factory.mktemp("full")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        with suppress(OSError), (place / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("report", "RUNS", "-o", f"FULL/report{suffix}") for suffix in (".txt", ".md", ".csv", ".json")),
+        ("diagnose", "RUNS", "-o", "FULL/x.json"),
+        ("baseline", "RUNS", "--allow-few", "-o", "FULL/base.json"),
+        ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--json", "FULL/check.json"),
+        ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--junit", "FULL/check.xml"),
+        ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--summary", "FULL/filler"),
+        ("trace", "RUN", "-o", "FULL/trace.json"),
+        ("trace", "RUN", "-o", "FULL/trace.json.gz"),
+        ("trace", "RUN", "-o", "FULL/trace.parquet"),
+        ("export", "mllog", "RUN", "-o", "FULL/mllog.txt"),
+        ("history", "import", "RUNS", "--store", "FULL/store"),
+        ("data", "make", "images", "FULL/data", "--samples", "20", "--validation", "10"),
+        ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--out", "FULL/runs"),
+        ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--out", "FULL/runs"),
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_the_machine_s_lack(made: Path, others: Path, full_disk: Path, words: tuple[str, ...]) -> None:
+    names = {"RUNS": str(made), "OTHERS": str(others), "RUN": str(first(made).path)}
+    done = call(*(names.get(word, word.replace("FULL", str(full_disk))) for word in words))
+    assert ending_of(done.exception or SystemExit(0)).code == 5, (told(done), done.exc_info)
+    assert "No space left on device" in told(done) or "its disk has 0 B free" in told(done)
+    assert [path.name for path in full_disk.rglob("*") if path.is_file()] == ["filler"]
 
 
 @pytest.mark.parametrize("name", ["spans", "samples"])

@@ -27,7 +27,7 @@ from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
 from dlbench.datasets.text.python_topics import topic_sentences
 from dlbench.datasets.text.vocabulary import SPECIAL, Vocabulary, load_vocabulary
 from dlbench.datasets.volumes.density import index_density
-from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 from tests.support.noise_recipe import Noise
 from tests.support.paths import DATA
 
@@ -351,7 +351,7 @@ def test_a_set_that_cannot_be_made_leaves_the_others(tmp_path: Path, monkeypatch
     whole = demo.recipes(0)
     small = {"images": replace(whole["images"], train_images=20, validation_images=10), "text": FullDisk()}
     monkeypatch.setattr(demo, "recipes", lambda _seed: small)
-    with pytest.raises(UserError, match="cannot be made: No space left on device"):
+    with pytest.raises(MachineError, match="cannot be made: No space left on device"):
         prepare_demo_data(tmp_path)
     assert verify_manifest(tmp_path / "images") == []
     assert read_manifest(tmp_path / "text") is None

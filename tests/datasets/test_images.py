@@ -29,7 +29,7 @@ from dlbench.datasets.images.shards import INDEX, ImageShards, open_image_shards
 from dlbench.datasets.images.verify import verify_images
 from dlbench.datasets.making.manifest import verify_manifest
 from dlbench.datasets.making.production import Part, produce
-from dlbench.errors import UserError
+from dlbench.errors import MachineError, UserError
 from dlbench.node.data import jpeg
 from dlbench.node.data.images import image_classes, open_images
 from dlbench.node.data.loader import LoadedSource
@@ -383,7 +383,7 @@ def test_packing_goes_on_where_it_stopped(
         write(self, part, path)
 
     monkeypatch.setattr(PackRecipe, "write", interrupted)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(MachineError, match="No space left on device"):
         produce(recipe, tmp_path / "shards")
     monkeypatch.setattr(
         PackRecipe, "write", lambda self, part, path: (written.append(part.name), write(self, part, path))

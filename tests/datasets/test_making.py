@@ -25,7 +25,7 @@ from dlbench.datasets.making.manifest import (
     verify_manifest,
 )
 from dlbench.datasets.making.production import produce
-from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
 from tests.support.noise_recipe import Noise
 from tests.support.paths import ROOT
 
@@ -248,7 +248,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
 
 def test_no_space_is_told_before_anything_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "set"
-    with pytest.raises(UserError, match=r"needs about .* PiB more, its disk has .* free"):
+    with pytest.raises(EnvironmentLacksError, match=r"needs about .* PiB more, its disk has .* free"):
         produce(Noise(needed=10**18), folder)
     assert not folder.exists()
     produce(Noise(needed=1000), folder)
@@ -260,8 +260,8 @@ def test_no_space_is_told_before_anything_is_made(tmp_path: Path) -> None:
     [
         ("user", UserError, "train/noise-004: source.jpg is no JPEG"),
         ("lacks", EnvironmentLacksError, "train/noise-004: h5py is not installed; pip install it"),
-        ("disk", UserError, "train/noise-004: cannot be made: No space left on device"),
-        ("source", UserError, "train/noise-004: cannot be made: /mnt/source.txt: Input/output error"),
+        ("disk", MachineError, "train/noise-004: cannot be made: No space left on device"),
+        ("source", MachineError, "train/noise-004: cannot be made: /mnt/source.txt: Input/output error"),
     ],
 )
 def test_a_failure_names_part_and_reason(

@@ -625,7 +625,7 @@ def test_a_full_disk_leaves_nothing_half(tmp_path: Path) -> None:
         sys.executable,
     )
     assert done.returncode == 0, done.stderr
-    assert "ended with 3" in done.stdout
+    assert "ended with 5" in done.stdout
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr
     assert big.name not in done.stdout

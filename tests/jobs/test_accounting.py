@@ -95,7 +95,7 @@ def series(
                 owner="root",
                 command=("sbatch",),
                 submitted="2026-03-01T12:00:00Z",
-                log="slurm.out",
+                log="r/slurm-7.out",
                 runs=tuple(ids) if len(ids) > 1 else (),
             )
             write_json(RunFolder(out / run_id).submission, submission.model_dump(mode="json"))
@@ -321,7 +321,7 @@ def test_what_a_shared_job_did_not_come_to_took_nothing(tmp_path: Path, slurm: C
     ids = tuple(plan.run_id for plan in made)
     for run_id in ids:
         submission = Submission(
-            job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="slurm.out", runs=ids
+            job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="r/slurm-7.out", runs=ids
         )
         write_json(RunFolder(tmp_path / "runs" / run_id).submission, submission.model_dump(mode="json"))
     slurm("sacct", [row("7", "TIMEOUT"), row("7.0", begin=60, last=150, JobName=ids[0])])

@@ -394,13 +394,58 @@ def test_one_run_is_cancelled_if_its_job_is_its_own(root: Path, desk: Desk) -> N
     folder = RunFolder(root / standing(root, "s").series.jobs[1].runs[0])
     submission = read_submission(folder)
     assert submission is not None
-    with_place = submission.model_copy(update={"command": (f"--chdir={folder.path}",)})
-    assert cancel_run(folder, with_place, desk).jobs == ("2",)
-    shared = with_place.model_copy(update={"runs": ("a", "b", "c")})
+    assert cancel_run(folder, submission, desk).jobs == ("2",)
+    shared = submission.model_copy(update={"runs": ("a", "b", "c")})
     with pytest.raises(UserError, match="shares job 2 with 2 other runs"):
         cancel_run(folder, shared, desk)
     with pytest.raises(UserError, match="is of user ann"):
-        cancel_run(folder, with_place.model_copy(update={"owner": "ann"}), desk)
+        cancel_run(folder, submission.model_copy(update={"owner": "ann"}), desk)
+
+
+def a_victim(desk: Desk, comment: str, folder: str) -> str:
+    """A job of the user's that has nothing to do with the series."""
+    number = str(len(desk.lines()) + 1)
+    with desk.queue.open("a", encoding="utf-8") as file:
+        file.write(f"{number}|R|{comment}|{folder}\n")
+    return number
+
+
+def test_a_file_that_names_a_job_does_not_make_it_the_run_s(root: Path, desk: Desk, tmp_path: Path) -> None:
+    """Whoever can write into the folder of runs can write comment and command of any job there."""
+    begun(root, 1)
+    submitted(root, desk)
+    run = standing(root, "s").series.jobs[0].runs[0]
+    folder = RunFolder(root / run)
+    victim = a_victim(desk, "mine/0123abcd", str(tmp_path / "home"))
+    submission = read_submission(folder)
+    assert submission is not None
+    forged = submission.model_copy(
+        update={"job_id": victim, "command": ("sbatch", "--comment=mine/0123abcd", f"--chdir={tmp_path / 'home'}")}
+    )
+    desk.set_state("F", "1")
+    assert cancel_run(folder, forged, desk).text == (
+        f"0 jobs cancelled, left alone, because it is no job of this series: {victim}"
+    )
+    listed = series_path(root, "s", "json")
+    comment = standing(root, "s").series.jobs[0].comment
+    listed.write_text(listed.read_text().replace(comment, "mine/0123abcd"))
+    series_path(root, "s", "jobs").write_text(f"{run} {victim}\n")
+    assert cancel_series(root, "s", desk).strangers == (victim,)
+    assert desk.cancelled == []
+
+
+def test_a_job_whose_number_was_noted_wrong_is_cancelled(root: Path, desk: Desk) -> None:
+    """A site's sbatch printed another number; the scheduler knows which job is of the folder."""
+    begun(root, 2)
+    desk.after = lambda number: Answer(job_id="424242") if number == 1 else None
+    submitted(root, desk)
+    run = RunFolder(root / standing(root, "s").series.jobs[0].runs[0])
+    submission = read_submission(run)
+    assert submission is not None
+    assert submission.job_id == "424242"
+    assert cancel_run(run, submission, desk).jobs == ("1",)
+    desk.set_state("R")
+    assert cancel_series(root, "s", desk).text == "2 jobs cancelled"
 
 
 # Waiting

@@ -22,6 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.jobs.campaign.cancelling import cancel_run
 from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.campaign.submitting import submit as submit_to
 from dlbench.jobs.scheduler import RefusedError
@@ -1071,14 +1072,41 @@ def test_a_controller_that_is_late_is_asked_again(
     assert submit(alone(plan), [folder], PYTHON, None, "token") == "9"
 
 
-@pytest.mark.parametrize(
-    "answer", ["Welcome to the cluster\\n123", "12\\nYour project has 5 hours left\\n123;c\\nGood luck", "  123 "]
-)
-def test_the_last_line_that_is_an_id_counts(tmp_path: Path, program: Program, answer: str) -> None:
+@pytest.mark.parametrize("answer", ["Welcome to the cluster\\n123", "123\\nGood luck\\n123", "  123 "])
+def test_the_line_that_is_an_id_counts(tmp_path: Path, program: Program, answer: str) -> None:
     """Some sites' sbatch says more."""
     program("sbatch", f'printf "{answer}\\n"')
     plan, folder = a_run(tmp_path)
     assert submit(alone(plan), [folder], PYTHON, None).partition(";")[0] == "123"
+
+
+@pytest.mark.parametrize("answer", ["12\\nYour project has 5 hours left\\n123;c", "123\\n424242"])
+def test_of_several_numbers_the_queue_says_which_is_the_id(tmp_path: Path, program: Program, answer: str) -> None:
+    program("sbatch", f'printf "{answer}\\n"')
+    program("squeue", "echo '424242|RUNNING|N/A|None|other|/x'; echo '123|PENDING|N/A|None|token|/x'")
+    plan, folder = a_run(tmp_path)
+    assert submit(alone(plan), [folder], PYTHON, None, "token") == "123"
+
+
+def test_an_element_of_an_array_is_cancelled_by_the_script_that_slurm_keeps(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "runs of mine"
+    out.mkdir()
+    (job,) = jobs_of([plan_of(), plan_of(series="other")], packing="runs")
+    folders = [create(out, plan) for plan in job.plans]
+    program("sbatch", "echo 88")
+    submit(job, folders, PYTHON, None, "token")
+    program("squeue", f'for n in 1 2; do echo "88_$n|PENDING|N/A|None|token|{folders[0].path}"; done')
+    program("scontrol", f"cat '{folders[0].script}'")
+    program("scancel", "")
+    second = read_submission(folders[1])
+    assert second is not None
+    assert cancel_run(folders[1], second, Slurm()).jobs == ("88_2",)
+    assert calls(tmp_path)[-1] == ["scancel", "88_2"]
+    # A file that says the other's number changes nothing.
+    forged = second.model_copy(update={"job_id": "88_1"})
+    assert cancel_run(folders[1], forged, Slurm()).strangers == ("88_1",)
 
 
 def test_an_sbatch_that_cannot_be_started_is_one_line(

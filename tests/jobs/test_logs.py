@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
+from dlbench.cli.ending import os_error_words
+from dlbench.errors import IncompleteDataError
 from dlbench.jobs.submission import Submission
+from dlbench.opening import UnfitFileError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import write_interrupted
@@ -31,6 +35,45 @@ def run(tmp_path: Path) -> RunFolder:
     write_json(folder.submission, submission.model_dump(mode="json"))
     folder.launch_log.write_text("first attempt, step 1\n")
     return folder
+
+
+@pytest.mark.parametrize("log", ["/etc/passwd", "../secret.out", "r/../../slurm-7.out", "r/s/slurm-7.out", "r/secret"])
+def test_a_submission_that_names_another_file_is_damaged(run: RunFolder, log: str) -> None:
+    content = json.loads(run.submission.read_text())
+    run.submission.write_text(json.dumps({**content, "log": log}))
+    done = CliRunner().invoke(command_line, ["logs", str(run.path)])
+    assert isinstance(done.exception, IncompleteDataError)
+    assert str(done.exception).startswith(f"{run.submission}: damaged: ")
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("what", ["the file", "its folder", "the run's folder"])
+def test_no_log_is_reached_through_a_link(run: RunFolder, tmp_path: Path, what: str) -> None:
+    """Else who can write there would see, where a log is published, what its reader may read."""
+    (tmp_path / "secret").mkdir()
+    for name in ("launch.log", "slurm-7.out"):
+        (tmp_path / "secret" / name).write_text("of nobody else\n")
+    if what == "the file":
+        run.launch_log.unlink()
+        run.launch_log.symlink_to(tmp_path / "secret" / "launch.log")
+    elif what == "its folder":
+        (run.path.parent / "first").symlink_to(tmp_path / "secret")
+        content = json.loads(run.submission.read_text())
+        run.submission.write_text(json.dumps({**content, "log": "first/slurm-7.out"}))
+    else:
+        (tmp_path / "secret" / "plan.json").write_text("{}")
+        run.path.rename(tmp_path / "moved")
+        run.path.symlink_to(tmp_path / "secret")
+    done = CliRunner().invoke(command_line, ["logs", run.path.name, "--out", str(run.path.parent)])
+    assert isinstance(done.exception, UnfitFileError)
+    assert "is a link" in os_error_words(done.exception)
+    assert "of nobody else" not in done.stdout
+
+
+def test_a_run_that_a_person_names_may_be_a_link(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(run.path)
+    done = CliRunner().invoke(command_line, ["logs", str(tmp_path / "latest")])
+    assert done.stdout == "first attempt, step 1\n"
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, run: RunFolder, *stages: Callable[[], object]) -> list[str]:

@@ -105,6 +105,20 @@ def test_a_killed_supervisor_is_the_first_to_end_and_nothing_stays(leftovers: Le
     assert leftovers.within() == []
 
 
+@pytest.mark.parametrize(("victim", "culprit"), [("program", "mpirun"), ("supervisor", "the supervisor of mpirun")])
+def test_a_launcher_is_named_and_told_from_its_supervisor(
+    leftovers: Leftovers, tmp_path: Path, victim: str, culprit: str
+) -> None:
+    ranks = RankProcesses(lambda *told: None, TOKEN, launcher="mpirun")
+    script = "kill -KILL $$" if victim == "program" else "kill -KILL $PPID; sleep 60"
+    variables = {**leftovers.environment, "DLBENCH_PROGRESS": "launcher"}
+    ranks.start([*SUPERVISOR, "--launcher", "sh", "-c", script], variables, tmp_path / "0.log")
+    ranks.wait(never)
+    ranks.close([str(leftovers.folder)])
+    assert ending_of(ranks, tmp_path) == f"{culprit} was the first to end, by signal SIGKILL"
+    assert leftovers.within() == []
+
+
 def test_what_cannot_be_told_to_end_is_killed(leftovers: Leftovers, tmp_path: Path) -> None:
     """A stopped supervisor, and one that is told by an impatient user."""
     ranks = ranks_of(leftovers, tmp_path, ["sleep", "1000"], ["sh", "-c", DEAF])

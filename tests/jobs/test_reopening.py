@@ -176,11 +176,17 @@ def test_the_command_says_what_it_takes_in_again_and_what_it_leaves_out(
     assert f"series s: {left}; {command} submits them again" in done.stderr
     ended(program, j42="CANCELLED", j43="RUNNING")
     told = CliRunner().invoke(command_line, ["status", "runs"]).stdout
-    assert "job 42 ended as CANCELLED before this run began; dlbench submit --resume s --cancelled submits it" in told
+    assert "job 42 ended as CANCELLED before this run began; dlbench submit --resume s --cancelled --out runs" in told
+    dry = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--cancelled", "--dry-run"])
+    assert str(dry.exception) == "--dry-run: not with --resume; `dlbench status` tells which jobs are left"
+    (begun, *_) = sorted((tmp_path / "runs").glob("s-*-n0002-*"))
+    (begun / "launch.log").write_text("began")
     done = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--cancelled"])
     assert done.exit_code == 0, done.output
     assert len(done.stdout.split()) == 1
     assert "left out" not in done.stderr
+    stays = f"1 run that had begun before being cancelled stays so: {begun.name}; run again with another --series"
+    assert f"series s: {stays}\n" in done.stderr
     wrong = CliRunner().invoke(command_line, ["submit", "cosmoflow", "--system", "box", "--nodes", "1", "--cancelled"])
     assert "--cancelled goes with --resume SERIES alone" in str(wrong.exception)
 

@@ -34,6 +34,7 @@ def test_settings_of_the_libraries_are_recorded() -> None:
         "LD_PRELOAD": "/nix/store/0c6kzph7l0dcbfmjap64f0czdafn3b7x-jemalloc-5.3.0/lib/libjemalloc.so",
         "HOROVOD_FUSION_THRESHOLD": "134217728",
         "HOROVOD_TIMELINE": "/scratch/timeline.json",
+        "OMPI_MCA_hwloc_base": "-p 8080 -pthread --mca compass:3 bypass=1",
     }
     assert recorded(settings) == set(settings)
 
@@ -58,6 +59,14 @@ def test_settings_of_the_libraries_are_recorded() -> None:
         ("OMPI_MCA_x", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln"),
         ("NCCL_X", "ghp_0123456789abcdefghij"),
         ("NCCL_X", "0123456789abcdef0123456789abcdef"),
+        ("OMPI_MCA_btl_pw", "hunter2"),
+        ("UCX_PW", "hunter2"),
+        ("NCCL_AccountKey", "hunter2"),
+        ("NCCL_X", "rk_live_51H8abcdEFGHijklMN"),
+        ("NCCL_X", "sk_live_51H8abcdEFGH"),
+        ("NCCL_X", "DefaultEndpointsProtocol=https;AccountKey=abcd+/==;EndpointSuffix=x"),
+        ("NCCL_X", "-u root -phunter2 db"),
+        ("NCCL_X", "pw=hunter2"),
     ],
 )
 def test_what_may_be_a_secret_or_says_nothing_is_not(name: str, value: str) -> None:

@@ -106,7 +106,7 @@ def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_
             ExitCode.ENVIRONMENT,
             "has no module torch: pip install 'dlbench[node]'",
         ),
-        (OSError(28, "No space left on device", "r.steps"), ExitCode.RUN_FAILED, "r.steps: No space left on device"),
+        (OSError(28, "No space left on device", "r.steps"), ExitCode.ENVIRONMENT, "r.steps: No space left on device"),
         (KeyError("x"), ExitCode.RUN_FAILED, "KeyError: 'x'"),
         (AssertionError(), ExitCode.RUN_FAILED, "AssertionError"),
         (ValueError("two\nlines"), ExitCode.RUN_FAILED, "ValueError: two lines"),

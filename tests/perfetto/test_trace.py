@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import dlbench.perfetto.export as export_module
 import dlbench.perfetto.profile as profile_module
 from dlbench.cli import cli
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, MachineError, UserError
 from dlbench.perfetto.clocks import make_axis
 from dlbench.perfetto.counters import counters_of
 from dlbench.perfetto.events import LATE
@@ -920,7 +920,7 @@ def test_a_full_disk_leaves_what_was_there(large: RunFolder, tmp_path: Path, mon
 
     monkeypatch.setattr("os.fsync", full)
     for path in (output, tmp_path / "trace.parquet"):
-        with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        with pytest.raises(MachineError, match="cannot be written: No space left on device"):
             trace(large, path)
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
     assert output.read_text() == "from before"

@@ -393,6 +393,17 @@ exec {shutil.which("sbatch")} "$@\"""",
     (job,) = held.stdout.split()
     told = dlbench("status", "runs", "--where", "series=held")
     assert f"(JobHeldUser), it is held: `scontrol release {job}` lets it start" in told.stdout
+    # A file that names another job of the user's cancels nothing; of an array each run is cancelled alone.
+    own_jobs = (*asked, "--series", "array", "--repeats", "2", "--one-run-per-job", "--set", "system.slurm.extra=hold")
+    array = dlbench(*own_jobs).stdout.strip()
+    victim, (first, second) = next((tmp_path / "runs").glob("held-*")), sorted((tmp_path / "runs").glob("array-*"))
+    own = (second / "submission.json").read_text()
+    for forged in ((victim / "submission.json").read_text(), (first / "submission.json").read_text()):
+        (second / "submission.json").write_text(forged)
+        assert "0 jobs cancelled, left alone" in dlbench("cancel", second.name).stderr
+    (second / "submission.json").write_text(own)
+    assert dlbench("cancel", second.name).stdout.split() == [f"{array}_2"]
+    assert dlbench("cancel", "array").stderr == "series array: 1 job cancelled\n"
     cancelled = dlbench("cancel", "held")
     assert (cancelled.stdout.split(), cancelled.stderr) == ([job], "series held: 1 job cancelled\n")
     assert dlbench("wait", "held", "--timeout", "60s", "--every", "1s").returncode == 3

@@ -19,7 +19,7 @@ from dlbench.datasets.images.shard_scan import FILENAME, IMAGE, LABEL, LABEL_SUF
 from dlbench.datasets.images.shards import INDEX, ImageShards, save_index
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.splits import Split
-from dlbench.errors import UserError
+from dlbench.errors import UserError, refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +121,7 @@ def index_foreign(folder: Path, progress: Callable[[int, int], None] | None = No
     try:
         save_index(index, folder)
     except OSError as error:
-        raise UserError(f"{str(folder / INDEX)!r}: cannot be written: {error.strerror}") from None
+        raise refused(error, f"{str(folder / INDEX)!r}: cannot be written: {error.strerror}", UserError) from None
     return len(index.labels)
 
 

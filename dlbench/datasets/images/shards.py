@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dlbench.datasets.containers.tfrecord import read_record_at
 from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
 from dlbench.errors import UserError
-from dlbench.opening import descriptor, open_file
+from dlbench.opening import descriptor, open_file, parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,7 +218,7 @@ def load_index(folder: Path) -> ShardIndex:
     try:
         # Opened here, because numpy leaves a file open that is no archive.
         with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:
-            about = json.loads(file["about"].tobytes())
+            about = parse_json(file["about"].tobytes())
             arrays = {name: file[name] for name in _ARRAYS}
         form = {key: about[key] for key in _FORMAT}
         lists: dict[str, Any] = {name: tuple(about[name]) for name in _LISTS}
@@ -247,7 +247,7 @@ def index_size(folder: Path) -> tuple[int, int]:
                 shape = _array_header(member)
             with file.zip.open(_MEMBER.format("about")) as member:
                 _array_header(member)
-                about = json.loads(member.read(_MAX_ABOUT))
+                about = parse_json(member.read(_MAX_ABOUT))
         return int(shape[0]), len(about["classes"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{str(path)!r}: not a whole index of images: {_first_line(error)}; remove it") from None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
-from dlbench.opening import file_sha256, open_file, read_json, why_unreadable
+from dlbench.opening import file_sha256, open_file, parse_json, read_json, why_unreadable
 
 NAME = "manifest.json"
 FILES_NAME = "manifest.files.jsonl"
@@ -151,7 +151,7 @@ def read_files(folder: Path) -> Iterator[FileEntry]:
         with open_file(path) as file:
             while line := file.readline(MAX_LINE):
                 digest.update(line)
-                yield FileEntry.from_json(json.loads(line))
+                yield FileEntry.from_json(parse_json(line))
         if digest.hexdigest() != content["files"]["sha256"]:
             raise UserError(f"{path}: altered (SHA-256 differs from that in {NAME})")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -213,7 +213,7 @@ def describe_files(folder: Path, skip: Callable[[str], bool] = lambda _name: Fal
 def _read(folder: Path) -> dict[str, Any] | None:
     path = folder / NAME
     try:
-        content = read_json(path, MAX_BYTES)
+        content = read_json(path, MAX_BYTES, follow=True)
         form = content["format"], content["version"]
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -27,7 +27,7 @@ from dlbench.datasets.making.manifest import (
     save_manifest,
 )
 from dlbench.datasets.making.recipe import Part, Recipe
-from dlbench.errors import DlbenchError, UserError
+from dlbench.errors import DlbenchError, EnvironmentLacksError, UserError, refused
 from dlbench.units import format_bytes
 
 __all__ = ["Part", "Recipe", "produce", "require_ours"]
@@ -57,8 +57,8 @@ def produce(
         The manifest of the finished set.
 
     Raises:
-        UserError: the folder holds something else or is being written, the disk is full or refuses, or a part cannot
-            be made from its sources.
+        UserError: the folder holds something else or is being written, or a part cannot be made from its sources.
+        EnvironmentLacksError: the disk has no room.
         RunError: a worker process died.
         KeyboardInterrupt: after the workers have ended; the same call continues.
     """
@@ -72,7 +72,7 @@ def produce(
             needed = getattr(recipe, "estimated_bytes", estimated_bytes)
             found = _make(recipe, made_with, folder, workers, progress or _silent, needed)
         except OSError as error:
-            raise UserError(f"{str(folder)!r}: cannot be made: {error.strerror or error}") from None
+            raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror or error}", UserError) from None
         finally:
             if not there:
                 _remove_if_empty(folder)
@@ -215,7 +215,7 @@ def _has_size(path: Path, num_bytes: int) -> bool:
 def _require_space(needed: int, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise UserError(
+        raise EnvironmentLacksError(
             f"{str(folder)!r}: needs about {format_bytes(needed)} more, its disk has {format_bytes(free)} free"
         )
 
@@ -243,7 +243,7 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
         of_this = error.filename is None or str(error.filename).startswith(str(path))
         reason = error.strerror or str(error)
         reason = reason if of_this else f"{error.filename}: {reason}"
-        raise UserError(f"{part.name}: cannot be made: {reason}") from None
+        raise refused(error, f"{part.name}: cannot be made: {reason}", UserError) from None
 
 
 def _synced(path: Path, name: str, entry: FileEntry) -> FileEntry:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dlbench.datasets.containers.npy import map_array
 from dlbench.datasets.splits import require_no_splits
 from dlbench.datasets.text.vocabulary import Vocabulary
-from dlbench.errors import UserError
+from dlbench.errors import UserError, refused
 from dlbench.opening import open_file, read_json, why_unreadable
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def save_corpus(corpus: TextCorpus, folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{str(folder)!r}: cannot be made: {error.strerror}") from None
+        raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror}", UserError) from None
     for name in ("tokens", "sentence_offsets", "document_offsets"):
         np.save(folder / f"{name}.npy", getattr(corpus, name), allow_pickle=False)
     about = {
@@ -249,7 +249,7 @@ def open_corpus(folder: Path, vocabulary: Vocabulary) -> TextCorpus:
         UserError: the folder is damaged, or was tokenised with another vocabulary.
     """
     try:
-        about = read_json(folder / SAVED, MAX_ABOUT)
+        about = read_json(folder / SAVED, MAX_ABOUT, follow=True)
         form = {key: about[key] for key in SAVED_FORMAT}
         sizes = [about["num_tokens"], about["num_sentences"] + 1, about["num_documents"] + 1]
         arrays = {name: map_array(folder / f"{name}.npy") for name in _SAVED_ARRAYS}

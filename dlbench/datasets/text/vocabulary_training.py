@@ -17,7 +17,7 @@ from pathlib import Path
 from dlbench.datasets.text.corpus import read_documents, text_files
 from dlbench.datasets.text.python_text import python_documents
 from dlbench.datasets.text.vocabulary import SPECIAL, UNKNOWN, Vocabulary, load_vocabulary
-from dlbench.errors import UserError
+from dlbench.errors import UserError, refused
 
 _CONTINUATION = "##"
 _ALPHABET_AT_MOST = 1000
@@ -93,6 +93,6 @@ def _write_new(path: Path, content: bytes) -> None:
         # A link fails where a renaming would replace what another process has just written.
         os.link(temporary, path)
     except OSError as error:
-        raise UserError(f"{str(path)!r}: cannot be written: {error.strerror}") from None
+        raise refused(error, f"{str(path)!r}: cannot be written: {error.strerror}", UserError) from None
     finally:
         temporary.unlink(missing_ok=True)

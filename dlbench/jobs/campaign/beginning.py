@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import RunError, UserError, refused
 from dlbench.jobs.campaign.file import (
     FOLDER,
     SeriesFile,
@@ -70,13 +70,12 @@ def begin(
     try:
         make_shared(root, root / FOLDER)
     except OSError as error:
-        raise RunError(f"{root / FOLDER}: cannot be made: {error.strerror or error}") from None
+        raise refused(error, f"{root / FOLDER}: cannot be made: {error.strerror or error}") from None
     with held(root, series_id):
         before = read_series(root, series_id) if series_path(root, series_id, "json").exists() else None
         if before is not None:
             _refuse_twice(before, jobs)
         lines = "".join(plan.model_dump_json() + "\n" for job in jobs for plan in job.plans)
-        append(series_path(root, series_id, "plans"), lines)
         series = SeriesFile(
             id=series_id,
             owner=user_name(),
@@ -90,7 +89,13 @@ def begin(
             python=python,
             jobs=(*(before.jobs if before else ()), *map(entry_of, jobs)),
         )
-        write_series(root, series)
+        try:
+            append(series_path(root, series_id, "plans"), lines)
+            write_series(root, series)
+        except RunError:
+            if before is None:
+                forget(root, series_id)
+            raise
     return series_id
 
 

@@ -1,7 +1,14 @@
-"""Ends a series: its jobs are cancelled, and what was never submitted is taken out. Never a stranger's job."""
+"""Ends a series: its jobs are cancelled, and what was never submitted is taken out. Never a stranger's job.
+
+Whose job it is, the scheduler says: each was submitted with the folder of its first run as its working directory, and
+of an array the script that the scheduler holds says which element is which run. Files in a folder of runs may be
+anybody's; that one of them names a job proves nothing.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +17,7 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.beginning import forget
 from dlbench.jobs.campaign.file import SeriesJob, append, held, jobs_of_series, require_own, series_path, write_series
 from dlbench.jobs.campaign.standing import standing
-from dlbench.jobs.scheduler import Queue, Scheduler, UnansweredError
+from dlbench.jobs.scheduler import Queue, QueuedJob, Scheduler, UnansweredError, array_of
 from dlbench.jobs.submission import Submission, keep_submission
 from dlbench.records.folder import RunFolder
 
@@ -53,9 +60,10 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
     require_own(root, series_id)
     with held(root, series_id):
         now = standing(root, series_id)
-        jobs: list[tuple[str, SeriesJob]] = []
         kept: list[SeriesJob] = []
-        unsure = 0
+        mine: list[str] = []
+        strangers: list[str] = []
+        unsure = over = 0
         unknown = [number for number, state in enumerate(now.states) if state == "unsure"]
         all_jobs = jobs_of_series(root, now.series) if unknown else []
         clusters = {*now.clusters, *(place for number in unknown for place in scheduler.clusters(all_jobs[number]))}
@@ -64,28 +72,23 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
             if state == "missing":
                 continue
             kept.append(entry)
-            found = job_id
-            if state == "unsure":
-                found = queue.find(RunFolder(root / entry.runs[0]), entry.comment)
-                unsure += not found
-                if found:
-                    job = all_jobs[number]
-                    folders = [RunFolder(root / run_id) for run_id in entry.runs]
-                    command = scheduler.command(job, folders[0], None, entry.comment)
-                    keep_submission(job, folders, found, command, scheduler.variables(job))
-                    append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {found}\n")
-            if found:
-                jobs.append((found, entry))
+            own = _submitted_from(queue, root / entry.runs[0])
+            if own and state == "unsure":
+                job = all_jobs[number]
+                folders = [RunFolder(root / run_id) for run_id in entry.runs]
+                command = scheduler.command(job, folders[0], None, entry.comment)
+                keep_submission(job, folders, own[0], command, scheduler.variables(job))
+                append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {own[0]}\n")
+            mine += own
+            if not own and _active(queue, job_id):
+                strangers.append(job_id)
+            elif not own:
+                unsure += state == "unsure"
+                over += bool(job_id)
         # First what no longer shall come, so that nothing follows what is cancelled.
         taken_out = len(now.series.jobs) - len(kept)
         if taken_out and kept:
             write_series(root, now.series.model_copy(update={"jobs": tuple(kept)}))
-        mine, over, strangers = [], 0, []
-        for job_id, entry in jobs:
-            active, is_mine = _told(queue, job_id, entry.comment, root / entry.runs[0])
-            over += not active
-            mine += [job_id] if active and is_mine else []
-            strangers += [job_id] if active and not is_mine else []
         _cancel(scheduler, mine)
         if not kept:
             forget(root, series_id)
@@ -109,14 +112,15 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
             f"or all of them: scancel {submission.job_id}"
         )
     queue = _queue(scheduler, [submission.cluster])
-    comment = next((word[len("--comment=") :] for word in submission.command if word.startswith("--comment=")), "")
-    place = next((word[len("--chdir=") :] for word in submission.command if word.startswith("--chdir=")), "")
-    active, is_mine = _told(queue, submission.reference, comment, Path(place) if place else folder.path)
-    if active and not is_mine:
+    active = _active(queue, submission.reference)
+    if array_of(submission.reference):
+        mine = [submission.reference] if active and _is_element(scheduler, submission.reference, folder.path) else []
+    else:
+        mine = _submitted_from(queue, folder.path)
+    if active and not mine:
         return Cancelled(strangers=(submission.job_id,))
-    mine = [submission.reference] if active else []
     _cancel(scheduler, mine)
-    return Cancelled(jobs=tuple(mine), over=1 - len(mine))
+    return Cancelled(jobs=tuple(mine), over=int(not mine))
 
 
 def _queue(scheduler: Scheduler, clusters: Collection[str]) -> Queue:
@@ -126,11 +130,35 @@ def _queue(scheduler: Scheduler, clusters: Collection[str]) -> Queue:
     return queue
 
 
-def _told(queue: Queue, job_id: str, comment: str, folder: Path) -> tuple[bool, bool]:
-    """Whether this user has an active job of this id, and whether it is the one that was submitted from the folder."""
-    active = [job for job in queue.of(job_id) if job.phase != "over"]
-    is_mine = any((comment and job.comment == comment) or job.folder == str(folder) for job in active)
-    return bool(active), is_mine
+def _active(queue: Queue, job_id: str) -> list[QueuedJob]:
+    return [job for job in queue.of(job_id) if job.phase != "over"]
+
+
+def _submitted_from(queue: Queue, folder: Path) -> list[str]:
+    """Ids of this user's jobs that wait or run and that, as the scheduler says, were submitted from a folder; an
+    array's once.
+    """
+    found = [
+        array_of(job.job_id) or job.job_id
+        for job in queue.jobs.values()
+        if job.phase != "over" and job.folder.rpartition("/")[2] == folder.name and _is_same(job.folder, folder)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _is_element(scheduler: Scheduler, job_id: str, folder: Path) -> bool:
+    """Whether an element of an array is the run of a folder, by the script that the scheduler holds of it."""
+    # Of slurm/job.sbatch.j2: run CONFIGURATION FOLDER, a line each in the order of the array, from 1.
+    runs = [line for line in scheduler.script(job_id).splitlines() if line.startswith("run ")]
+    try:
+        place = int(job_id.partition(";")[0].rpartition("_")[2])
+        return place > 0 and _is_same(shlex.split(runs[place - 1])[-1], folder)
+    except (ValueError, IndexError):  # no script of dlbench's
+        return False
+
+
+def _is_same(told: str, folder: Path) -> bool:
+    return told == str(folder) or os.path.realpath(told) == os.path.realpath(folder)
 
 
 def _cancel(scheduler: Scheduler, job_ids: Sequence[str]) -> None:

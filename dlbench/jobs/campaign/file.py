@@ -16,7 +16,7 @@ from typing import IO, Literal
 
 from pydantic import Field, ValidationError
 
-from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.jobs.campaign.packing import Packing
 from dlbench.jobs.scripts.job import Job
 from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
@@ -250,7 +250,7 @@ def append(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def _appending(path: Path) -> IO[str]:
@@ -260,4 +260,4 @@ def _appending(path: Path) -> IO[str]:
             raise RunError(f"{path}: cannot be written: is no file")
         return path.open("a", encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,7 +122,8 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
     # Of a script that failed by itself, its log says more.
     if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
         assert isinstance(run.plan, RunPlan | CommPlan)
-        resume = f"dlbench submit --resume {run.plan.series.id}{' --cancelled' * (told.state == 'CANCELLED')}"
+        words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
+        resume = shlex.join([*words, "--out", str(run.folder.path.parent)])
         why = f"job {job} ended as {told.state} before this run began; {resume} submits it again"
         return Outlook(run_id=run_id, state="failed", job=job, story=why)
     if told.phase == "over":

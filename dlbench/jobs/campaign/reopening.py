@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlbench.errors import RunError
+from dlbench.errors import refused
 from dlbench.jobs.campaign.beginning import entry_of
 from dlbench.jobs.campaign.campaign import Campaign, campaign_of
 from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path, write_series
@@ -36,6 +36,8 @@ class Reopened:
     """Those that were left alone, because their jobs were cancelled."""
     cancelled_jobs: tuple[str, ...] = ()
     """Ids of these."""
+    begun: tuple[str, ...] = ()
+    """Where runs of cancelled jobs are asked for: those that had begun, which stay as they are."""
 
     @property
     def runs(self) -> int:
@@ -45,13 +47,15 @@ class Reopened:
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting:
-    """A run in whose folder nothing lies but what a submission wrote, and Slurm's log."""
+    """A run without a record."""
 
     run_id: str
     job_id: str
     """Of an element of an array its own."""
     log: Path | None
     """Of its job, if that wrote anything, and so began."""
+    has_begun: bool
+    """Something lies in its folder beside what a submission wrote, and Slurm's log."""
 
 
 def reopen(root: Path, series_id: str, scheduler: Scheduler, *, with_cancelled: bool = False) -> Reopened:
@@ -74,33 +78,43 @@ def reopen(root: Path, series_id: str, scheduler: Scheduler, *, with_cancelled: 
     require_own(root, series_id)
     with held(root, series_id):
         now = standing(root, series_id)
-        waiting = [one for number in range(now.total) if now.ids[number] for one in _not_begun(root, now, number)]
-        if not waiting:
+        unfinished = [one for number in range(now.total) if now.ids[number] for one in _unfinished(root, now, number)]
+        waiting = [one for one in unfinished if not one.has_begun]
+        if not waiting and not with_cancelled:
             return Reopened()
-        queue = scheduler.query(list(dict.fromkeys(one.job_id for one in waiting)))
+        queue = scheduler.query(list(dict.fromkeys(one.job_id for one in unfinished)))
         if queue.unanswered:
             return Reopened()
         ends = {one.run_id: _end(queue, one) for one in waiting}
+        begun = (one.run_id for one in unfinished if one.has_begun and _end(queue, one) == "cancelled")
         cancelled = [one for one in waiting if ends[one.run_id] == "cancelled" and not with_cancelled]
         left = {run_id for run_id, end in ends.items() if end == "cut off" or (end == "cancelled" and with_cancelled)}
         return Reopened(
             campaign=_renew(root, now, left) if left else None,
             cancelled=tuple(one.run_id for one in cancelled),
             cancelled_jobs=tuple(dict.fromkeys(one.job_id.partition(";")[0] for one in cancelled)),
+            begun=tuple(begun) if with_cancelled else (),
         )
 
 
-def _not_begun(root: Path, now: Standing, number: int) -> list[_Waiting]:
-    """The runs of a job that never began."""
+def _unfinished(root: Path, now: Standing, number: int) -> list[_Waiting]:
+    """The runs of a job that have no record."""
     found = []
     for run_id in now.series.jobs[number].runs:
         folder = RunFolder(root / run_id)
-        if not never_began(folder):
+        if folder.record.exists() or folder.comm.exists() or not folder.plan.exists():
             continue
         submission = read_submission(folder)
         job_id = now.ids[number] if submission is None else submission.reference
         log = None if submission is None else root / submission.log
-        found.append(_Waiting(run_id=run_id, job_id=job_id, log=log if log is not None and log.exists() else None))
+        found.append(
+            _Waiting(
+                run_id=run_id,
+                job_id=job_id,
+                log=log if log is not None and log.exists() else None,
+                has_begun=not never_began(folder),
+            )
+        )
     return found
 
 
@@ -156,4 +170,4 @@ def _clear(folder: RunFolder) -> None:
             if _LOG.fullmatch(path.name):
                 path.rename(path.with_name(f"earlier-{path.name}"))
     except OSError as error:
-        raise RunError(f"{folder.path}: cannot be written: {error.strerror or error}") from None
+        raise refused(error, f"{folder.path}: cannot be written: {error.strerror or error}") from None

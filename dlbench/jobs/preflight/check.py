@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dlbench.errors import ExitCode, RunError, StalledError
+from dlbench.errors import ExitCode, StalledError, refused
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.preflight import job as jobs
 from dlbench.jobs.preflight.here import exchange_here, look_here
@@ -56,7 +56,7 @@ def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Calla
     try:
         folder.seen.mkdir(parents=True)
     except OSError as error:
-        raise RunError(f"{folder.path}: cannot be made: {error.strerror or error}") from None
+        raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}") from None
     write_atomic(folder.run.plan, plan.to_json())
     report = _on_slurm(plan, folder, asked, tell) if on_slurm else _here(plan, folder, asked, tell)
     write_json(folder.report, report.model_dump(mode="json"))

@@ -43,7 +43,7 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
         words = launch.supervised(look_command(plan, folder, python), sys.executable)
     if has_script(plan):
         words = shell_command(plan, _script(plan, folder, words))
-    ranks = RankProcesses(lambda *_: None, token, are_ranks=is_local)
+    ranks = RankProcesses(lambda *_: None, token, launcher="" if is_local else plan.system.launch.launcher)
     deadline = time.monotonic() + timeout_s
     with Interruption() as interruption:
 

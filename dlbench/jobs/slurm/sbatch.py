@@ -54,11 +54,11 @@ def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> A
         return Answer(doubt=f"sbatch gave no answer within {late.timeout:g} s")
     except OSError as error:
         return Answer(refusal=f"it cannot be started: {error.strerror or error}")
-    # Sites' own programs of this name print more than the id.
-    answers = [found for line in done.stdout.splitlines() if (found := re.fullmatch(r"(\d+)(;\S+)?", line.strip()))]
+    # Sites' own programs of this name print more than the id, perhaps other numbers; which is the id, the queue knows.
+    answers = {line.strip() for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S+)?", line.strip())}
     if done.returncode == 0:
-        if answers:
-            return Answer(job_id=answers[-1][0])
+        if len(answers) == 1:
+            return Answer(job_id=answers.pop())
         return Answer(doubt=f"sbatch gave an unexpected answer ({done.stdout.strip()!r:.200})")
     why = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
     final = why.lower().rpartition("batch job submission failed:")[2]

@@ -52,6 +52,16 @@ class Slurm:
         """One squeue, and at most one sacct; where jobs are on other clusters, too, as many for those."""
         return ask(job_ids, users, clusters)
 
+    def script(self, job_id: str) -> str:
+        """What scontrol writes of it; of an element of an array the script is the array's."""
+        bare, _, cluster = job_id.partition(";")
+        where = [f"--clusters={cluster}"] if cluster else []
+        try:
+            done = call(["scontrol", *where, "write", "batch_script", bare.partition("_")[0], "-"])
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout if done.returncode == 0 else ""
+
     def cancel(self, job_ids: Sequence[str]) -> str:
         """One scancel for some thousand ids of a cluster."""
         by_cluster: dict[str, list[str]] = {}

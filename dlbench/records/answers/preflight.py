@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from dlbench.records.folder import RunFolder
-from dlbench.specs.base import CountOrZero, Flag, NonNegative, RunName, Spec
+from dlbench.specs.base import CountOrZero, Flag, NonNegative, RankNumber, RunName, Spec
 
 FindingState = Literal["ok", "doubt", "wrong", "unknown"]
 """doubt: it works, and figures may suffer. unknown: it could not be asked, or is not measured here."""
@@ -55,8 +55,8 @@ class SeenRank(Spec):
 
     format: Literal["dlbench.preflight-rank"] = Field("dlbench.preflight-rank", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    rank: CountOrZero = Field(description="The rank, from 0.")
-    local_rank: CountOrZero = Field(description="Its place on the node, from 0.")
+    rank: RankNumber = Field(description="The rank, from 0.")
+    local_rank: RankNumber = Field(description="Its place on the node, from 0.")
     host: str = Field(description="Slurm's name of the node, else the host's.")
     python: str = Field(description="The Python that ran.")
     versions: dict[str, str] = Field(description="Of Python, dlbench and what ranks import; what is missing is absent.")

@@ -38,7 +38,7 @@ def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, A
         IncompleteDataError: the file cannot be read, or is none of `format_name`.
     """
     try:
-        with open_file(path) as file:
+        with open_file(path, follow=False) as file:
             line = file.readline(MAX_HEADER)
     except OSError as error:
         raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -135,7 +135,7 @@ class BlockReader:
         """
         self.torn_bytes = 0
         try:
-            with open_file(self.path) as file:
+            with open_file(self.path, follow=False) as file:
                 file.seek(self.begin)
                 while head := file.read(_SIZE):
                     if len(head) < _SIZE:

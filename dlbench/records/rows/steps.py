@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dlbench.errors import IncompleteDataError, RunError
+from dlbench.errors import DlbenchError, IncompleteDataError, RunError, refused
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
 
@@ -75,8 +75,8 @@ class StepWriter:
         except OSError as error:
             raise self._refused(error) from None
 
-    def _refused(self, error: OSError) -> RunError:
-        return RunError(f"{self._path}: cannot be written: {error.strerror or error}")
+    def _refused(self, error: OSError) -> DlbenchError:
+        return refused(error, f"{self._path}: cannot be written: {error.strerror or error}")
 
     def append(self, record: tuple[float, ...]) -> None:
         """Adds one record, in the order of `FIELDS`, and `LAUNCH_FIELDS` where the file has them.

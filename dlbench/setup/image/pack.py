@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.errors import EnvironmentLacksError, RunError, UserError, refused
 from dlbench.opening import file_sha256, open_file, why_unreadable
 from dlbench.setup.image.contents import Contents, Entry, contents_of
 from dlbench.setup.image.survey import Survey
@@ -74,7 +74,7 @@ def pack(found: Survey, file: Path, say: Callable[[str], None]) -> ImageDescript
             described = _written(found, contents, partial, command)
             partial.replace(file)
         except OSError as error:
-            raise RunError(f"{file}: cannot be written: {error.strerror or error}") from None
+            raise refused(error, f"{file}: cannot be written: {error.strerror or error}") from None
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)

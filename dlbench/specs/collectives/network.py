@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, NonNegative, Positive, Spec
+from dlbench.specs.base import Count, CountOrZero, NonNegative, Positive, Ranks, Spec
 from dlbench.units import format_bytes
 
 LevelName = Literal["inside", "across"]
@@ -57,7 +57,7 @@ class LineCost(Spec):
     name: str = Field(description="What was timed, e.g. ddp gloo all_reduce or hierarchical.")
     startup_s: NonNegative = Field(description="Seconds of an empty message.")
     per_byte_s: NonNegative = Field(description="Seconds per byte of the vector.")
-    ranks: Count = Field(description="Ranks it holds for.")
+    ranks: Ranks = Field(description="Ranks it holds for.")
     sizes: tuple[Count, Count] | None = Field(None, description="Smallest and largest measured vector, bytes.")
     half_width: NonNegative | None = Field(
         None, description="95 % interval of its times over runs, plus or minus a share of them; none: single runs."
@@ -71,9 +71,9 @@ class LineCost(Spec):
 class FittedRange(Spec):
     """What the points behind the costs of messages held; anything else is an extrapolation."""
 
-    ranks: tuple[Count, ...] = Field(min_length=1, description="Rank counts, ascending.")
-    group_sizes: tuple[Count, ...] = Field(min_length=1, description="Ranks of a group, ascending.")
-    num_groups: tuple[Count, ...] = Field(min_length=1, description="Groups, ascending.")
+    ranks: tuple[Ranks, ...] = Field(min_length=1, description="Rank counts, ascending.")
+    group_sizes: tuple[Ranks, ...] = Field(min_length=1, description="Ranks of a group, ascending.")
+    num_groups: tuple[Ranks, ...] = Field(min_length=1, description="Groups, ascending.")
     sizes: tuple[Count, Count] = Field(description="Smallest and largest buffer of a rank, bytes.")
     runs: Count = Field(description="Runs behind each point, at least.")
 
@@ -91,8 +91,8 @@ class SizeBias(Spec):
 class LargestHeldOut(Spec):
     """The largest rank count as a fit to the smaller ones alone predicts it; that fit made every choice anew."""
 
-    ranks: Count = Field(description="The largest rank count.")
-    fitted_ranks: tuple[Count, ...] = Field(min_length=1, description="Those that it was predicted from, ascending.")
+    ranks: Ranks = Field(description="The largest rank count.")
+    fitted_ranks: tuple[Ranks, ...] = Field(min_length=1, description="Those that it was predicted from, ascending.")
     num_points: Count = Field(description="Points predicted.")
     ratio: Positive = Field(description="Predicted over measured, median over the points.")
     median_error: NonNegative = Field(description="Median of |predicted / measured - 1|.")
@@ -104,7 +104,7 @@ class Residual(Spec):
 
     collective: str = Field(description="The collective.")
     algorithm: str = Field(description="The algorithm.")
-    ranks: Count = Field(description="The rank count.")
+    ranks: Ranks = Field(description="The rank count.")
     least: Positive = Field(description="Measured over fitted, the least of its points.")
     most: Positive = Field(description="Measured over fitted, the largest of its points.")
 

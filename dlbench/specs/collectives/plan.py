@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, Ranks, Repeats, Spec
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
 Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
@@ -62,8 +62,8 @@ class CommSpec(Spec):
     )
     warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after the trials for their length.")
     iterations: Count = Field(10, description="Timed iterations of each point.")
-    group_size: Count | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
-    shards: Count | None = Field(None, description="Servers of parameter-server; none: every rank is one.")
+    group_size: Ranks | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
+    shards: Ranks | None = Field(None, description="Servers of parameter-server; none: every rank is one.")
     timeout_s: Positive = Field(60.0, description="Longest time of one iteration before the run is given up, seconds.")
     check: Flag = Field(True, description="Compare every result with the sum computed apart.")
 
@@ -89,7 +89,7 @@ class CommSeries(Spec):
 
     id: Name = Field(description="The series: all runs started together.")
     repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
-    repeats: Count = Field(description="How often each point is run.")
+    repeats: Repeats = Field(description="How often each point is run.")
     position: CountOrZero = Field(description="Order in the series.")
 
 

@@ -77,7 +77,7 @@ def with_digest(image: ImageSpec) -> ImageSpec:
     if not file.is_file():
         raise UserError(f"image.file {file}: no such file; `dlbench image build -o {file}` makes one")
     try:
-        found = ImageDescription.model_validate(read_json(description_of(file), MAX_BYTES))
+        found = ImageDescription.model_validate(read_json(description_of(file), MAX_BYTES, follow=True))
     except FileNotFoundError:
         if image.sha256 is not None:
             return image

@@ -6,17 +6,17 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Positive, Precision, Spec
+from dlbench.specs.base import CountOrZero, Positive, Precision, Ranks, Spec
 
 
 class NodeSpec(Spec):
     """One node of the system."""
 
-    cores: Count | None = Field(
+    cores: Ranks | None = Field(
         None, description="Cores a job may use on a node; required with a scheduler; none: all that this machine has."
     )
     gpus: CountOrZero = Field(0, description="GPUs of a node.")
-    ranks: Count | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
+    ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
     peak_tflops: dict[Precision, Positive] = Field(
         default_factory=dict,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -144,6 +145,12 @@ def faults() -> Iterator[Fault]:
         if file not in _MAY_BE_ABSENT:
             name = f"{file}: may not be read"
             yield Fault(family="files", name=name, replay=partial(_unreadable, name, file))
+    for number in (3_000_000_000, 10**400):
+        name = f"plan.json: a number of ranks with {len(str(number))} digits"
+        yield Fault(family="files", name=name, replay=partial(_ranks, name, number))
+    for log in ("/etc/passwd", "../../secret"):
+        name = f"submission.json: log {log}"
+        yield Fault(family="files", name=name, replay=partial(_log_elsewhere, name, log))
     for mutation in ("a named pipe", "a link to /dev/zero", "truncated", "random bytes", "empty"):
         for file, words in _OTHERS.items():
             name = f"{file}: {mutation}"
@@ -186,6 +193,25 @@ def _pipes(name: str, command: str, shop: Workshop) -> None:
         return
     done = shop.call(*(_words(command, out, run) if command not in ("logs", "cost") else (command, run)))
     done.require((0, 2, 4, 6))
+
+
+def _ranks(name: str, number: int, shop: Workshop) -> None:
+    out, run = shop.copy(name)
+    plan = run / "plan.json"
+    plan.write_text(re.sub(r'"ranks": 2\b', f'"ranks": {number}', plan.read_text(encoding="utf-8")), encoding="utf-8")
+    for command in ("status", "report", "diagnose", "trace", "cost"):
+        shop.shell('ulimit -v 6000000; "$@"', *_words(command, out, run)).require((4,), "plan.json: damaged")
+
+
+def _log_elsewhere(name: str, log: str, shop: Workshop) -> None:
+    out, run = shop.copy(name)
+    content = {"format": "dlbench.submission", "version": 1, "job_id": "7", "command": ["sbatch"], "log": log}
+    text = json.dumps({**content, "submitted": "2026-03-01T12:00:00Z"})
+    (run / "submission.json").write_text(text, encoding="utf-8")
+    (out.parent / "secret").write_text("of nobody else\n", encoding="utf-8")
+    done = shop.call("logs", run).require((4,), "submission.json: damaged")
+    if "root:" in done.text or "of nobody else" in done.text:
+        raise DidNotHoldError("printed a file outside of the run")
 
 
 def _unreadable(name: str, file: str, shop: Workshop) -> None:

@@ -49,6 +49,8 @@ def faults() -> Iterator[Fault]:
         yield Fault(family="paths", name=name, replay=partial(_closed, name, command))
         yield Fault(family="paths", name=f"{command}: a name of 300 bytes", replay=partial(_given, command, Path(LONG)))
         yield Fault(family="paths", name=f"{command}: /dev/null", replay=partial(_given, command, Path("/dev/null")))
+        name = f"{command}: a line break"
+        yield Fault(family="paths", name=name, replay=partial(_given, command, Path("o\n#SBATCH --wrap=touch")))
     yield Fault(family="paths", name="the working directory is gone", replay=_gone)
 
 

@@ -33,7 +33,7 @@ def faults() -> Iterator[Fault]:
     yield Fault(family="strangers", name="comm: who may connect", replay=_comm_listeners)
     for name, plant in _BOXES.items():
         yield Fault(family="strangers", name=name, replay=partial(plant, name))
-    for variable in ("UCX_AUTH", "OMPI_MCA_x_bearer", "WANDB_API_KEY", "MY_TOKEN"):
+    for variable in ("UCX_AUTH", "OMPI_MCA_x_bearer", "OMPI_MCA_btl_pw", "WANDB_API_KEY", "MY_TOKEN"):
         name = f"{variable} in the environment"
         yield Fault(family="strangers", name=name, replay=partial(_secret_variable, name, variable, SECRET))
     name = "a URL with a password in the environment"

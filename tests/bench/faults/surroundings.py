@@ -47,6 +47,8 @@ def faults() -> Iterator[Fault]:
         yield Fault(family="surroundings", name=name, replay=partial(_bad_image, name, rank))
     yield Fault(family="surroundings", name="the disk fills in mid-run", replay=_full_disk)
     yield Fault(family="surroundings", name="the run's folder is removed in mid-run", replay=_removed_folder)
+    yield Fault(family="surroundings", name="the run's folder is replaced by a link in mid-run", replay=_linked_folder)
+    yield Fault(family="surroundings", name="report -o on a full disk", replay=_full_output)
     yield Fault(family="surroundings", name="report under ulimit -v", replay=_address_space)
     for blocks in (0, 1, 8):
         name = f"run under ulimit -f {blocks}"
@@ -176,7 +178,7 @@ def _full_disk(shop: Workshop) -> None:
         wrapped=("unshare", "-m", "sh", "-c", script, "sh"),
         limit_s=RUN_S,
     )
-    done.require((3, 5), "No space left on device", "rank ", "0 of 1 runs valid")
+    done.require((5,), "No space left on device", "rank ", "0 of 1 runs valid")
     shop.call("status", folder).require((3, 4))
 
 
@@ -188,6 +190,30 @@ def _removed_folder(shop: Workshop) -> None:
         shutil.rmtree(path, ignore_errors=True)
     done = finish(process, ["run"], RUN_S)
     done.require((3, 4), "1 of 2 runs valid")
+
+
+def _linked_folder(shop: Workshop) -> None:
+    folder = shop.folder("linked")
+    out, victim = folder / "runs", folder / "victim"
+    victim.mkdir()
+    process = shop.start("run", *shop.training("ddp"), *short(100_000), "--out", out)
+    await_that(lambda: len(list(out.glob("*/rank-*.steps"))) == 2, 90, "the measured steps")
+    (run,) = (path.parent for path in out.glob("*/plan.json"))
+    shutil.copy(run / "plan.json", victim)  # as if it were a run
+    run.rename(folder / "moved")
+    run.symlink_to(victim)
+    finish(process, ["run"], 240).require((3,), "was replaced by a link while the run went on")
+    if [path.name for path in victim.iterdir()] != ["plan.json"]:
+        raise DidNotHoldError(f"wrote into the folder that the link leads to: {sorted(victim.iterdir())}")
+
+
+def _full_output(shop: Workshop) -> None:
+    _require_namespaces("-m")
+    place = shop.folder("full output")
+    script = f'mount -t tmpfs -o size=64k none {place} && cat /dev/zero > {place}/fill 2>/dev/null; "$@"'
+    for name in ("x.md", "x.csv", "x.json"):
+        words = ("report", str(shop.finished), "-o", str(place / name))
+        shop.call(*words, wrapped=("unshare", "-m", "sh", "-c", script, "sh")).require((5,), "No space left on device")
 
 
 def _address_space(shop: Workshop) -> None:

@@ -324,7 +324,7 @@ def test_only_a_trace_is_opened_in_perfetto(tmp_path: Path, name: str) -> None:
 
 def test_words_of_sacct_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = one_run(tmp_path / "runs")
-    submission = Submission(job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="run/slurm.out")
+    submission = Submission(job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="run/slurm-7.out")
     write_json(folder.submission, submission.model_dump(mode="json"))
     sacct = tmp_path / "bin" / "sacct"
     sacct.parent.mkdir()

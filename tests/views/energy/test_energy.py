@@ -727,7 +727,7 @@ def submitted(out: Path, jobs: Mapping[str, str], shared: Sequence[str] = ()) ->
             owner="root",
             command=("sbatch",),
             submitted="2026-03-01T12:00:00Z",
-            log="run/slurm.out",
+            log="run/slurm-7.out",
             runs=tuple(shared),
         )
         write_json(RunFolder(out / run_id).submission, submission.model_dump(mode="json"))

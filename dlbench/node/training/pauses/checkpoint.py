@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.errors import IncompleteDataError, UserError, refused
 from dlbench.node.data.sharding import Position
 from dlbench.opening import parse_json, require_file, why_unreadable
 from dlbench.records.folder import CHECKPOINT_SUFFIX
@@ -106,8 +107,11 @@ def write_checkpoint(
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise RunError(f"{path}: the checkpoint cannot be written: {reason}") from None
+        # safetensors tells the operating system's reason in words alone: "... (os error 28)".
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        told = OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
+        words = f"{path}: the checkpoint cannot be written: {why_unreadable(told)}"
+        raise refused(told, words) from None
 
 
 def prune(folder: Path, keep: int) -> None:
