@@ -67,7 +67,7 @@ class Pop:
     """The metrics of the POP project, of one scaling point by itself, fractions; geometric means over runs.
 
     POP (Performance Optimisation and Productivity, "POP Standard Metrics for Parallel Performance Analysis"; Scalasca
-    and Extrae print them) compares whole runs and not steps. With each rank's useful time, all outside of communication,
+    and Extrae print them) compares whole runs and not steps. With each rank's useful time, outside of communication,
 
         load balance = mean / maximum useful time, communication efficiency = maximum useful time / run time,
 
