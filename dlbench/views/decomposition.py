@@ -312,7 +312,7 @@ def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
         title="Steps without input or exchange, against the phases of plain runs",
         columns=columns,
         rows=[(point, one) for point in found for one in point.differences],
-        caption="Means over pairs of interleaved runs and over all ranks, per step. Phase: input wait, or gradient "
+        caption="Geometric means over pairs of interleaved runs, all ranks, per step. Phase: input wait, or gradient "
         "exchange after backward, in the plain runs. Gap: what the step is shorter by, less the phase.",
     )
 

@@ -27,11 +27,10 @@ from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.specs.collectives.network import NetworkModel
-from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.causes.diagnosis import Verdict, adjusted_p, diagnose
 from dlbench.views.causes.experiments import Case
-from dlbench.views.causes.pop import Pop, pop_of
 from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
 
 
@@ -61,6 +60,25 @@ class Account:
     causes: tuple[CauseShare, ...]
     exchange_phase: Part
     whole: CauseShare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pop:
+    """The metrics of the POP project, of one scaling point by itself, fractions; geometric means over runs.
+
+    POP (Performance Optimisation and Productivity, "POP Standard Metrics for Parallel Performance Analysis"; Scalasca
+    and Extrae print them) compares whole runs and not steps. With each rank's useful time, outside of communication,
+
+        load balance = mean / maximum useful time, communication efficiency = maximum useful time / run time,
+
+    and parallel efficiency is their product. A rank that is late, now one and now another, is waited for in every step
+    and balanced over the run: here it lowers communication efficiency, in the account it is waiting for stragglers.
+    """
+
+    load_balance: Estimate
+    communication: Estimate
+    parallel: Estimate
+    """Their product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +245,18 @@ def _point(
         num_hosts=max(len(set(one.hosts)) for one in own),
         planted=_planted(runs, own),
     )
+
+
+def pop_of(runs: Sequence[Causes]) -> Pop | None:
+    """POP's metrics over runs of one scaling point; None where some rank of theirs does nothing but communicate."""
+    if any(min(run.work_ns) <= 0 for run in runs):
+        return None
+    times = [(statistics.fmean(run.work_ns), max(run.work_ns), sum(run.sums_ns.values()) / run.ranks) for run in runs]
+
+    def over_runs(top: int, bottom: int) -> Estimate:
+        return geometric_mean_estimate([time[top] / time[bottom] for time in times], "fraction")
+
+    return Pop(load_balance=over_runs(0, 1), communication=over_runs(1, 2), parallel=over_runs(0, 2))
 
 
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:

@@ -25,7 +25,7 @@ CAPTION = (
     "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
     "(DS-Analyzer's method)."
 )
-RUNS_CAPTION = "Medians over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
+RUNS_CAPTION = "Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
 
 PartRow = tuple[Stalls, StallPart]
 TierRow = tuple[Stalls, TierRuns]

@@ -1,7 +1,7 @@
 """Step times of a group by rank count: quantiles, outliers, and a map of ranks by steps.
 
 The time of a step is that of its slowest rank. Each run is reduced to a digest when it is read
-(`dlbench.reading.digest`); here the digests of one rank count become medians over runs, because the experimental unit
+(`dlbench.reading.digest`); here the digests of one rank count become means over runs, because the experimental unit
 is the run (`dlbench.stats.estimates`).
 """
 

@@ -132,7 +132,7 @@ def quantile_sheet(found: StepTimes) -> Sheet[Quantile]:
         ),
         is_shown=lambda row: row[1] in LISTED and supports(row[0], row[1]),
         is_drawn=True,
-        caption="Medians over runs; in brackets the range of runs.",
+        caption="Geometric means over runs; in parentheses the range of runs.",
     )
 
 

@@ -1,0 +1,95 @@
+"""What a report says to do next: foreign load first, a missed target, and no rank count that the machine lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlbench.reading.doubts import Doubt
+from dlbench.records.scan import scan
+from dlbench.report.document import Document
+from dlbench.report.formats.terminal import to_text
+from dlbench.views.assemble import assemble
+from dlbench.views.model import Group
+from dlbench.views.scaling.verdict import more_ranks, next_step
+from dlbench.views.series_result import result_of
+from tests.support.run_factory import (
+    Story,
+    Training,
+    constant,
+    plans,
+    quality_plans,
+    write_run,
+    write_scaling,
+)
+
+LOAD = Doubt(
+    code="foreign-load",
+    severity="serious",
+    text="other processes used 1.6 of the 2 cores of node n0 (81 %): repeat on an idle machine",
+)
+
+
+def group_of(folder: Path) -> Group:
+    (group,) = assemble(scan(folder)).groups
+    return group
+
+
+def test_foreign_load_goes_before_more_repeats_and_more_ranks(tmp_path: Path) -> None:
+    write_scaling(tmp_path / "both")
+    write_scaling(tmp_path / "one", points=(2,))
+    for name in ("both", "one"):
+        group = group_of(tmp_path / name)
+        assert "idle" not in next_step(group)
+        loaded = replace(group, doubts=(*group.doubts, LOAD))
+        assert (
+            next_step(loaded) == "Repeat on an idle machine: other processes used 1.6 of the 2 cores of node n0 (81 %)."
+        )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "most", "counts"),
+    [(1, 2, "1,2"), (1, 8, "1,2,4"), (1, None, "1,2,4"), (2, 2, "1,2"), (1, 1, "1"), (4, 4, "1,4")],
+)
+def test_no_rank_count_is_advised_that_the_machine_does_not_hold(
+    tmp_path: Path, ranks: int, most: int | None, counts: str
+) -> None:
+    write_scaling(tmp_path, points=(ranks,))
+    group = replace(group_of(tmp_path), most_ranks=most)
+    assert more_ranks(group) == counts
+    assert next_step(group) == (
+        f"Run the same workload at more rank counts, for example --ranks {counts}." if "," in counts else ""
+    )
+
+
+def document(folder: Path, repeats: dict[int, int]) -> Document:
+    """A swept series at one rank count, with so many runs of each setting."""
+    for plan in plans(points=(2,), repeats=5, sweep={"train.batch_per_rank": (2, 4, 8)}, series="s"):
+        if plan.series.repeat < repeats[plan.workload.train.batch_per_rank]:
+            write_run(folder, plan, constant([0, 0, 30, 50, 5, 10]))
+    return result_of(scan(folder))[1]
+
+
+def test_a_warning_of_some_settings_names_them_and_comes_once(tmp_path: Path) -> None:
+    words = " ".join(to_text(document(tmp_path, {2: 3, 4: 4, 8: 5})).split())
+    assert words.count("too few repeats") == 1
+    assert "train.batch_per_rank=2: too few repeats for a comparison (3 at 2 ranks): use --repeats 5" in words
+    assert "train.batch_per_rank=4 likewise" in words
+    # Each setting is its own baseline: a column of nothing else says nothing.
+    assert "Scaling efficiency" not in words
+
+
+def test_a_warning_of_all_settings_names_none(tmp_path: Path) -> None:
+    words = " ".join(to_text(document(tmp_path, {2: 2, 4: 2, 8: 2})).split())
+    assert words.count("too few repeats") == 1
+    assert "! too few repeats for a comparison (2 at 2 ranks): use --repeats 5" in words
+
+
+def test_a_missed_target_asks_for_longer_training(tmp_path: Path) -> None:
+    for plan in quality_plans(points=(1,), repeats=2):
+        write_run(tmp_path, plan, constant([0, 0, 30, 50, 5, 10]), Story(training=Training(values=(0.1, 0.2))))
+    step = next_step(group_of(tmp_path))
+    assert step.startswith("Train longer than ")
+    assert "(--set quality.max_" in step
