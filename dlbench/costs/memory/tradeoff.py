@@ -56,11 +56,12 @@ class Point:
 
 
 def scaled(chain: Chain, batch: int) -> Chain:
-    """The chain for another batch: times and activations in proportion to the samples, the state as it is."""
+    """The chain for another batch: times and activations in proportion to the samples; state and gradients of
+    parameters as they are."""
     factor = batch / chain.batch
 
-    def size(count: int) -> int:
-        return math.ceil(count * batch / chain.batch)
+    def size(count: int, fixed: int = 0) -> int:
+        return min(count, fixed) + math.ceil(max(0, count - fixed) * batch / chain.batch)
 
     return chain.model_copy(
         update={
@@ -72,12 +73,18 @@ def scaled(chain: Chain, batch: int) -> Chain:
                         "backward_s": unit.backward_s * factor,
                         "saved_bytes": size(unit.saved_bytes),
                         "input_bytes": size(unit.input_bytes),
+                        "forward_working_bytes": size(unit.forward_working_bytes),
+                        "passing_working_bytes": size(unit.passing_working_bytes),
+                        "backward_working_bytes": size(unit.backward_working_bytes, unit.gradient_bytes),
+                        "piecemeal_bytes": size(unit.piecemeal_bytes, unit.gradient_bytes),
                     }
                 )
                 for unit in chain.units
             ),
             **{name: getattr(chain, name) * factor for name in ("before_s", "turn_s", "after_s")},
-            **{name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes", "working_bytes")},
+            **{name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes")},
+            "turn_bytes": size(chain.turn_bytes, chain.turn_gradient_bytes),
+            "after_bytes": size(chain.after_bytes, chain.after_gradient_bytes),
         }
     )
 
