@@ -124,10 +124,9 @@ class BlockCosts:
         blocking = decision == "swap" and self._blocking
         own = 0 if recomputes or blocking else saved
         moved = (moving if recomputes else saved + moving) if moves else 0
+        needed = piecemeal if blocking else backward - saved
         if recomputes:  # the gradient of its output is there while its forward pass is repeated
             needed = max(backward, forward + outputs[-1])
-        else:
-            needed = piecemeal if blocking else backward - saved
         return BlockCost(
             forward_s=sum(unit.forward_s for unit in units),
             backward_s=sum(unit.backward_s for unit in units),

@@ -363,7 +363,8 @@ class _WayBack:
         self._issued = 0
         """`freed_bytes` of all that was issued."""
         self._limits: deque[tuple[int, float]] = deque()
-        """Blocks that have been passed and have not started, each with what `_issued` may be until it starts; those whose limit a later one undercuts are left out, so that the first is the least."""
+        """Blocks that have been passed and have not started, each with what `_issued` may be until it starts;
+        those whose limit a later one undercuts are left out, so that the first is the least."""
         self.pending = len(done.outs)
         """Swap-outs from here on stay for the backward pass."""
         freed = sum(out.freed for out in done.outs[done.oldest :])

@@ -56,8 +56,7 @@ class Point:
 
 
 def scaled(chain: Chain, batch: int) -> Chain:
-    """The chain for another batch: times and activations in proportion to the samples; state and gradients of
-    parameters as they are."""
+    """The chain for another batch: times and activations in proportion, state and parameters' gradients as they are."""
     factor = batch / chain.batch
 
     def size(count: int, fixed: int = 0) -> int:

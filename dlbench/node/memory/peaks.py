@@ -15,6 +15,7 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.machine.resident import reset_peak
 
 _MARK = "dlbench mark "
 _LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "99"
@@ -159,6 +160,17 @@ class CudaPeaks(NoPeaks):
 
     def held(self) -> dict[str, Held]:
         return self._found
+
+
+def restart_peaks(device: torch.device) -> bool:
+    """Peaks of a process are from now on those of what follows: what torch allocated, and what is resident.
+
+    Returns:
+        Whether the kernel can do that for what is resident.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return reset_peak()
 
 
 def peaks_on(device: torch.device) -> PeakMeter:

@@ -54,9 +54,7 @@ class Chain(Spec):
 
     units: tuple[Unit, ...] = Field(min_length=1, description="In the order of the forward pass.")
     batch: Count = Field(description="Samples of a pass.")
-    output_bytes: CountOrZero = Field(
-        description="Bytes of the chain's output, held until its backward pass begins."
-    )
+    output_bytes: CountOrZero = Field(description="Bytes of the chain's output, held until its backward pass begins.")
     before_s: NonNegative = Field(0.0, description="Forward pass of what comes before the chain, seconds.")
     turn_s: NonNegative = Field(
         0.0, description="From the end of the chain's forward pass to the start of its backward pass (head, loss), s."

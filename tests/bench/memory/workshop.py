@@ -17,6 +17,7 @@ from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.smallest import smallest_capacity
 from dlbench.costs.memory.tradeoff import largest_batch
 from dlbench.machine.resident import peak_resident_bytes, reset_peak, resident_bytes
+from dlbench.node.memory.allocator import trim
 from dlbench.node.memory.host_copies import host_parameters
 from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.memory.planning import MemoryPlan, Workbench, far_tier, planned
@@ -215,6 +216,7 @@ class Workshop:
             self.step()
         state = [t for one in self._optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
         held = [*self.model.parameters(), *self.model.buffers(), *state, *self._samples.values()]
+        trim()
         before = resident_bytes()
         if before is None or not reset_peak():
             raise RuntimeError("the kernel does not tell resident memory")

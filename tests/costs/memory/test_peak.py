@@ -71,7 +71,7 @@ def account(chain: Chain, plan: tuple[PlannedBlock, ...]) -> int:
                 forward(number)
             is_first = number == block.first
             stays = units[number].input_saved if not is_first else True
-            if recomputes and not is_first or not stays:
+            if (recomputes and not is_first) or not stays:
                 live.drop(f"in {number}")
         first = units[block.first]
         if not (first.input_saved or recomputes or not first.joins):
