@@ -32,6 +32,8 @@ METHODS: tuple[Method, ...] = (
 )
 LARGEST_BATCH = 1 << 20
 """No larger batch is looked for."""
+LEAST_SAVING = 0.01
+"""Share of what training in core holds: what saves less saves nothing (told and live bytes agree no better)."""
 CURVE_EFFORT = 60_000
 """Effort of each plan of a curve (`dlbench.costs.memory.local_search`)."""
 
@@ -91,6 +93,11 @@ def scaled(chain: Chain, batch: int) -> Chain:
 def in_core_bytes(chain: Chain) -> int:
     """What training holds in core."""
     return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
+
+
+def saves_nothing(peak_bytes: int, in_core: int) -> bool:
+    """Whether a pass with this peak is as good as in core, where training holds `in_core` bytes."""
+    return peak_bytes > (1 - LEAST_SAVING) * in_core
 
 
 def point(

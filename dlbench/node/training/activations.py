@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
+from dlbench.costs.memory.tradeoff import saves_nothing
 from dlbench.machine import resident
 from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
@@ -234,7 +235,14 @@ class ActivationMemory:
             found += [text for text in self._tier.warnings if text not in found]
         if all(block.decision == "keep" for block in self._found.plan.blocks):
             found.append("fits in core: nothing swapped or recomputed")
-        elif self._train.compile != "none":
+            return tuple(found)
+        peak, in_core = self._found.plan.predicted.peak_bytes, self._found.in_core_bytes
+        if saves_nothing(peak, in_core):
+            found.append(
+                f"recomputing and swapping save no memory here: {format_bytes(peak)} at most, {format_bytes(in_core)} "
+                "in core; the most is held where they change nothing"
+            )
+        if self._train.compile != "none":
             found.append(
                 "the plan rests on a chain that was measured without train.compile, which changes what blocks take"
             )
