@@ -106,10 +106,12 @@ class BlockCosts:
         moving = 0 if held_by_others else kept
 
         # With what units before it in the block have saved; backward also with the gradients of those behind it.
-        saved = forward = passing = 0
+        saved = forward = passing = again = 0
         held = []
         for position, (unit, output) in enumerate(zip(units, outputs, strict=True)):
             entering = unit.input_bytes if position else 0
+            # Where recomputing ends with this unit, it does so when all is saved.
+            again = max(forward, saved + entering + unit.saved_bytes + unit.recomputing_working_bytes)
             forward = max(forward, saved + entering + unit.saved_bytes + output + unit.forward_working_bytes)
             passing = max(passing, entering + output + unit.passing_working_bytes)
             saved += (entering if unit.input_saved else 0) + unit.saved_bytes
@@ -126,7 +128,7 @@ class BlockCosts:
         moved = (moving if recomputes else saved + moving) if moves else 0
         needed = piecemeal if blocking else backward - saved
         if recomputes:  # the gradient of its output is there while its forward pass is repeated
-            needed = max(backward, forward + outputs[-1])
+            needed = max(backward, again + outputs[-1])
         return BlockCost(
             forward_s=sum(unit.forward_s for unit in units),
             backward_s=sum(unit.backward_s for unit in units),

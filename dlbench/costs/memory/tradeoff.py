@@ -75,6 +75,7 @@ def scaled(chain: Chain, batch: int) -> Chain:
                         "saved_bytes": size(unit.saved_bytes),
                         "input_bytes": size(unit.input_bytes),
                         "forward_working_bytes": size(unit.forward_working_bytes),
+                        "recomputing_working_bytes": size(unit.recomputing_working_bytes),
                         "passing_working_bytes": size(unit.passing_working_bytes),
                         "backward_working_bytes": size(unit.backward_working_bytes, unit.gradient_bytes),
                         "piecemeal_bytes": size(unit.piecemeal_bytes, unit.gradient_bytes),

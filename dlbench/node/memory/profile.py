@@ -58,6 +58,8 @@ class _Link:
     backward_s: list[float] = field(default_factory=list)
     saved: Storages = field(default_factory=dict)
     casts: Storages = field(default_factory=dict)
+    num_saved: int = 0
+    """How often autograd saved a tensor."""
     input: tuple[int, int] = (0, 0)
     """Address and bytes of its input's storage."""
     output: tuple[int, int] = (0, 0)
@@ -192,6 +194,8 @@ class _Passage:
 
         def pack(tensor: Tensor) -> Tensor:
             storage = activation_storage(tensor, self.others)
+            link.num_saved += 1
+            self.meter.mark(f"kept forward {link.number}, {link.num_saved} saved")
             if storage is not None:
                 link.saved[storage.data_ptr()] = storage.nbytes()
             elif tensor.layout is torch.strided and is_of_parameter(tensor):
@@ -417,10 +421,15 @@ class ChainProfile:
             # What was given on is there beside the backward pass; in training only where the unit saved it.
             beside = 0 if link.output[0] in link.saved else link.made_bytes
 
-            def most(how: str, where: str, number: int = link.number) -> int:
-                """Held at most by a pass, beside the unit's input."""
-                return held[f"{how} {where} {number}"].peak - held[f"{how} forward {number}"].begin
+            begins = {how: held[f"{how} forward {link.number}"].begin for how in ("kept", "away")}
 
+            def most(how: str, interval: str, begins: Mapping[str, int] = begins) -> int:
+                """Held at most beside the unit's input."""
+                return held[f"{how} {interval}"].peak - begins[how]
+
+            number = link.number
+            saving = [most("kept", f"forward {number}")]
+            saving += [most("kept", f"forward {number}, {one} saved") for one in range(1, link.num_saved + 1)]
             units.append(
                 Unit(
                     name=link.unit.name,
@@ -432,10 +441,11 @@ class ChainProfile:
                     input_saved=is_saved,
                     joins=link.unit.joins,
                     gradient_bytes=link.gradient_bytes,
-                    forward_working_bytes=max(0, most("kept", "forward") - saved - link.made_bytes - casts),
-                    backward_working_bytes=max(0, most("kept", "backward") - saved - beside - casts),
-                    passing_working_bytes=max(0, most("away", "forward") - link.made_bytes - casts),
-                    piecemeal_bytes=max(0, most("away", "backward") - casts),
+                    forward_working_bytes=max(0, max(saving) - saved - link.made_bytes - casts),
+                    recomputing_working_bytes=max(0, max(saving[:-1], default=0) - saved - casts),
+                    backward_working_bytes=max(0, most("kept", f"backward {number}") - saved - beside - casts),
+                    passing_working_bytes=max(0, most("away", f"forward {number}") - link.made_bytes - casts),
+                    piecemeal_bytes=max(0, most("away", f"backward {number}") - casts),
                 )
             )
             before = link

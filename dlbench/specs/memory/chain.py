@@ -44,6 +44,11 @@ class Unit(Spec):
     passing_working_bytes: CountOrZero = Field(
         0, description="The most that its forward pass holds beside its input and its output where nothing stays."
     )
+    recomputing_working_bytes: CountOrZero = Field(
+        0,
+        description="The most that its forward pass holds beside its input and what it saves, up to the last that it "
+        "saves: there recomputing it ends.",
+    )
     piecemeal_bytes: CountOrZero = Field(
         0, description="The most that its backward pass holds where what it saved comes back tensor by tensor."
     )

@@ -74,6 +74,7 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
                 forward_working_bytes=size(),
                 backward_working_bytes=gradients + size(),
                 passing_working_bytes=size(),
+                recomputing_working_bytes=size(),
                 piecemeal_bytes=gradients + size(),
             )
             for number, gradients in enumerate(made[2:])

@@ -96,11 +96,16 @@ def account(chain: Chain, plan: tuple[PlannedBlock, ...]) -> int:
                 live.take(name, units[int(number)].saved_bytes if kind == "saved" else sizes[int(number)])
         if recomputes:
             live.take("gradient", sizes[last + 1])
-            for number in range(first, last + 1):
+            for number in range(first, last):
                 forward(number)
                 if number > first and not units[number].input_saved:
                     live.drop(f"in {number}")
-            live.drop("gradient", f"in {last + 1}")
+            # It ends when all is saved: the last unit's output may not be made any more.
+            live.take(f"saved {last}", units[last].saved_bytes)
+            live.moment(units[last].recomputing_working_bytes)
+            live.drop("gradient")
+            if last > first and not units[last].input_saved:
+                live.drop(f"in {last}")
         for number in range(last, first - 1, -1):
             live.moment(units[number].backward_working_bytes)
             live.drop(f"saved {number}", f"in {number}")
