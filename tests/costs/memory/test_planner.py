@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.memory.blocks import BlockCosts, check_blocks, cut, spans_of
-from dlbench.costs.memory.oracle import best_cut, best_plan, cuts
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
 from dlbench.costs.memory.smallest import DoesNotFitError, allowed, fits, smallest_capacity
@@ -20,6 +19,7 @@ from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import Decision, PlannedBlock
 from dlbench.specs.memory.settings import Recompute, Swap
 from tests.costs.memory.chains import DECISIONS, chains, drawn_chain, equal_chain, link, links, unit
+from tests.support.memory_oracle import best_cut, best_plan, cuts
 from tests.support.random_chains import random_case
 
 WAYS = ((True, True), (True, False), (False, True))
