@@ -7,6 +7,7 @@ unit's peak hides in what the one before left. What oneDNN allocates for itself 
 
 from __future__ import annotations
 
+import gc
 import os
 from types import TracebackType
 from typing import Protocol, Self
@@ -84,6 +85,10 @@ class CpuPeaks(NoPeaks):
         self._profile = profile(use_kineto=True, profile_memory=True)
 
     def __enter__(self) -> Self:
+        # What is collected meanwhile, of earlier passes, would count as freed by this one.
+        gc.collect()
+        self._collects = gc.isenabled()
+        gc.disable()
         # Kineto, which prints each start to the standard error, looks at this when it is used first.
         before = os.environ.get(_LOG_LEVEL)
         os.environ[_LOG_LEVEL] = _SILENT
@@ -99,6 +104,8 @@ class CpuPeaks(NoPeaks):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._collects:
+            gc.enable()
         self.mark("end of the pass")
         self._profile.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
@@ -138,6 +145,7 @@ class CudaPeaks(NoPeaks):
         self._current: Held | None = None
 
     def __enter__(self) -> Self:
+        gc.collect()
         self._begin = torch.cuda.memory_allocated(self._device)
         return self
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlbench.node.memory.cut import UnitModule
@@ -28,7 +29,6 @@ from dlbench.node.memory.saved import (
     HeldByOthers,
     Packed,
     Table,
-    WeakReference,
     activation_storage,
     is_of_parameter,
     weak_reference,
@@ -138,7 +138,7 @@ class _Passage:
             self.measured(link, call, leaf, "away")
         output = self.measured(link, call, leaf, "kept")
         if link is self.links[-1]:
-            given, made = x.untyped_storage(), first_tensor(output).untyped_storage()
+            given, made = x.untyped_storage(), _first(output).untyped_storage()
             self.at_turn = [(weak_reference(one), one.nbytes()) for one in (given, made)]
             self.note("turn")
         return output
@@ -158,13 +158,14 @@ class _Passage:
         self.meter.mark(f"{how} backward {link.number}")
         tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
         reached = self.turned if link is self.links[-1] else None
-        result = None
-        if how == "kept":
-            result = tree_map_only(
-                Tensor, lambda one: _Entry.apply(one.detach().requires_grad_(one.requires_grad), reached), output
-            )
+
+        def given_on(one: Tensor) -> Any:
+            leaf = one.detach().requires_grad_(one.requires_grad)
+            return _Entry.apply(leaf, reached)  # type: ignore[no-untyped-call]
+
+        result = tree_map_only(Tensor, given_on, output) if how == "kept" else None
         if self.counts and how == "kept":
-            link.input, link.output = storage_of(entry), storage_of(first_tensor(output))
+            link.input, link.output = storage_of(entry), storage_of(_first(output))
         gradients = [torch.ones_like(one) for one in tensors]
         end = _Exit.apply(gradients, *tensors) if tensors else None  # type: ignore[no-untyped-call]
         del output, tensors, gradients, entry
@@ -233,7 +234,8 @@ class _Passage:
         """Head and loss are done."""
         if "turned" not in self.moments:
             self.note("turned")
-            self.gone = [size if storage.expired() else 0 for storage, size in self.at_turn]
+            are_gone = [storage.expired() for storage, _ in self.at_turn]  # type: ignore[no-untyped-call]
+            self.gone = [size if is_gone else 0 for (_, size), is_gone in zip(self.at_turn, are_gone, strict=True)]
 
 
 class _Entry(torch.autograd.Function):
@@ -285,6 +287,13 @@ def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwarg
 def _handed_on(x: Any, *_args: Any, **_kwargs: Any) -> Any:
     """Stands in for a module that was called as part of its unit."""
     return x
+
+
+def _first(output: Any) -> Tensor:
+    """The tensor that the next unit is given."""
+    tensor = first_tensor(output)
+    assert tensor is not None, "a unit returns one (dlbench.node.memory.cut)"
+    return tensor
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from dlbench.costs.memory.tradeoff import saves_nothing
 from dlbench.report.document import Section
@@ -104,15 +105,15 @@ def _words(found: OutOfCore) -> Iterator[str]:
     for limit in found.limits:
         yield _limit(limit)
     yield from _without_memory(found)
-    for what, middle, error in (
-        ("steps", found.median_step_error, lambda one: one.step_error),
-        ("peaks", found.median_peak_error, lambda one: one.peak_error),
+    for what, middle, name in (
+        ("steps", found.median_step_error, "step_error"),
+        ("peaks", found.median_peak_error, "peak_error"),
     ):
         if middle is not None:
-            worst = max(found.points, key=lambda one: abs(error(one) or 0.0))
+            error, worst = max(((abs(getattr(one, name) or 0.0), one) for one in found.points), key=itemgetter(0))
             yield (
                 f"Predicted {what} are off by {percent(middle)} (median of absolute errors), at most by "
-                f"{percent(abs(error(worst) or 0.0))} ({worst.label}, batch {worst.batch})."
+                f"{percent(error)} ({worst.label}, batch {worst.batch})."
             )
     for one in found.points:
         in_core, peak = one.in_core_bytes, one.predicted_peak_bytes
