@@ -80,13 +80,16 @@ class RankResult(Spec):
     losses_finite: Flag = Field(description="Whether every loss was finite.")
     initial_parameters_sha256: str = Field(description="Digest of all parameters before the first step.")
     final_parameters_sha256: str = Field(description="Digest of all parameters after the last step.")
-    peak_memory_bytes: CountOrZero = Field(description="Peak resident memory (CPU) or peak allocated (GPU), bytes.")
+    peak_memory_bytes: CountOrZero = Field(
+        description="Peak resident memory (CPU) or peak allocated (GPU) from the first measured step on, bytes; a "
+        "warning says where it is that of the whole process."
+    )
     peak_reserved_bytes: CountOrZero | None = Field(
         None,
-        description="Most that torch held of the GPU's memory, its cache included, bytes; null on CPUs.",
+        description="Most that torch held of the GPU's memory since then, its cache included, bytes; null on CPUs.",
     )
     peak_resident_bytes: CountOrZero | None = Field(
-        None, description="Peak resident memory of the rank's process, GPU or not, bytes; null where not known."
+        None, description="Peak resident memory of the rank's process, likewise, GPU or not; null where not known."
     )
     startup_s: NonNegative = Field(
         description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."

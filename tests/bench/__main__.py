@@ -58,6 +58,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.large": reading.large,
     "shuffling.times": shuffling.times,
     "shuffling.accuracies": shuffling.accuracies,
+    "memory.accounts": memory.accounts,
     "memory.methods": memory.methods,
     "memory.largest": memory.largest,
     "memory.fitting": memory.fitting,

@@ -2,7 +2,7 @@
 
 Chains are drawn as `tests.support.random_chains` says: networks of five shapes, links from ten times faster than the
 pass to ten times slower, capacities from the smallest that fits. The optimum is that of keep, swap and recompute with
-the same blocks (`dlbench.costs.memory.oracle`, branch and bound, tested against trying all plans); the planner may
+the same blocks (`tests.support.memory_oracle`, branch and bound, tested against trying all plans); the planner may
 also swap the input of a recomputed block, which in the second comparison the optimum may, too. Times are those of one
 core, in processor seconds.
 """
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dlbench.costs.memory.local_search import EFFORT
-from dlbench.costs.memory.oracle import DECISIONS, best_cut, best_plan
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.smallest import DoesNotFitError
 from tests.bench.figures import Figure, median_interval
+from tests.support.memory_oracle import DECISIONS, best_cut, best_plan
 from tests.support.random_chains import Case, random_case
 
 CHAINS, CHAINS_MORE = 1000, 250

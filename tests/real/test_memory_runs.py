@@ -67,6 +67,9 @@ def test_a_run_says_what_its_activations_did(tmp_path: Path) -> None:
     assert 0 < told.swapped_in_bytes <= told.swapped_out_bytes <= 3 * memory.plan.predicted.swapped_bytes
     assert told.activation_peak_bytes
     assert told.activation_peak_bytes <= memory.in_core_bytes - memory.chain.fixed_bytes
+    # Peaks are those of the measured steps, by the kernel's own count of the process.
+    assert record.ranks[0].peak_memory_bytes == record.ranks[0].peak_resident_bytes
+    assert not any("does not let it begin anew" in text for text in record.warnings)
     assert {span.lane for span in memory.timeline} == {"compute", "out", "in"}
     assert {setting.key: setting.effective for setting in record.settings}["train.swap"] == "streamed"
     assert record.inert == ()
@@ -126,7 +129,8 @@ def test_a_block_that_is_none_is_named_with_its_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "workload",
     [
-        ("resnet50",),
+        # With fewer samples the optimizer's update is what takes most, and nothing can be saved.
+        ("resnet50", "--set", "train.batch_per_rank=24"),
         ("bert", "--set", "model.num_layers=24", "--set", "model.hidden_size=64", "--set", "model.num_heads=4"),
         ("bert", "--set", "train.precision=bf16", "--set", "train.allow_emulation=true"),
     ],
@@ -139,7 +143,7 @@ def test_a_block_that_is_none_is_named_with_its_nearest(tmp_path: Path) -> None:
         ("train.swap=offload",),
         ("train.swap=streamed", "train.memory.verify=true"),
         ("train.recompute=blocks", "train.swap=streamed"),
-        ("train.recompute=planned", "train.swap=planned", "train.memory.capacity=95%"),
+        ("train.recompute=planned", "train.swap=planned", "train.memory.capacity=97%"),
     ],
     ids=["blocks", "offload", "streamed", "blocks streamed", "planned"],
 )

@@ -75,6 +75,8 @@ def _chain(draw: random.Random, count: int, shape: str) -> Chain:
                 input_bytes=boundary,
                 input_saved=draw.random() < 0.9,
                 joins=draw.random() < 0.95,
+                gradient_bytes=round(largest * draw.random() * 0.1),
+                backward_working_bytes=round(largest * size * draw.random()),
             )
         )
     return Chain(
@@ -86,5 +88,5 @@ def _chain(draw: random.Random, count: int, shape: str) -> Chain:
         after_s=1e-3 * draw.choice((0.0, 0.5)),
         state_bytes=round(largest * draw.random()),
         outside_bytes=round(largest * draw.random()),
-        working_bytes=round(largest * draw.random()),
+        turn_bytes=round(largest * draw.random()),
     )

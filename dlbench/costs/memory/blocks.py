@@ -2,20 +2,25 @@
 
 A unit's boundary is its input, which the unit before makes. **Owner rule**: the boundary at which a block begins
 belongs to that block, whoever saved it: the block's decision says whether it stays or moves. It is released after the
-backward pass of the block before, which may need it as well. Two exceptions:
+block's backward pass; where the unit before saved it as well, it is part of what that one's backward pass works with.
+Two exceptions:
 
 - what other modules use as well (`joins` is False) never moves, because they hold it anyway;
 - what nobody saves (`input_saved` is False) is gone after the block's forward pass, unless the block is recomputed
   from it or others use it.
 
 Inner boundaries are saved or not like everything else. Those that are not saved are held while the two units beside
-them run, and so are all inner boundaries of a block that is to be recomputed.
+them run.
+
+**Moments**: what a unit holds for a while (workspace, gradients) counts while its own pass runs, and only then. So a
+block needs the most that any of its units needs, each with what the others hold at that moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 
 from dlbench.errors import UserError, nearest
 from dlbench.specs.memory.chain import Chain
@@ -32,23 +37,23 @@ class BlockCost:
     input_bytes: int
     """Of the boundary at which it begins; held while its forward pass runs."""
     kept_bytes: int
-    """Of `input_bytes`: what is held after the forward pass (before it has left, if it moves) and again for the
-    backward pass, until that of the block before is done."""
+    """Of `input_bytes`: what is held after the forward pass (before it has left, if it moves) and again until its
+    backward pass is done."""
     own_bytes: int
     """What its forward pass saves beside its boundaries, held until it has left or its backward pass is done; 0 where
     it is recomputed."""
     forward_bytes: int
-    """Room that its forward pass needs to start, its output included."""
+    """Room that its forward pass needs beside its input, its output included."""
     moved_bytes: int
     """What leaves the device after its forward pass, and comes back; 0: nothing moves."""
     freed_bytes: int
     """What is freed when that has left, and has to find room again."""
-    again_bytes: int
-    """Room for recomputing, held until its backward pass is done; 0 where it is not recomputed."""
-    again_bare_bytes: int
-    """The same where the block's output is not held anyway."""
-    own_released_bytes: int
-    """What the end of its backward pass frees, beside `again_bytes` and the boundary at which it ends."""
+    backward_bytes: int
+    """Room that its backward pass needs beside `own_bytes` and `kept_bytes`, recomputing included."""
+    gradient_bytes: int
+    """Gradients of its parameters, which stay."""
+    gradients_before_bytes: int
+    """Gradients of parameters that are there when its backward pass begins."""
 
 
 class BlockCosts:
@@ -57,13 +62,15 @@ class BlockCosts:
     Args:
         chain: the chain.
         blocking: tensors leave one by one while a block computes, as in torch's save_on_cpu, so that a swapped block
-            holds what one unit saves at a time.
+            holds what one unit needs at a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:
         self.chain = chain
         self._blocking = blocking
         self._known: dict[tuple[int, int, Decision], BlockCost] = {}
+        made = [chain.turn_gradient_bytes, *(unit.gradient_bytes for unit in reversed(chain.units[1:]))]
+        self._gradients_behind = list(accumulate(made))[::-1]
 
     def of(self, first: int, last: int, decision: Decision) -> BlockCost:
         """The block of units `first` to `last`, both included."""
@@ -98,53 +105,44 @@ class BlockCosts:
         kept = begin.input_bytes if begin.input_saved or recomputes or held_by_others else 0
         moving = 0 if held_by_others else kept
 
-        saved = passing = single = single_inner = inner = 0
+        # With what units before it in the block have saved; backward also with the gradients of those behind it.
+        saved = forward = passing = again = 0
+        held = []
         for position, (unit, output) in enumerate(zip(units, outputs, strict=True)):
             entering = unit.input_bytes if position else 0
-            stays = entering if unit.input_saved else 0
-            saved += stays + unit.saved_bytes
-            passing = max(passing, entering + output)
-            beside = output if position + 1 < len(units) else 0
-            single = max(single, entering + unit.saved_bytes + output)
-            single_inner = max(single_inner, entering + unit.saved_bytes + beside)
-            inner = max(inner, saved + entering - stays + beside)
-        bare = max(inner, saved + entering - stays + outputs[-1])
+            # Where recomputing ends with this unit, it does so when all is saved.
+            again = max(forward, saved + entering + unit.saved_bytes + unit.recomputing_working_bytes)
+            forward = max(forward, saved + entering + unit.saved_bytes + output + unit.forward_working_bytes)
+            passing = max(passing, entering + output + unit.passing_working_bytes)
+            saved += (entering if unit.input_saved else 0) + unit.saved_bytes
+            held.append(saved)
+        backward = piecemeal = gradients = 0
+        for unit, here in zip(reversed(units), reversed(held), strict=True):
+            backward = max(backward, here + unit.backward_working_bytes + gradients)
+            piecemeal = max(piecemeal, unit.piecemeal_bytes + gradients)
+            gradients += unit.gradient_bytes
 
-        idle = BlockCost(
+        moves = decision in ("swap", "recompute-swap")
+        blocking = decision == "swap" and self._blocking
+        own = 0 if recomputes or blocking else saved
+        moved = (moving if recomputes else saved + moving) if moves else 0
+        needed = piecemeal if blocking else backward - saved
+        if recomputes:  # the gradient of its output is there while its forward pass is repeated
+            needed = max(backward, again + outputs[-1])
+        return BlockCost(
             forward_s=sum(unit.forward_s for unit in units),
             backward_s=sum(unit.backward_s for unit in units),
             recomputes=recomputes,
             input_bytes=begin.input_bytes,
-            kept_bytes=kept,
-            own_bytes=0,
-            forward_bytes=bare,
-            moved_bytes=0,
-            freed_bytes=0,
-            again_bytes=0,
-            again_bare_bytes=0,
-            own_released_bytes=0,
+            kept_bytes=kept - moving if blocking else kept,
+            own_bytes=own,
+            forward_bytes=passing if recomputes or blocking else forward,
+            moved_bytes=moved,
+            freed_bytes=0 if blocking else moved,
+            backward_bytes=needed,
+            gradient_bytes=gradients,
+            gradients_before_bytes=self._gradients_behind[last],
         )
-        if recomputes:
-            moved = moving if decision == "recompute-swap" else 0
-            return replace(
-                idle,
-                forward_bytes=passing,
-                moved_bytes=moved,
-                freed_bytes=moved,
-                again_bytes=inner,
-                again_bare_bytes=bare,
-            )
-        if decision == "swap" and self._blocking:
-            return replace(
-                idle,
-                kept_bytes=kept - moving,
-                forward_bytes=single,
-                moved_bytes=saved + moving,
-                again_bytes=single_inner + moving,
-                again_bare_bytes=single + moving,
-            )
-        moved = saved + moving if decision == "swap" else 0
-        return replace(idle, own_bytes=saved, moved_bytes=moved, freed_bytes=moved, own_released_bytes=saved)
 
 
 def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:

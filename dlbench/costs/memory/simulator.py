@@ -2,7 +2,7 @@
 
 The rules, which the executor (`dlbench.node.memory`) follows too. Bytes of a block are those of
 `dlbench.costs.memory.blocks`; budget = capacity - what no plan can move (`Chain.fixed_bytes`); *held* is the sum of all
-activations that are on the device, or have room reserved there.
+activations and gradients that are on the device, or have room reserved there.
 
 **Forward pass of block b**, first to last:
 
@@ -13,7 +13,10 @@ activations that are on the device, or have room reserved there.
 3. A block that moves something appends one transfer of `moved_bytes` to the way out, which works in order, one
    transfer at a time, each latency + bytes / rate. When it ends, `freed_bytes` are freed.
 
-**Backward pass of block b**, last to first, after head and loss (`turn_s`):
+**Turn**: head and loss (`turn_s`) start when held + `turn_bytes` <= budget, and wait likewise; then the chain's output
+goes, and the gradients of the head's parameters stay.
+
+**Backward pass of block b**, last to first:
 
 1. *Issuing*, at the start of the backward pass and at the end of each block's: the blocks that have not been issued
    are looked at in backward order, as long as the first of them can be issued; none overtakes another.
@@ -21,21 +24,21 @@ activations that are on the device, or have room reserved there.
    - keep: nothing to do.
    - swap: needs room for `freed_bytes`; they are reserved, and one transfer of `moved_bytes` is appended to the way
      in, which works like the way out.
-   - recompute: nothing is reserved yet, but it becomes *owed*: see below.
-   - recompute-swap: both.
+   - recompute: nothing is reserved.
+   - recompute-swap: as swap.
    - **Still here**: a block whose swap-out is not finished needs no transfer and no more room: its tensors stay as
      they are, and the end of the swap-out frees nothing. A swap-out that has not begun is dropped.
-   - **Owed room**: what is issued beyond a recompute block that has not started must leave it the room that it will
-     need: all `freed_bytes` issued beyond it, those still here included, may be at most its `spare` = budget - what is
-     held when it starts if nothing is issued beyond it - the room for recomputing (`again_bytes`, or
-     `again_bare_bytes` where the next block's input is not held).
+   - **Owed room**: what is issued beyond a block that has not started must leave it the room that it will need: all
+     `freed_bytes` issued beyond it, those still here included, may be at most its `spare` = budget - what is held when
+     it starts if nothing is issued beyond it - `backward_bytes`.
 2. A block that has not been issued when its turn comes waits for the oldest swap-out that is not finished, then
    issuing is tried again, and so on. (Were tensors issued at the ends of blocks alone, the first block of the backward
-   pass could wait for ever.) A block that recomputes waits likewise until held + the room for recomputing <= budget.
-   If no swap-out is left, nothing can make room: the plan does not fit.
+   pass could wait for ever.) It waits likewise until held + `backward_bytes` <= budget. If no swap-out is left, nothing
+   can make room: the plan does not fit.
 3. It starts when its transfer has ended; recomputing comes first.
-4. At its end it frees its room for recomputing, its `own_released_bytes` and the `kept_bytes` of the boundary at which
-   it ends (for the last block: the chain's output).
+4. At its end all of that, its `own_bytes` and its `kept_bytes` go, but for the `gradient_bytes` of its parameters.
+
+What is before the chain takes `after_bytes`, and the optimizer's update `update_bytes`, beside all gradients.
 
 Whether a plan fits does not depend on times: waiting lets every swap-out end, and what is issued beyond a block leaves
 it its room. Where it does not fit, the simulator goes on as if there was room.
@@ -118,6 +121,11 @@ class Setting:
     one_block: bool
     blocking: bool
     output_bytes: int
+    turn_bytes: int
+    turn_gradient_bytes: int
+    last_bytes: int
+    """The most that is held after the chain's backward pass: beside all gradients, by what is before it, or in the
+    update."""
     before_s: float
     turn_s: float
     after_s: float
@@ -136,10 +144,19 @@ class Setting:
             one_block=prefetch == "one-block",
             blocking=prefetch == "blocking",
             output_bytes=chain.output_bytes,
+            turn_bytes=max(chain.turn_bytes, chain.turn_gradient_bytes),
+            turn_gradient_bytes=chain.turn_gradient_bytes,
+            last_bytes=last_bytes(chain),
             before_s=chain.before_s,
             turn_s=chain.turn_s,
             after_s=chain.after_s,
         )
+
+
+def last_bytes(chain: Chain) -> int:
+    """The most that is held when the chain's backward pass is done, in that of what is before it or in the update."""
+    made = chain.turn_gradient_bytes + sum(unit.gradient_bytes for unit in chain.units)
+    return made + max(chain.after_bytes, chain.after_gradient_bytes + chain.update_bytes)
 
 
 class SwapOut(NamedTuple):
@@ -278,7 +295,13 @@ def backward(
     Where it finds that the pass cannot end before `cutoff`, it stops, and leaves its clock there or beyond.
     """
     way = _WayBack(done, costs, setting, trace)
+    since = done.clock
+    way.make_room(setting.turn_bytes)
+    if trace:
+        trace.add("compute", "wait", len(costs) - 1, since, done.clock)
+    done.room_wait_s += done.clock - since
     way.compute("outside", None, setting.turn_s)
+    way.free(setting.turn_bytes - setting.turn_gradient_bytes + setting.output_bytes, done.clock)
     left = done.recompute_s + setting.after_s + sum(cost.backward_s for cost in costs)
     for block in range(len(costs) - 1, -1, -1):
         if done.clock + left >= cutoff:
@@ -286,7 +309,7 @@ def backward(
             return
         cost, since = costs[block], done.clock
         way.bring(block)
-        again = way.room_for_recomputing(block)
+        way.start(block)
         if trace:
             trace.add("compute", "wait", block, since, done.clock)
         done.swap_wait_s += done.clock - since
@@ -295,8 +318,8 @@ def backward(
             left -= cost.forward_s
         way.compute("backward", block, cost.backward_s)
         left -= cost.backward_s
-        way.free(again + cost.own_released_bytes + way.end_bytes(block), done.clock)
-    way.free(costs[0].kept_bytes, done.clock)
+        way.free(cost.backward_bytes - cost.gradient_bytes + cost.own_bytes + cost.kept_bytes, done.clock)
+    done.peak = max(done.peak, setting.last_bytes)
     way.compute("outside", None, setting.after_s)
     done.clock = max(done.clock, done.out_free)
     if trace:
@@ -340,21 +363,13 @@ class _WayBack:
         self._issued = 0
         """`freed_bytes` of all that was issued."""
         self._limits: deque[tuple[int, float]] = deque()
-        """Recompute blocks that have been passed and have not started, each with what `_issued` may be until it
-        starts; those whose limit a later one undercuts are left out, so that the first is the least."""
+        """Blocks that have been passed and have not started, each with what `_issued` may be until it starts;
+        those whose limit a later one undercuts are left out, so that the first is the least."""
         self.pending = len(done.outs)
         """Swap-outs from here on stay for the backward pass."""
         freed = sum(out.freed for out in done.outs[done.oldest :])
         self._below = done.held - setting.output_bytes - freed
         """What blocks up to `_next` hold when their swap-outs have ended."""
-
-    def end_bytes(self, block: int) -> int:
-        """What is held of the boundary at which a block ends, while its backward pass runs."""
-        return self._costs[block + 1].kept_bytes if block + 1 < len(self._costs) else self._setting.output_bytes
-
-    def _again_bytes(self, block: int) -> int:
-        cost = self._costs[block]
-        return cost.again_bytes if cost.again_bytes == 0 or self.end_bytes(block) else cost.again_bare_bytes
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
         """Computes beside what is being transferred."""
@@ -420,12 +435,11 @@ class _WayBack:
                     self._trace.add("in", "swap in", number, start, self._in_free)
         own = cost.own_bytes + cost.kept_bytes
         self._below -= own - cost.freed_bytes
-        if cost.recomputes:
-            spare = self._setting.budget - self._below - own - self.end_bytes(number) - self._again_bytes(number)
-            limit = self._issued + spare
-            while self._limits and self._limits[-1][1] >= limit:
-                self._limits.pop()
-            self._limits.append((number, limit))
+        spare = self._setting.budget - self._below - own - cost.gradients_before_bytes - cost.backward_bytes
+        limit = self._issued + spare
+        while self._limits and self._limits[-1][1] >= limit:
+            self._limits.pop()
+        self._limits.append((number, limit))
         self._next -= 1
         return True
 
@@ -437,18 +451,19 @@ class _WayBack:
             del done.outs[self.pending]
             done.out_free = done.outs[-1].end if done.outs else 0.0
 
-    def room_for_recomputing(self, block: int) -> int:
-        """Takes the room that a block needs for recomputing (or that it holds while its tensors come one by one)."""
-        again = self._again_bytes(block)
-        if again:
-            done = self._done
-            while done.oldest < self.pending and (
-                done.outs[done.oldest].end <= done.clock or done.held + again > self._setting.budget
-            ):
-                done.held -= done.outs[done.oldest].freed
-                done.clock = max(done.clock, done.outs[done.oldest].end)
-                done.oldest += 1
-            self.take(again)
+    def make_room(self, count: int) -> None:
+        """Holds so many bytes more, as soon as swap-outs leave room for them."""
+        done = self._done
+        while done.oldest < self.pending and (
+            done.outs[done.oldest].end <= done.clock or done.held + count > self._setting.budget
+        ):
+            done.held -= done.outs[done.oldest].freed
+            done.clock = max(done.clock, done.outs[done.oldest].end)
+            done.oldest += 1
+        self.take(count)
+
+    def start(self, block: int) -> None:
+        """A block's backward pass takes its room."""
+        self.make_room(self._costs[block].backward_bytes)
         if self._limits and self._limits[0][0] == block:
             self._limits.popleft()
-        return again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.costs.memory.blocks import BlockCosts, cut, spans_of
-from dlbench.costs.memory.simulator import Setting
+from dlbench.costs.memory.simulator import Setting, last_bytes
 from dlbench.costs.memory.static_plans import cheapest_fitting
 from dlbench.errors import EnvironmentLacksError
 from dlbench.specs.memory.chain import Chain
@@ -81,13 +81,19 @@ def _least_peak(
 def largest_items(chain: Chain, smallest_bytes: int) -> str:
     """What takes most of the smallest capacity, in words."""
     outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
-    sizes = [unit.input_bytes + unit.saved_bytes + output for unit, output in zip(chain.units, outputs, strict=True)]
+    sizes = [
+        unit.input_bytes + unit.saved_bytes + max(output, unit.backward_working_bytes)
+        for unit, output in zip(chain.units, outputs, strict=True)
+    ]
     largest = chain.units[sizes.index(max(sizes))].name
+    passing = smallest_bytes - chain.fixed_bytes
+    what = f"activations, their gradients and workspace (the largest: {largest})"
+    if passing == last_bytes(chain):
+        what = "gradients and what the optimiser's update works with"
     items = [
-        (chain.state_bytes, "parameters, gradients and optimiser state"),
-        (chain.outside_bytes, "batch and modules outside of the chain"),
-        (chain.working_bytes, "workspace"),
-        (smallest_bytes - chain.fixed_bytes, f"activations (the largest: {largest})"),
+        (chain.state_bytes, "parameters and optimiser state"),
+        (chain.outside_bytes, "batch and modules before the chain"),
+        (passing, what),
     ]
     return ", ".join(f"{format_bytes(size)} {what}" for size, what in sorted(items, reverse=True)[:3] if size > 0)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from dlbench.costs.memory.blocks import BlockCost, BlockCosts
+from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.simulator import Setting
 from dlbench.specs.memory.plan import Decision
 
@@ -53,64 +53,36 @@ def cheapest_fitting(
     after: list[list[int]] = [[] for _ in units]
     for first, last in spans:
         after[first].append(last)
-    # By unit and by whether the block that begins there holds its input for the backward pass.
-    ways: list[tuple[list[_Way], list[_Way]]] = [([], []) for _ in range(len(units) + 1)]
-    ways[0][False].append((0, 0.0, 0, None, None))
-    ways[0][True].append((0, 0.0, 0, None, None))
+    ways: list[list[_Way]] = [[] for _ in range(len(units) + 1)]
+    if setting.last_bytes <= setting.budget:
+        ways[0].append((0, 0.0, setting.last_bytes, None, None))
     for first in range(len(units)):
-        for held in (False, True):
-            known = _thinned(ways[first][held], front)
-            for last in after[first] if known else ():
-                for decision in decisions:
-                    cost = costs.of(first, last, decision)
-                    if cost.input_bytes and (cost.kept_bytes > 0) != held:
-                        continue
-                    seconds = (cost.forward_s if cost.recomputes else 0.0) + cost.moved_bytes * per_byte
-                    _extend(ways[last + 1], known, cost, (first, last, decision), seconds, setting, costs)
-    ended = _thinned(ways[-1][False] + ways[-1][True], front)
+        known = _thinned(ways[first], front)
+        for last in after[first] if known else ():
+            for decision in decisions:
+                cost = costs.of(first, last, decision)
+                seconds = (cost.forward_s if cost.recomputes else 0.0) + cost.moved_bytes * per_byte
+                stays = cost.own_bytes + cost.kept_bytes
+                forward = cost.input_bytes + cost.forward_bytes
+                needed = max(forward, stays + cost.gradients_before_bytes + cost.backward_bytes)
+                gain = stays - cost.freed_bytes
+                ways[last + 1].extend(
+                    (way[0] + gain, way[1] + seconds, max(way[2], way[0] + needed), (first, last, decision), way)
+                    for way in known
+                    if way[0] + needed <= setting.budget
+                )
+    turn = setting.output_bytes + setting.turn_bytes
+    ended = _thinned([way for way in ways[-1] if way[0] + turn <= setting.budget], front)
     if not ended:
         return None
     best = min(ended, key=itemgetter(1, 2))
+    peak = max(best[2], best[0] + turn)
     blocks = []
     way: _Way | None = best
     while way is not None and way[3] is not None:
         blocks.append(way[3])
         way = way[4]
-    return tuple(reversed(blocks)), best[2]
-
-
-def _extend(
-    target: tuple[list[_Way], list[_Way]],
-    known: Sequence[_Way],
-    cost: BlockCost,
-    block: tuple[int, int, Decision],
-    seconds: float,
-    setting: Setting,
-    costs: BlockCosts,
-) -> None:
-    """Adds what becomes of the known ways with one block more."""
-    units = costs.chain.units
-    after = block[1] + 1
-    ends = after == len(units)
-    output = setting.output_bytes if ends else units[after].input_bytes
-    stays = cost.own_bytes + cost.kept_bytes
-    forward = cost.input_bytes + cost.forward_bytes
-    for held_next in (False, True):
-        if (ends or output == 0) and held_next:
-            continue
-        end = output if held_next or ends else 0
-        again = cost.again_bytes if end else cost.again_bare_bytes
-        needed = max(forward, stays + end + again)
-        limit = setting.budget - needed
-        gain = stays - cost.freed_bytes
-        made = [
-            (way[0] + gain, way[1] + seconds, max(way[2], way[0] + needed), block, way)
-            for way in known
-            if way[0] <= limit
-        ]
-        target[held_next].extend(made)
-        if output == 0 and not ends:
-            target[True].extend(made)
+    return tuple(reversed(blocks)), peak
 
 
 def _thinned(ways: Sequence[_Way], front: int) -> list[_Way]:

@@ -32,6 +32,8 @@ METHODS: tuple[Method, ...] = (
 )
 LARGEST_BATCH = 1 << 20
 """No larger batch is looked for."""
+LEAST_SAVING = 0.01
+"""Share of what training in core holds: what saves less saves nothing (told and live bytes agree no better)."""
 CURVE_EFFORT = 60_000
 """Effort of each plan of a curve (`dlbench.costs.memory.local_search`)."""
 
@@ -56,11 +58,11 @@ class Point:
 
 
 def scaled(chain: Chain, batch: int) -> Chain:
-    """The chain for another batch: times and activations in proportion to the samples, the state as it is."""
+    """The chain for another batch: times and activations in proportion, state and parameters' gradients as they are."""
     factor = batch / chain.batch
 
-    def size(count: int) -> int:
-        return math.ceil(count * batch / chain.batch)
+    def size(count: int, fixed: int = 0) -> int:
+        return min(count, fixed) + math.ceil(max(0, count - fixed) * batch / chain.batch)
 
     return chain.model_copy(
         update={
@@ -72,12 +74,19 @@ def scaled(chain: Chain, batch: int) -> Chain:
                         "backward_s": unit.backward_s * factor,
                         "saved_bytes": size(unit.saved_bytes),
                         "input_bytes": size(unit.input_bytes),
+                        "forward_working_bytes": size(unit.forward_working_bytes),
+                        "recomputing_working_bytes": size(unit.recomputing_working_bytes),
+                        "passing_working_bytes": size(unit.passing_working_bytes),
+                        "backward_working_bytes": size(unit.backward_working_bytes, unit.gradient_bytes),
+                        "piecemeal_bytes": size(unit.piecemeal_bytes, unit.gradient_bytes),
                     }
                 )
                 for unit in chain.units
             ),
             **{name: getattr(chain, name) * factor for name in ("before_s", "turn_s", "after_s")},
-            **{name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes", "working_bytes")},
+            **{name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes")},
+            "turn_bytes": size(chain.turn_bytes, chain.turn_gradient_bytes),
+            "after_bytes": size(chain.after_bytes, chain.after_gradient_bytes),
         }
     )
 
@@ -85,6 +94,11 @@ def scaled(chain: Chain, batch: int) -> Chain:
 def in_core_bytes(chain: Chain) -> int:
     """What training holds in core."""
     return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
+
+
+def saves_nothing(peak_bytes: int, in_core: int) -> bool:
+    """Whether a pass with this peak is as good as in core, where training holds `in_core` bytes."""
+    return peak_bytes > (1 - LEAST_SAVING) * in_core
 
 
 def point(

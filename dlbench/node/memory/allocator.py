@@ -22,6 +22,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Numbers of mallopt(3)."""
 
 
+def trim() -> None:
+    """Gives back what small tensors left free, wherever it lies, so that what is resident now is in use."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
 def give_back_freed(at_once: bool, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> str | None:
     """Freed tensors go back to the system at once, or as glibc does it after training for a while.
 

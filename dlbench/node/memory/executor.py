@@ -70,6 +70,7 @@ class OutOfCore:
         verify: compare checksums of what comes back.
         rank: for messages.
         moments: of the device; None: the host's clock.
+        turn_bytes: room for head and loss, `Setting.turn_bytes`.
         wrap_block: applied to the function of every block, e.g. torch.compile.
         count: note the bytes of every block in every pass; without it the first pass after `install` does.
 
@@ -86,6 +87,7 @@ class OutOfCore:
         tier: Tier | None = None,
         budget_bytes: int | None = None,
         costs: Sequence[BlockCost] | None = None,
+        turn_bytes: int = 0,
         prefetch: Prefetch = "room",
         verify: bool = False,
         rank: int = 0,
@@ -110,6 +112,7 @@ class OutOfCore:
         self._rank = rank
         self._others = HeldByOthers(model)
         self._room = Room(self._decisions, budget_bytes, costs, held_by_others)
+        self._turn_bytes = turn_bytes
         self._saves_output = [True] * len(blocks)
         """Of each block whether it saves its output, as the last counted pass showed."""
         self._counts_always = count
@@ -318,6 +321,8 @@ class OutOfCore:
                 running.inputs[number] = handle
             else:
                 running.owned[number].append(handle)
+        if handle.storage is None and handle.ticket is None:  # nobody held it any more
+            handle.storage = storage
         if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None:
             self._send_blocking(running, number, handle, self._tier)
         return Packed(handle, tensor)
@@ -348,6 +353,10 @@ class OutOfCore:
             for handle in self._moving(running, number):
                 if handle.storage is not None:
                     self._send(running, handle)
+        if number == len(self._blocks) - 1:
+            self._make_room(running, self._turn_bytes)
+            running.charge_beside(self._turn_bytes)
+            self._note_peak(running)
 
     def _moving(self, running: Pass, number: int) -> list[Handle]:
         """What leaves with a block, in the order of saving."""
@@ -423,21 +432,18 @@ class OutOfCore:
             running.has_turned = True
             self._counts_next = False
             self._room.turn()
+            running.charge_input(len(self._blocks), 0)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
         self._end_blocks(running, number)
         running.current = number
+        running.charge_beside(self._room.gradients_before(number))
         self._bring(running, number)
         self._room.start(number)
-        again = self._room.again_bytes(number, self._held_after(running, number) > 0)
-        if again and self._prefetch != "blocking":
-            self._make_room(running, again)
-            running.charge_block(number, running.charged[number] + again)
-            self._note_peak(running)
+        needed = self._room.backward_bytes(number)
+        self._make_room(running, needed)
+        running.charge_block(number, running.charged[number] + needed)
+        self._note_peak(running)
         self._lane.switch(BACKWARD, number)
-
-    def _held_after(self, running: Pass, number: int) -> int:
-        """What is held of a block's output until its backward pass is done."""
-        return self._room.kept_bytes(number + 1) if number + 1 < len(self._blocks) else running.boundary_bytes[-1]
 
     def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
         """The gradient of the chain's input is there."""
@@ -457,7 +463,7 @@ class OutOfCore:
                 inputs.drop()
                 running.inputs[block + 1] = None
             running.charge_block(block, 0)
-            running.charge_input(block + 1, 0)
+            running.charge_input(block, 0)
 
     def _bring(self, running: Pass, number: int) -> None:
         """Issues blocks in backward order while there is room; the one whose turn it is in any case.
@@ -493,7 +499,7 @@ class OutOfCore:
                     running.leaving.remove(handle)
                     running.charge(handle, -handle.num_bytes)
                 self._start_back(running, handle, number)
-        self._room.issue(number, total, self._held_after(running, number))
+        self._room.issue(number, total)
         running.next_in -= 1
         self._note_peak(running)
         return True

@@ -7,6 +7,7 @@ unit's peak hides in what the one before left. What oneDNN allocates for itself 
 
 from __future__ import annotations
 
+import gc
 import os
 from types import TracebackType
 from typing import Protocol, Self
@@ -15,6 +16,7 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.machine.resident import reset_peak
 
 _MARK = "dlbench mark "
 _LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "99"
@@ -83,6 +85,10 @@ class CpuPeaks(NoPeaks):
         self._profile = profile(use_kineto=True, profile_memory=True)
 
     def __enter__(self) -> Self:
+        # What is collected meanwhile, of earlier passes, would count as freed by this one.
+        gc.collect()
+        self._collects = gc.isenabled()
+        gc.disable()
         # Kineto, which prints each start to the standard error, looks at this when it is used first.
         before = os.environ.get(_LOG_LEVEL)
         os.environ[_LOG_LEVEL] = _SILENT
@@ -98,6 +104,8 @@ class CpuPeaks(NoPeaks):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._collects:
+            gc.enable()
         self.mark("end of the pass")
         self._profile.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
@@ -137,6 +145,7 @@ class CudaPeaks(NoPeaks):
         self._current: Held | None = None
 
     def __enter__(self) -> Self:
+        gc.collect()
         self._begin = torch.cuda.memory_allocated(self._device)
         return self
 
@@ -159,6 +168,17 @@ class CudaPeaks(NoPeaks):
 
     def held(self) -> dict[str, Held]:
         return self._found
+
+
+def restart_peaks(device: torch.device) -> bool:
+    """Peaks of a process are from now on those of what follows: what torch allocated, and what is resident.
+
+    Returns:
+        Whether the kernel can do that for what is resident.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return reset_peak()
 
 
 def peaks_on(device: torch.device) -> PeakMeter:

@@ -17,10 +17,11 @@ from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
-from dlbench.node.memory.profile import ChainProfile, undisturbed
+from dlbench.node.memory.profile import ChainProfile, undisturbed, update_growth
 from dlbench.node.memory.rates import measure_rates, sizes_of
 from dlbench.node.memory.tiers.disk import DiskTier
 from dlbench.node.memory.tiers.tier import Tier
+from dlbench.specs.base import Spec
 from dlbench.specs.memory.chain import Chain, TransferRates, Unit
 from dlbench.specs.memory.plan import BlockPlan
 from dlbench.specs.system.storage import StorageSpec, TierSpec
@@ -105,23 +106,38 @@ class Workbench:
             parts=self.train.gradient_accumulation,
             beat=self.beat,
         )
-        samples = wanted
+        samples, update, told = wanted, 0, list[str]()
+        # The host updates group by group, beside the next forward pass.
+        if self.train.optimizer_state != "host":
+            self.beat("the optimizer's update")
+            try:
+                update = update_growth(self.model, self.train.optimizer, self.device)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                told.append(
+                    "what the optimizer's update works with was not measured, as no copy of the parameters fits beside "
+                    "them: the plan leaves no room for it"
+                )
+        # Gradients to which several passes add outlast each of them.
+        state = state_bytes(self.model, self.train, gradients=self.train.gradient_accumulation > 1)
         while True:
             try:
-                state = state_bytes(self.model, self.train)
-                chain = profile.measure(self.loss_of, self.batch_of(samples), state_bytes=state)
+                batch = self.batch_of(samples)
+                chain = profile.measure(self.loss_of, batch, state_bytes=state, update_bytes=update)
                 break
             except torch.OutOfMemoryError:
                 if samples == 1:
                     raise EnvironmentLacksError(
-                        "a pass over one sample does not fit on the device, even with every unit recomputed"
+                        "a pass over one sample does not fit on the device, even unit by unit"
                     ) from None
                 samples //= 2
                 torch.cuda.empty_cache()
         if samples == wanted:
-            return chain, []
-        told = f"the network was measured with {samples} samples, as {wanted} do not fit, and its figures were scaled"
-        return scaled(chain, wanted), [told]
+            return chain, told
+        told.append(
+            f"the network was measured with {samples} samples, as {wanted} do not fit, and its figures were scaled"
+        )
+        return scaled(chain, wanted), told
 
     def _rates(self, chain: Chain) -> dict[str, Any]:
         batch = self.batch_of(chain.batch)
@@ -189,15 +205,15 @@ def far_tier(
     return on_gpu if device.type == "cuda" else on_cpu
 
 
-def state_bytes(model: nn.Module, train: TrainSpec) -> int:
-    """Parameters, buffers, gradients and optimizer state on the device."""
+def state_bytes(model: nn.Module, train: TrainSpec, *, gradients: bool) -> int:
+    """Parameters, buffers and optimizer state on the device; and gradients, where asked for."""
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     # On a CPU the host's memory is the device's, wherever the state is said to lie.
     on_host = train.optimizer_state == "host" and any(p.device.type != "cpu" for p in model.parameters())
     copies = 0 if on_host else optimizer_copies(train.optimizer)
-    return parameters + buffers + trained * (1 + copies)
+    return parameters + buffers + trained * (copies + gradients)
 
 
 def optimizer_copies(spec: OptimizerSpec) -> int:
@@ -211,22 +227,15 @@ def slowest_chain(chains: Sequence[Chain]) -> Chain:
     """Of each figure the largest of all ranks, unit by unit: what all of them can keep to."""
     first = chains[0]
     units = tuple(
-        Unit(
-            name=alike[0].name,
-            forward_s=max(unit.forward_s for unit in alike),
-            backward_s=max(unit.backward_s for unit in alike),
-            saved_bytes=max(unit.saved_bytes for unit in alike),
-            input_bytes=max(unit.input_bytes for unit in alike),
-            input_saved=any(unit.input_saved for unit in alike),
-            joins=all(unit.joins for unit in alike),
-        )
+        Unit(name=alike[0].name, joins=all(unit.joins for unit in alike), **_largest(alike, {"name", "joins"}))
         for alike in zip(*(chain.units for chain in chains), strict=True)
     )
-    largest = {
-        name: max(getattr(chain, name) for chain in chains)
-        for name in ("output_bytes", "before_s", "turn_s", "after_s", "state_bytes", "outside_bytes", "working_bytes")
-    }
-    return Chain(units=units, batch=first.batch, **largest)
+    return Chain(units=units, batch=first.batch, **_largest(chains, {"units", "batch"}))
+
+
+def _largest(alike: Sequence[Spec], but: set[str]) -> dict[str, Any]:
+    """Of every field but some the largest; of flags whether any is set."""
+    return {name: max(getattr(one, name) for one in alike) for name in type(alike[0]).model_fields if name not in but}
 
 
 def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:

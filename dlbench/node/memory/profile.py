@@ -1,16 +1,16 @@
 """The chain of a network, measured: what each unit takes, keeps and needs in a forward and backward pass.
 
-A pass is made with every unit recomputed: its forward pass leaves nothing but its input, and its backward pass begins
-with the forward pass anew. So a network whose activations do not fit can be measured, and every unit is measured alone,
-undisturbed by transfers. Nothing of it stays: weights, gradients, buffers and random states are afterwards what they
-were.
+One forward pass is made, and every unit is measured alone when it is called: its forward pass and, with a gradient of
+ones, its backward pass; then nothing of it is left but its output. So measuring takes what is largest of single units,
+never what training in core takes: a network whose activations do not fit can be measured, and every unit undisturbed by
+transfers. Nothing of it stays: weights, gradients, buffers and random states are afterwards what they were.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlbench.node.memory.cut import UnitModule
-from dlbench.node.memory.peaks import NoPeaks, PeakMeter, peaks_on
-from dlbench.node.memory.saved import HeldByOthers, activation_storage, is_of_parameter
+from dlbench.node.memory.executor import first_tensor
+from dlbench.node.memory.peaks import Held, NoPeaks, PeakMeter, peaks_on
+from dlbench.node.memory.saved import (
+    HeldByOthers,
+    Packed,
+    Table,
+    activation_storage,
+    is_of_parameter,
+    weak_reference,
+)
+from dlbench.node.models.optimizers import optimizer_of
 from dlbench.specs.memory.chain import Chain, Unit
+from dlbench.specs.training import OptimizerSpec
 
 WARM_PASSES, TIMED_PASSES = 3, 9
 """Passes after the one that counts bytes, whose times do not count yet (tried: the first ones of a process take 1.3 to
@@ -42,17 +54,22 @@ class _Link:
 
     number: int
     unit: UnitModule
-    changes_input: bool = False
-    """Whether it writes to its input, which must then be copied to be used twice."""
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)
     saved: Storages = field(default_factory=dict)
     casts: Storages = field(default_factory=dict)
+    num_saved: int = 0
+    """How often autograd saved a tensor."""
     input: tuple[int, int] = (0, 0)
-    """Address and bytes of its input's storage when it was repeated."""
+    """Address and bytes of its input's storage."""
     output: tuple[int, int] = (0, 0)
     gradient_bytes: int = 0
-    """Of the gradient of its output."""
+    """Of its parameters' gradients that its backward pass left."""
+
+    @property
+    def made_bytes(self) -> int:
+        """Of its output; 0 where that lies in its input's storage."""
+        return self.output[1] if self.output[0] != self.input[0] else 0
 
 
 class _Passage:
@@ -64,20 +81,31 @@ class _Passage:
         device: where it runs.
         meter: of the memory that is held.
         counts: whether storages are counted, which takes time; else times are kept.
+        keeps_gradients: whether gradients outlast a pass.
     """
 
     def __init__(
-        self, model: nn.Module, links: Sequence[_Link], device: torch.device, meter: PeakMeter, *, counts: bool
+        self,
+        model: nn.Module,
+        links: Sequence[_Link],
+        device: torch.device,
+        meter: PeakMeter,
+        *,
+        counts: bool,
+        keeps_gradients: bool,
     ) -> None:
         self.model, self.links, self.device, self.meter, self.counts = model, links, device, meter, counts
+        self.keeps_gradients = keeps_gradients
         self.others = HeldByOthers(model)
         self.own = dict(storage_of(tensor) for tensor in (*model.parameters(), *model.buffers()))
-        self.there = {id(parameter.grad) for parameter in model.parameters()}
-        self.outside: Storages = {}
-        """Kept by what is not in the chain, and the first unit's input."""
-        self.before_turn = self.turn_gradients = self.chain_output = 0
-        """Bytes kept outside before the chain ended; bytes of gradients that its head made; address of its output."""
-        self.casts: Storages = {}
+        self.roots: list[Tensor] = []
+        """From which the backward passes of what is around the chain begin."""
+        self.gradients = 0
+        """Bytes of parameters' gradients that head, loss and what is before the chain leave."""
+        self.at_turn: list[tuple[WeakReference, int]] = []
+        """The last unit's input and output: storage and bytes."""
+        self.gone = [0, 0]
+        """Of these, the bytes that were gone when head and loss were done."""
         self.moments: dict[str, float] = {}
 
     def now(self) -> float:
@@ -91,114 +119,161 @@ class _Passage:
         self.moments[name] = self.now()
         self.meter.mark(name)
 
-    def keeping(self, storages: Storages, casts: Storages) -> AbstractContextManager[object]:
-        """Within it, what autograd saves is added to `storages`, or to `casts` if it is made of a parameter alone."""
+    def forward(self, link: _Link, original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for a unit's forward pass: measures both of its passes, and gives its output alone."""
+        if not torch.is_grad_enabled():
+            return original(x, *args, **kwargs)
+        if link.number == 0:
+            self.note("chain")
+            self.others.give([x])
+            if x.grad_fn is not None:
+                self.roots.append(_Exit.apply(None, x))  # type: ignore[no-untyped-call]
+        self.others.give((*args, *kwargs.values()))
+        leaf = x.detach().requires_grad_(link.number > 0 or x.requires_grad)
+
+        def call(entry: Tensor) -> Any:
+            return original(entry, *args, **kwargs)
+
+        if self.counts:
+            self.measured(link, call, leaf, "away")
+        output = self.measured(link, call, leaf, "kept")
+        if link is self.links[-1]:
+            given, made = x.untyped_storage(), _first(output).untyped_storage()
+            self.at_turn = [(weak_reference(one), one.nbytes()) for one in (given, made)]
+            self.note("turn")
+        return output
+
+    def measured(self, link: _Link, call: Callable[[Tensor], Any], leaf: Tensor, how: str) -> Any:
+        """Both passes of a unit, which keeps what it saves, or has it taken away and brought back."""
+        torch.clear_autocast_cache()
+        entry = _Entry.apply(leaf)  # type: ignore[no-untyped-call]
+        hooks: AbstractContextManager[object] = nullcontext()
+        if self.counts:
+            hooks = self.counting(link) if how == "kept" else self.away()
+        self.meter.mark(f"{how} forward {link.number}")
+        begin = self.now()
+        with hooks:
+            output = call(entry)
+        middle = self.now()
+        self.meter.mark(f"{how} backward {link.number}")
+        tensors = [one for one in tree_leaves(output) if isinstance(one, Tensor) and one.requires_grad]
+        reached = self.turned if link is self.links[-1] else None
+
+        def given_on(one: Tensor) -> Any:
+            leaf = one.detach().requires_grad_(one.requires_grad)
+            return _Entry.apply(leaf, reached)  # type: ignore[no-untyped-call]
+
+        result = tree_map_only(Tensor, given_on, output) if how == "kept" else None
+        if self.counts and how == "kept":
+            link.input, link.output = storage_of(entry), storage_of(_first(output))
+        gradients = [torch.ones_like(one) for one in tensors]
+        end = _Exit.apply(gradients, *tensors) if tensors else None  # type: ignore[no-untyped-call]
+        del output, tensors, gradients, entry
+        turned = self.now()
+        if end is not None:
+            with torch.autocast(self.device.type, enabled=False):
+                torch.autograd.backward(end)
+        ended = self.now()
+        self.meter.mark(f"after {how} {link.number}")
         if not self.counts:
-            return nullcontext()
+            link.forward_s.append(middle - begin)
+            link.backward_s.append(ended - turned)
+        if not self.keeps_gradients:
+            link.gradient_bytes = self.gradient_bytes()
+            for parameter in self.model.parameters():
+                parameter.grad = None
+        return result
+
+    def gradient_bytes(self) -> int:
+        """Of parameters' gradients that are there now, where these do not outlast a pass; else 0."""
+        if self.keeps_gradients:
+            return 0
+        return sum(storage_of(one.grad)[1] for one in self.model.parameters() if one.grad is not None)
+
+    def counting(self, link: _Link) -> saved_tensors_hooks:
+        """Within it, what autograd saves is noted, also what is made of a parameter alone."""
 
         def pack(tensor: Tensor) -> Tensor:
             storage = activation_storage(tensor, self.others)
+            link.num_saved += 1
+            self.meter.mark(f"kept forward {link.number}, {link.num_saved} saved")
             if storage is not None:
-                storages[storage.data_ptr()] = storage.nbytes()
+                link.saved[storage.data_ptr()] = storage.nbytes()
             elif tensor.layout is torch.strided and is_of_parameter(tensor):
                 address, size = storage_of(tensor)
                 if address not in self.own:
-                    casts[address] = size
+                    link.casts[address] = size
             # With its graph a saved output would hold itself.
             return tensor.detach() if tensor.grad_fn is not None else tensor
 
         return saved_tensors_hooks(pack, lambda tensor: tensor)
 
-    def made_gradients(self) -> int:
-        """Bytes of gradients that this pass has made so far."""
-        made = (p.grad for p in self.model.parameters() if p.grad is not None and id(p.grad) not in self.there)
-        return sum(storage_of(gradient)[1] for gradient in made)
+    def away(self) -> saved_tensors_hooks:
+        """Within it, what autograd saves goes at once, and zeros come back in its place, storage by storage."""
+        table = Table()
 
-    def forward(self, link: _Link, original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Stands in for a unit's forward pass."""
-        if not torch.is_grad_enabled():
-            return original(x, *args, **kwargs)
-        if link.number == 0:
-            self.note("chain")
-            self.outside.update([storage_of(x)])
-            self.others.give([x])
-        self.others.give((*args, *kwargs.values()))
-        anchor = torch.zeros((), device=x.device, requires_grad=True)
-        out = _Repeated.apply(anchor, x, self, link, original, args, kwargs)  # type: ignore[no-untyped-call]
-        if link is self.links[-1]:
-            self.chain_output = storage_of(out)[0]
-            self.before_turn = sum(self.outside.values())
-            self.note("turn")
-        return out
+        def pack(tensor: Tensor) -> Any:
+            storage = activation_storage(tensor, self.others)
+            if storage is None:
+                return tensor.detach() if tensor.grad_fn is not None else tensor
+            handle = table.find(storage) or table.add(tensor, storage, 0)
+            handle.storage = None
+            return Packed(handle, tensor)
 
-    def repeat(self, ctx: Any, gradient: Tensor) -> Tensor | None:
-        """The unit's forward pass anew, then its backward pass; returns the gradient of its input."""
-        link: _Link = ctx.link
-        if link is self.links[-1]:
-            self.moments["turned"] = self.now()
-            self.turn_gradients = self.made_gradients()
-        leaf = ctx.x.requires_grad_(ctx.needs_input_grad[1])
-        back: list[Tensor] = []
-        with torch.enable_grad(), ctx.autocast:
-            entry = _Entry.apply(leaf, back)  # type: ignore[no-untyped-call]
-            entry = entry.clone() if link.changes_input else entry
-            self.meter.mark(f"unit {link.number}")
-            begin = self.now()
-            with self.keeping(link.saved, link.casts):
-                out = ctx.original(entry, *ctx.args, **ctx.kwargs)
-            middle = self.now()
-        if out.requires_grad:
-            torch.autograd.backward(out, gradient)
-        end = self.now()
-        self.meter.mark(f"after unit {link.number}")
-        if self.counts:
-            link.input, link.output = storage_of(entry), storage_of(out)
-            link.gradient_bytes = storage_of(gradient)[1]
-        else:
-            link.forward_s.append(middle - begin)
-            link.backward_s.append(end - middle)
-        if link.number == 0:
-            self.moments["back"] = end
-        return back[0] if back else None
+        def unpack(packed: Any) -> Any:
+            if not isinstance(packed, Packed):
+                return packed
+            handle = packed.handle
+            if handle.storage is None:
+                handle.storage = torch.zeros(handle.num_bytes, dtype=torch.uint8, device=self.device).untyped_storage()
+            return packed.tensor(handle.storage)
+
+        return saved_tensors_hooks(pack, unpack)
+
+    def turned(self) -> None:
+        """Head and loss are done."""
+        if "turned" not in self.moments:
+            self.note("turned")
+            are_gone = [storage.expired() for storage, _ in self.at_turn]  # type: ignore[no-untyped-call]
+            self.gone = [size if is_gone else 0 for (_, size), is_gone in zip(self.at_turn, are_gone, strict=True)]
 
 
 class _Entry(torch.autograd.Function):
     """A unit's input, behind a node: what is made of a leaf alone would be taken for a parameter's cast.
 
-    The gradient goes into a list: as that of a leaf it would be copied, which training does not do.
+    Its gradient goes, and is not accumulated: that of a leaf would be copied, which training does not do.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, back: list[Tensor]) -> Tensor:
-        ctx.back = back
+    def forward(ctx: Any, x: Tensor, reached: Callable[[], None] | None = None) -> Tensor:
+        ctx.reached = reached
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.back.append(gradient)
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        if ctx.reached is not None:
+            ctx.reached()
         return None, None
 
 
-class _Repeated(torch.autograd.Function):
-    """A unit that keeps its input alone."""
+class _Exit(torch.autograd.Function):
+    """Outputs, from which a backward pass begins without holding them: with these gradients, or ones made then."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, x: Tensor, passage: _Passage, link: _Link, original: Any, args: Any, kwargs: Any
-    ) -> Tensor:
-        ctx.passage, ctx.link, ctx.original, ctx.args, ctx.kwargs = passage, link, original, args, kwargs
-        ctx.x = x.detach()
-        ctx.autocast = _autocast_as_now(x.device)
-        # Whether it writes to its input is not known before it was called once.
-        entry = x.detach().clone() if passage.counts or link.changes_input else x.detach()
-        before = entry._version
-        out: Tensor = original(entry, *args, **kwargs)
-        link.changes_input = link.changes_input or entry._version != before
-        return out
+    def forward(ctx: Any, gradients: list[Tensor] | None, *outputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        ctx.likes = [(one.size(), one.stride(), one.dtype, one.device) for one in outputs]
+        return outputs[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return (None, ctx.passage.repeat(ctx, gradient), None, None, None, None, None)
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            gradients = [
+                torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(1)
+                for size, stride, dtype, device in ctx.likes
+            ]
+        return None, *gradients
 
 
 def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -214,11 +289,11 @@ def _handed_on(x: Any, *_args: Any, **_kwargs: Any) -> Any:
     return x
 
 
-def _autocast_as_now(device: torch.device) -> AbstractContextManager[object]:
-    kind = device.type
-    if not torch.is_autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=torch.is_autocast_cache_enabled())
+def _first(output: Any) -> Tensor:
+    """The tensor that the next unit is given."""
+    tensor = first_tensor(output)
+    assert tensor is not None, "a unit returns one (dlbench.node.memory.cut)"
+    return tensor
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int]:
@@ -264,13 +339,16 @@ class ChainProfile:
     parts: int
     beat: Callable[[str], None]
 
-    def measure(self, loss_of: Callable[[Batch], Tensor], batch: Batch, *, state_bytes: int) -> Chain:
+    def measure(
+        self, loss_of: Callable[[Batch], Tensor], batch: Batch, *, state_bytes: int, update_bytes: int = 0
+    ) -> Chain:
         """The chain of a pass.
 
         Args:
             loss_of: makes a forward pass over a batch, in the precision of training, and returns its loss.
             batch: on the device.
-            state_bytes: of parameters, buffers, gradients and optimizer state.
+            state_bytes: of parameters, buffers, optimizer state, and gradients that outlast a pass.
+            update_bytes: that the optimizer's update works with (`update_growth`).
 
         Raises:
             torch.OutOfMemoryError: a single unit's pass does not fit on the device.
@@ -284,19 +362,28 @@ class ChainProfile:
                 link.forward_s.clear()
                 link.backward_s.clear()
             timed = self._timed(links, loss_of, batch, TIMED_PASSES)
-        units = self._units(links)
-        outside = sum(size for address, size in counted.outside.items() if address != counted.chain_output)
-        casts = sum(counted.casts.values()) + sum(sum(link.casts.values()) for link in links)
+        held = counted.meter.held()
+        casts = sum(sum(link.casts.values()) for link in links)
+        batch_bytes = sum(storage_of(tensor)[1] for tensor in batch.values())
+        # The last unit's input is an argument of a call that returns: it may go before the head does anything. With the
+        # head's gradients goes what autograd holds of a weight that what is before the chain uses, too (tied weights).
+        given, made = counted.gone
+        begin = held["turn"].begin - given
+        left = max(0, held["turned"].begin - begin + made - links[-1].output[1])
         return Chain(
-            units=units,
+            units=self._units(links, held),
             batch=len(next(iter(batch.values()))),
             output_bytes=links[-1].output[1],
             before_s=_median(timed, "begin", "chain"),
             turn_s=_median(timed, "turn", "turned"),
-            after_s=_median(timed, "back", "end"),
+            after_s=_median(timed, "turned", "end"),
             state_bytes=state_bytes,
-            outside_bytes=outside + casts,
-            working_bytes=self._working(links, units, counted),
+            outside_bytes=batch_bytes + held["chain"].begin - held["begin"].begin + casts,
+            turn_bytes=held["turn"].peak - begin,
+            turn_gradient_bytes=left,
+            after_bytes=held["turned"].growth,
+            after_gradient_bytes=max(0, counted.gradients - left),
+            update_bytes=update_bytes,
         )
 
     def _timed(self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, most: int) -> list[_Passage]:
@@ -312,8 +399,7 @@ class ChainProfile:
         if self.parts == 1:
             for parameter in self.model.parameters():
                 parameter.grad = None
-        passage = _Passage(self.model, links, self.device, meter, counts=counts)
-        passage.outside.update(storage_of(tensor) for tensor in batch.values())
+        passage = _Passage(self.model, links, self.device, meter, counts=counts, keeps_gradients=self.parts > 1)
         try:
             for link in links:
                 whole = partial(_run_all, [module.forward for module in link.unit.modules])
@@ -322,56 +408,76 @@ class ChainProfile:
                 link.unit.modules[0].forward = partial(passage.forward, link, whole)
             with meter:
                 passage.note("begin")
-                with passage.keeping(passage.outside, passage.casts):
-                    loss = loss_of(batch)
-                loss.backward()  # type: ignore[no-untyped-call]
+                passage.roots.append(loss_of(batch))
+                torch.autograd.backward(passage.roots)
+                passage.turned()
                 passage.note("end")
+                passage.gradients = passage.gradient_bytes()
+                passage.roots.clear()
         finally:
             for module in (module for link in links for module in link.unit.modules):
                 module.__dict__.pop("forward", None)  # the class's own is seen again
         return passage
 
-    def _units(self, links: Sequence[_Link]) -> tuple[Unit, ...]:
+    def _units(self, links: Sequence[_Link], held: Mapping[str, Held]) -> tuple[Unit, ...]:
         units = []
         before: _Link | None = None
         for link in links:
             address, size = link.input
             is_saved = address in link.saved or (before is not None and before.output[0] in before.saved)
-            # What only looks at the input of the unit before (a Flatten's output) lies in the same storage.
-            is_same = before is not None and before.output[0] == before.input[0]
-            edges = (address, link.output[0])
+            edges, casts = (address, link.output[0]), sum(link.casts.values())
+            saved = sum(size for address, size in link.saved.items() if address not in edges)
+            # What was given on is there beside the backward pass; in training only where the unit saved it.
+            beside = 0 if link.output[0] in link.saved else link.made_bytes
+
+            begins = {how: held[f"{how} forward {link.number}"].begin for how in ("kept", "away")}
+
+            def most(how: str, interval: str, begins: Mapping[str, int] = begins) -> int:
+                """Held at most beside the unit's input."""
+                return held[f"{how} {interval}"].peak - begins[how]
+
+            number = link.number
+            saving = [most("kept", f"forward {number}")]
+            saving += [most("kept", f"forward {number}, {one} saved") for one in range(1, link.num_saved + 1)]
             units.append(
                 Unit(
                     name=link.unit.name,
                     forward_s=statistics.median(link.forward_s),
                     backward_s=statistics.median(link.backward_s),
-                    saved_bytes=sum(size for address, size in link.saved.items() if address not in edges),
-                    input_bytes=0 if before is None or is_same else size,
+                    saved_bytes=saved,
+                    # What only looks at the input of the unit before (a Flatten's output) lies in the same storage.
+                    input_bytes=size if before is not None and before.made_bytes else 0,
                     input_saved=is_saved,
                     joins=link.unit.joins,
+                    gradient_bytes=link.gradient_bytes,
+                    forward_working_bytes=max(0, max(saving) - saved - link.made_bytes - casts),
+                    recomputing_working_bytes=max(0, max(saving[:-1], default=0) - saved - casts),
+                    backward_working_bytes=max(0, most("kept", f"backward {number}") - saved - beside - casts),
+                    passing_working_bytes=max(0, most("away", f"forward {number}") - link.made_bytes - casts),
+                    piecemeal_bytes=max(0, most("away", f"backward {number}") - casts),
                 )
             )
             before = link
         return tuple(units)
 
-    def _working(self, links: Sequence[_Link], units: Sequence[Unit], counted: _Passage) -> int:
-        """The most that was held beyond what is counted elsewhere, in any unit or between the chain's two passes."""
-        held = counted.meter.held()
-        turn = sum(counted.outside.values()) - counted.before_turn
-        found = [held["turn"].growth - turn - counted.turn_gradients]
-        for link, unit, following in zip(links, units, (*units[1:], None), strict=True):
-            gradients = 0
-            if self.parts == 1:
-                gradients = sum(
-                    p.numel() * p.element_size()
-                    for module in link.unit.modules
-                    for p in module.parameters()
-                    if p.requires_grad
-                )
-            output = following.input_bytes if following is not None and following.input_saved else 0
-            growth = held[f"unit {link.number}"].growth + link.gradient_bytes
-            found.append(growth - unit.saved_bytes - output - sum(link.casts.values()) - gradients)
-        return max(0, *found)
+
+def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -> int:
+    """What an optimizer's update holds for a while beside parameters, gradients and its state, bytes.
+
+    By an update of a copy of the parameters: nothing of the network changes.
+
+    Raises:
+        torch.OutOfMemoryError: the copy does not fit on the device.
+    """
+    copies = [nn.Parameter(one.detach().clone()) for one in model.parameters() if one.requires_grad]
+    optimizer = optimizer_of(copies, spec)
+    for one in copies:
+        one.grad = torch.zeros_like(one)
+    optimizer.step()  # which makes the state
+    with peaks_on(device) as meter:
+        meter.mark("update")
+        optimizer.step()
+    return meter.held()["update"].growth
 
 
 def _median(passages: Sequence[_Passage], begin: str, end: str) -> float:

@@ -91,9 +91,10 @@ class _Trials:
         """Seconds by which a second of transfers beside it lengthens computing."""
         once = self._timed(compute)
         times = max(1, min(1000, round(_BESIDE_S / max(once, 1e-6))))
-        # Enough to last, but no more memory than the largest transfer takes.
+        # Enough to last, but no more memory than two of the largest units take, which training holds as well.
+        most = min(MOST_BYTES, 2 * num_bytes)
         num_bytes, pair_s = min(num_bytes, _PART_BYTES), pair_s * min(1.0, _PART_BYTES / num_bytes)
-        pairs = max(1, min(MOST_BYTES // num_bytes, round(once * times / max(pair_s, 1e-6))))
+        pairs = max(1, min(most // num_bytes, round(once * times / max(pair_s, 1e-6))))
         return statistics.median(self._one_drag(num_bytes, pairs, compute, times) for _ in range(REPEATS))
 
     def _one_drag(self, num_bytes: int, pairs: int, compute: Callable[[], object], times: int) -> float:

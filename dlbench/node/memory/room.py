@@ -1,4 +1,4 @@
-"""What each block of a plan needs of the room, and how much of it later blocks must leave to one that recomputes.
+"""What each block of a plan needs of the room, and how much of it later blocks must leave to those before them.
 
 The rules are those of `dlbench.costs.memory.simulator`, with the bytes of `dlbench.costs.memory.blocks`.
 """
@@ -86,12 +86,15 @@ class Room:
         seen = self.seen[block]
         return seen.input_bytes if seen.input_saved or self.recomputes(block) or block in self._held_by_others else 0
 
-    def again_bytes(self, block: int, output_is_held: bool) -> int:
-        """What recomputing it takes until its backward pass is done."""
+    def backward_bytes(self, block: int) -> int:
+        """What its backward pass takes beside what is kept, recomputing included."""
         if self._costs is None:
             return self.seen[block].saved_bytes if self.recomputes(block) else 0
-        cost = self._costs[block]
-        return cost.again_bytes if output_is_held else cost.again_bare_bytes
+        return self._costs[block].backward_bytes
+
+    def gradients_before(self, block: int) -> int:
+        """Gradients of parameters that are there when its backward pass begins."""
+        return 0 if self._costs is None else self._costs[block].gradients_before_bytes
 
     def turn(self) -> None:
         """The backward pass begins: nothing is issued yet."""
@@ -99,23 +102,17 @@ class Room:
         self._limits.clear()
 
     def leaves_enough(self, num_bytes: int) -> bool:
-        """Whether blocks that are still to be recomputed keep their room if so many bytes come back before."""
+        """Whether blocks whose backward pass comes first keep their room if so many bytes come back before."""
         return not self._limits or self._issued + num_bytes <= self._limits[0][1]
 
-    def issue(self, block: int, num_bytes: int, output_bytes: int) -> None:
-        """So many bytes of a block come back, or stay; if it recomputes, it is owed room from now on.
-
-        Args:
-            block: the next one in backward order.
-            num_bytes: that it had moved.
-            output_bytes: what is held of its output.
-        """
+    def issue(self, block: int, num_bytes: int) -> None:
+        """So many bytes of a block, the next one in backward order, come back, or stay; it is owed room from now on."""
         self._issued += num_bytes
-        if self._costs is None or not self.recomputes(block):
+        if self._costs is None:
             return
         below = sum(cost.own_bytes + cost.kept_bytes - cost.freed_bytes for cost in self._costs[:block])
         own = self._costs[block].own_bytes + self._costs[block].kept_bytes
-        spare = self.budget - below - own - output_bytes - self.again_bytes(block, output_bytes > 0)
+        spare = self.budget - below - own - self.gradients_before(block) - self.backward_bytes(block)
         limit = self._issued + spare
         while self._limits and self._limits[-1][1] >= limit:
             self._limits.pop()

@@ -22,6 +22,7 @@ class Pass:
         self.charged = [0] * num_blocks
         """Bytes of each block that count as held, without its input."""
         self.charged_inputs = [0] * (num_blocks + 1)
+        self.charged_beside = 0
         self.resident = 0
         self.leaving: deque[Handle] = deque()
         self.at = -1
@@ -44,6 +45,11 @@ class Pass:
         """What a block takes beside its input is so much now."""
         self.resident += num_bytes - self.charged[block]
         self.charged[block] = num_bytes
+
+    def charge_beside(self, num_bytes: int) -> None:
+        """What head and loss, or gradients of parameters, take is so much now."""
+        self.resident += num_bytes - self.charged_beside
+        self.charged_beside = num_bytes
 
     def charge_input(self, block: int, num_bytes: int) -> None:
         """What a block's input takes is so much now."""

@@ -94,7 +94,19 @@ def activation_storage(tensor: torch.Tensor, others: HeldByOthers) -> torch.Unty
 class Handle:
     """One storage of a pass: in memory, away in the tier, or both on its way."""
 
-    __slots__ = ("block", "check", "coming", "discard", "dtype", "is_input", "num_bytes", "shape", "storage", "ticket")
+    __slots__ = (
+        "block",
+        "check",
+        "coming",
+        "discard",
+        "dtype",
+        "is_input",
+        "num_bytes",
+        "shape",
+        "storage",
+        "ticket",
+        "users",
+    )
 
     def __init__(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> None:
         self.shape = tuple(tensor.shape)
@@ -111,6 +123,8 @@ class Handle:
         """Of the tier, from the start of the way out until it is taken back."""
         self.check: Checksum | None = None
         self.discard: Callable[[Any], None] | None = None
+        self.users = 0
+        """How often autograd holds it."""
 
     @property
     def text(self) -> str:
@@ -137,10 +151,17 @@ class Packed:
 
     def __init__(self, handle: Handle, tensor: torch.Tensor) -> None:
         self.handle = handle
+        handle.users += 1
         self.dtype = tensor.dtype
         self.offset = tensor.storage_offset()
         self.size = tensor.size()
         self.stride = tensor.stride()
+
+    def __del__(self) -> None:
+        # Autograd lets go of it when its operation's backward pass is done: so goes what has come back, as in core.
+        self.handle.users -= 1
+        if not self.handle.users and self.handle.ticket is None:
+            self.handle.storage = None
 
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The saved tensor, in the storage that holds its bytes now."""

@@ -11,13 +11,24 @@ from torch import Tensor, nn
 
 from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
+from dlbench.costs.memory.tradeoff import saves_nothing
 from dlbench.machine import resident
 from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.memory.allocator import give_back_freed
+from dlbench.node.memory.allocator import give_back_freed, trim
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.install import BlockFunction
-from dlbench.node.memory.planning import Batch, Gather, MemoryPlan, Workbench, alone, far_tier, plan_memory
+from dlbench.node.memory.peaks import restart_peaks
+from dlbench.node.memory.planning import (
+    Batch,
+    Gather,
+    MemoryPlan,
+    Workbench,
+    alone,
+    far_tier,
+    plan_memory,
+    state_bytes,
+)
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers.tier import Tier
 from dlbench.node.models.build import Loss
@@ -163,8 +174,7 @@ class ActivationMemory:
     ) -> None:
         self._allocator = allocator
         self._train, self._found, self._device, self._rank = train, found, device, rank
-        gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-        self._held_between_steps = max(0, found.chain.state_bytes - gradients)
+        self._held_between_steps = state_bytes(model, train, gradients=False)
         self._resident_between: int | None = None
         plan, chain = found.plan, found.chain
         moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
@@ -181,6 +191,7 @@ class ActivationMemory:
             tier=self._tier,
             budget_bytes=None if capacity is None else max(0, capacity - chain.fixed_bytes),
             costs=BlockCosts(chain, blocking=prefetch == "blocking").of_plan(plan.blocks),
+            turn_bytes=chain.turn_bytes,
             prefetch=prefetch,
             verify=train.memory.verify,
             rank=rank,
@@ -190,7 +201,6 @@ class ActivationMemory:
         self._blocks.install()
         self._watched_from: int | None = None
         self._spans: list[LaneSpan] = []
-        self._peak_before = 0
 
     def before_warmup(self, step: int, course: Course) -> None:
         """Transfers are watched in the steps whose messages are kept one by one, else in the last of the warm-up."""
@@ -206,23 +216,16 @@ class ActivationMemory:
             self._spans = self._blocks.take_spans()
 
     def begin_measuring(self) -> None:
-        """Counts and peaks begin anew."""
+        """Counts begin anew; so do peaks, where freed memory goes back, from what is in use between two steps."""
         self._blocks.begin_measuring()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            self._peak_before = resident.peak_resident_bytes() or 0
-            if resident.reset_peak() and self._allocator is not None:
+        if self._allocator is not None:
+            trim()
+            if restart_peaks(self._device):
                 self._resident_between = resident.resident_bytes()
 
     def computes(self, module: nn.Module) -> bool:
         """Whether a call of a module, now, computes it."""
         return self._blocks.computes(module)
-
-    @property
-    def peak_resident_before(self) -> int:
-        """The process's resident peak before its count began anew, bytes; 0 where it did not."""
-        return self._peak_before
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -232,7 +235,14 @@ class ActivationMemory:
             found += [text for text in self._tier.warnings if text not in found]
         if all(block.decision == "keep" for block in self._found.plan.blocks):
             found.append("fits in core: nothing swapped or recomputed")
-        elif self._train.compile != "none":
+            return tuple(found)
+        peak, in_core = self._found.plan.predicted.peak_bytes, self._found.in_core_bytes
+        if saves_nothing(peak, in_core):
+            found.append(
+                f"recomputing and swapping save no memory here: {format_bytes(peak)} at most, {format_bytes(in_core)} "
+                "in core; the most is held where they change nothing"
+            )
+        if self._train.compile != "none":
             found.append(
                 "the plan rests on a chain that was measured without train.compile, which changes what blocks take"
             )

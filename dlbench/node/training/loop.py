@@ -21,6 +21,7 @@ from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.packing import parts
 from dlbench.node.data.reading.rank_reading import EpochRest
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
+from dlbench.node.memory.peaks import restart_peaks
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
@@ -107,6 +108,8 @@ class LoopResult:
     step_s: list[float] = field(default_factory=list)
     """Of every step, warm-up included, seconds."""
     garbage: HeldGarbage = field(default_factory=HeldGarbage)
+    has_own_peaks: bool = False
+    """Whether peaks of resident memory are those from the first measured step on, and not the whole process's."""
 
 
 class TrainingLoop:
@@ -224,6 +227,7 @@ class TrainingLoop:
         self._is_measuring = True
         if self._trainee.fault is not None:
             self._trainee.fault.measuring()
+        self._result.has_own_peaks = restart_peaks(self._trainee.device)
         for beginning in (self._trainee.memory, self._trainee.compilation, self._trainee.host):
             if beginning is not None:
                 beginning.begin_measuring()

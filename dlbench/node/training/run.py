@@ -16,6 +16,7 @@ from dlbench.errors import RunError, UserError
 from dlbench.machine import environment
 from dlbench.machine.gpu.placing import numa_nodes_of
 from dlbench.machine.image import unpacked
+from dlbench.machine.resident import peak_resident_bytes
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
@@ -276,7 +277,12 @@ class RankRun:
         finite = all(math.isfinite(loss) for loss in seen.losses)
         failures = [*ready.source.failures, *(validation.failures if validation else [])]
         memory = ready.trainee.memory
-        peak_resident = max(_peak_resident(), memory.peak_resident_before if memory is not None else 0)
+        peak_resident = peak_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if not seen.has_own_peaks and seen.measured_samples:
+            self._warnings.append(
+                f"peak resident memory of rank {self._place.rank} is that since its start, what was measured before "
+                "training included: the kernel does not let it begin anew (/proc/self/clear_refs)"
+            )
         result = RankResult(
             rank=self._place.rank,
             node_rank=self._place.node_rank,
@@ -392,7 +398,3 @@ def _peak_memory(device: torch.device, peak_resident: int) -> int:
 
 def _peak_reserved(device: torch.device) -> int | None:
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-
-
-def _peak_resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

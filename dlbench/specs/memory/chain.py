@@ -30,6 +30,28 @@ class Unit(Spec):
     joins: Flag = Field(
         True, description="Whether it may be in one block with the unit before; not where others use its input as well."
     )
+    gradient_bytes: CountOrZero = Field(
+        0, description="Gradients of its parameters that its backward pass leaves; 0 where they outlast a pass."
+    )
+    forward_working_bytes: CountOrZero = Field(
+        0, description="The most that its forward pass holds beside its input, what it saves and its output."
+    )
+    backward_working_bytes: CountOrZero = Field(
+        0,
+        description="The most that its backward pass holds beside its input and what it saved: gradients, workspace, "
+        "and its output where it saved that.",
+    )
+    passing_working_bytes: CountOrZero = Field(
+        0, description="The most that its forward pass holds beside its input and its output where nothing stays."
+    )
+    recomputing_working_bytes: CountOrZero = Field(
+        0,
+        description="The most that its forward pass holds beside its input and what it saves, up to the last that it "
+        "saves: there recomputing it ends.",
+    )
+    piecemeal_bytes: CountOrZero = Field(
+        0, description="The most that its backward pass holds where what it saved comes back tensor by tensor."
+    )
 
 
 class Chain(Spec):
@@ -37,25 +59,30 @@ class Chain(Spec):
 
     units: tuple[Unit, ...] = Field(min_length=1, description="In the order of the forward pass.")
     batch: Count = Field(description="Samples of a pass.")
-    output_bytes: CountOrZero = Field(
-        description="Bytes of the chain's output, held until the backward pass of its last block is done."
-    )
+    output_bytes: CountOrZero = Field(description="Bytes of the chain's output, held until its backward pass begins.")
     before_s: NonNegative = Field(0.0, description="Forward pass of what comes before the chain, seconds.")
     turn_s: NonNegative = Field(
         0.0, description="From the end of the chain's forward pass to the start of its backward pass (head, loss), s."
     )
     after_s: NonNegative = Field(0.0, description="Backward pass of what comes before the chain, seconds.")
-    state_bytes: CountOrZero = Field(0, description="Parameters, buffers, gradients and optimizer state on the device.")
-    outside_bytes: CountOrZero = Field(0, description="Batch, and what modules outside of the chain keep, bytes.")
-    working_bytes: CountOrZero = Field(
-        0,
-        description="The most that is held beside all that for a moment (gradients of activations, workspace), bytes.",
+    state_bytes: CountOrZero = Field(
+        0, description="Parameters, buffers, optimizer state, and gradients that outlast a pass, on the device."
+    )
+    outside_bytes: CountOrZero = Field(0, description="Batch, and what modules before the chain keep, bytes.")
+    turn_bytes: CountOrZero = Field(
+        0, description="The most that head and loss hold beside the chain's output, in both passes."
+    )
+    turn_gradient_bytes: CountOrZero = Field(0, description="Of it: gradients of parameters, which stay.")
+    after_bytes: CountOrZero = Field(0, description="The most that the backward pass before the chain takes.")
+    after_gradient_bytes: CountOrZero = Field(0, description="Of it: gradients of parameters, which stay.")
+    update_bytes: CountOrZero = Field(
+        0, description="The most that the optimizer's update holds beside parameters, gradients and its state."
     )
 
     @property
     def fixed_bytes(self) -> int:
-        """What no plan can move: a capacity must hold this before any activation of the chain."""
-        return self.state_bytes + self.outside_bytes + self.working_bytes
+        """What is held all the time: a capacity must hold this before anything of a pass."""
+        return self.state_bytes + self.outside_bytes
 
     @property
     def useful_s(self) -> float:

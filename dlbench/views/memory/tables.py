@@ -64,7 +64,7 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
         title="Memory by rank count",
         columns=telling(columns, found.points),
         rows=found.points,
-        caption=allocator if on_gpu else "",
+        caption=f"In the measured steps. {allocator if on_gpu else ''}".rstrip(),
         is_drawn=True,
     )
 

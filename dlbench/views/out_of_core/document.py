@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import dlbench
+from dlbench.costs.memory.tradeoff import saves_nothing
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE, si_label
 from dlbench.report.document import Document, Section
@@ -13,14 +14,14 @@ from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, percent
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.out_of_core.charts import byte_unit, held_chart, in_core_mark, lanes_chart
-from dlbench.views.out_of_core.methods import COLOURS
+from dlbench.views.out_of_core.methods import COLOURS, IN_CORE
 from dlbench.views.out_of_core.picture import LEGEND, lanes
 from dlbench.views.out_of_core.planned import Forecast, MemoryPlan
 from dlbench.views.out_of_core.tables import blocks_sheet
 
 METHODS_CAPTION = (
     "Predicted by the simulator from the chain as measured. Methods that treat all blocks alike know of no capacity; "
-    "planned ones were given the capacity."
+    "planned ones were given the capacity. Saves: of what training in core holds at most."
 )
 BATCH_CAPTION = (
     "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
@@ -96,9 +97,15 @@ def _words(found: MemoryPlan) -> Iterator[str]:
         f"{passes}, {format_number(found.chain.batch / predicted.pass_s, 3)} {measured.sample_unit}/s; in core it "
         f"would take {format_seconds(predicted.useful_s)}. Input, exchange and optimiser come on top."
     )
+    saved = 1 - predicted.peak_bytes / found.in_core_bytes if found.in_core_bytes else 0.0
+    saves = (
+        "nothing is saved"
+        if saves_nothing(predicted.peak_bytes, found.in_core_bytes)
+        else f"{percent(saved)} are saved"
+    )
     yield (
         f"It holds {format_bytes(predicted.peak_bytes)} at most, of {format_bytes(found.capacity_bytes)}; in core it "
-        f"would be {format_bytes(found.in_core_bytes)}. The smallest capacity that would do is "
+        f"would be {format_bytes(found.in_core_bytes)}: {saves}. The smallest capacity that would do is "
         f"{format_bytes(found.smallest_bytes)}."
     )
     yield (
@@ -159,6 +166,13 @@ def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
         Column("pass_s", "Pass", lambda one: one.pass_s, unit="s", is_brief=True),
         Column("samples_per_s", f"{found.measured.sample_unit}/s", lambda one: one.samples_per_s, is_brief=True),
         Column("peak_bytes", "Peak", lambda one: one.peak_bytes, unit="bytes", is_brief=True),
+        Column(
+            "saved_fraction",
+            "Saves",
+            lambda one: None if one.peak_bytes is None else 1 - one.peak_bytes / found.in_core_bytes,
+            lambda one: _saving(one, found.in_core_bytes),
+            is_brief=True,
+        ),
         Column("fits", "Fits", lambda one: one.fits, is_brief=True),
         Column("recompute_s", "Recomputing", lambda one: one.recompute_s, unit="s"),
         Column("stall_s", "Waiting", lambda one: one.stall_s, unit="s"),
@@ -172,6 +186,14 @@ def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
         caption=METHODS_CAPTION,
         in_terminal=True,
     )
+
+
+def _saving(one: Forecast, in_core: int) -> Cell | None:
+    if one.peak_bytes is None or (one.recompute, one.swap) == IN_CORE:
+        return None
+    if saves_nothing(one.peak_bytes, in_core):
+        return Cell("nothing")
+    return Cell(percent(1 - one.peak_bytes / in_core))
 
 
 def _capacity_sheet(found: MemoryPlan) -> Sheet[Forecast]:

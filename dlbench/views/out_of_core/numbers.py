@@ -75,6 +75,8 @@ class MethodPoint:
     """Seconds; None without a prediction or a warm-up of two steps."""
     step_error: float | None = None
     """Predicted over measured step - 1; None where one is missing."""
+    peak_error: float | None = None
+    """Predicted over measured peak - 1, likewise."""
     host_update_s: Estimate | None = None
     """Seconds per step in which rank 0's forward passes waited for parameters that the host updates."""
     host_update_bytes: Estimate | None = None
@@ -139,6 +141,10 @@ class OutOfCore:
     """At each rank count and batch that ran with a plan and with a method that treats all blocks alike."""
     median_step_error: float | None
     """Of the predicted step, the median of absolute errors over `points`; None without a prediction."""
+    median_peak_error: float | None
+    """The same of the predicted peak."""
+    frees_at_once: bool
+    """Whether memory that was freed went back to the system at once, which on a CPU makes peaks real and steps slow."""
     passages: tuple[Passage, ...]
     """A pass of one run of each method, with its largest batch at the largest rank count."""
 
@@ -198,6 +204,7 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
         key=lambda one: (one.ranks, one.nodes, rank_of(methods[one.label]), one.label, one.batch),
     )
     errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
+    peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
     return OutOfCore(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {ENGINE_TITLES[plan.engine.name]}, "
@@ -210,6 +217,15 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
         limits=tuple(_limits(groups, table)),
         gains=tuple(_gains(ordered, table)),
         median_step_error=median(errors) if errors else None,
+        median_peak_error=median(peak_errors) if peak_errors else None,
+        frees_at_once=any(
+            setting.key == "memory.allocator"
+            for one in ordered
+            for run_id in one.run_ids
+            for record in [table.runs[run_id].record]
+            if record is not None
+            for setting in record.settings
+        ),
         passages=tuple(_passages(ordered, table)),
     )
 
@@ -257,13 +273,14 @@ def _point(point: Point, runs: Sequence[Run]) -> MethodPoint:
     first = told[0] if told else None
     predicted = _estimate(runs, _predicted_step_s, "s")
     step = point.step
+    peak = _estimate(runs, _of_memory(_device_peak), "bytes")
     shares = [one.checksum_share for one in told if one.checksum_share is not None]
     return dataclasses.replace(
         _empty(runs[0], method),
         throughput=point.throughput,
         step=step,
         process_peak=_estimate(runs, _process_peak, "bytes"),
-        device_peak=_estimate(runs, _of_memory(_device_peak), "bytes"),
+        device_peak=peak,
         predicted_peak_bytes=None if first is None else first.plan.predicted.peak_bytes,
         in_core_bytes=None if first is None else first.in_core_bytes,
         capacity_bytes=None if first is None else first.plan.capacity_bytes,
@@ -274,6 +291,7 @@ def _point(point: Point, runs: Sequence[Run]) -> MethodPoint:
         swap_wait_s=_mean(runs, _of_memory(lambda one: _per_step(one, "swap_wait_s"))),
         predicted_step=predicted,
         step_error=None if predicted is None else predicted.value / step.value - 1,
+        peak_error=None if first is None or not peak else first.plan.predicted.peak_bytes / peak.value - 1,
         host_update_s=_mean(runs, _host_wait_s),
         host_update_bytes=_estimate(runs, _host_bytes, "bytes"),
         checksum_share=min(shares, default=None),

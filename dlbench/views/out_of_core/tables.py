@@ -11,7 +11,10 @@ from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore
 from dlbench.views.out_of_core.passes import PlannedPart
 from dlbench.views.view import place_of
 
-METHODS_CAPTION = "Peak: of the rank that held most, beyond the process itself; predicted: by the simulator."
+METHODS_CAPTION = (
+    "Peak: of the rank that held most in the measured steps, beyond the process itself; predicted: by the simulator, "
+    "of pass and update. In core is predicted by the chain that runs of the other methods measured."
+)
 STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent beside them."
 DECISION_TITLES = {
     "keep": "keep",
@@ -51,7 +54,10 @@ def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
             is_brief=True,
         ),
         Column("peak_bytes", "Peak", lambda one: one.device_peak, has_interval=True, is_brief=True),
-        Column("predicted_peak_bytes", "Predicted", lambda one: one.predicted_peak_bytes, unit="bytes", is_brief=True),
+        Column(
+            "predicted_peak_bytes", "Peak, predicted", lambda one: one.predicted_peak_bytes, unit="bytes", is_brief=True
+        ),
+        Column("peak_error_fraction", "Error", lambda one: one.peak_error, lambda one: _error(one.peak_error)),
         Column("capacity_bytes", "Capacity", lambda one: one.capacity_bytes, unit="bytes"),
         Column("in_core_bytes", "In core", lambda one: one.in_core_bytes, unit="bytes"),
         Column("process_peak_bytes", "Whole process", lambda one: one.process_peak, has_interval=True),
@@ -95,8 +101,14 @@ def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
         Column("label", "Activations", lambda one: one.label, is_brief=True),
         Column("batch_per_rank", "Batch", lambda one: one.batch, is_brief=True),
         Column("step_s", "Step, measured", lambda one: one.step, has_interval=True, is_brief=True),
-        Column("predicted_step_s", "Predicted", lambda one: one.predicted_step, has_interval=True, is_brief=True),
-        Column("step_error_fraction", "Error", lambda one: one.step_error, _error, is_brief=True),
+        Column("predicted_step_s", "Step, predicted", lambda one: one.predicted_step, has_interval=True, is_brief=True),
+        Column(
+            "step_error_fraction",
+            "Error",
+            lambda one: one.step_error,
+            lambda one: _error(one.step_error),
+            is_brief=True,
+        ),
         Column("recompute_fraction", "Recomputing", lambda one: one.recompute_share, has_interval=True),
         Column("swap_wait_s", "Waited for tensors", lambda one: one.swap_wait_s, has_interval=True),
         Column("room_wait_s", "Waited for room", lambda one: one.room_wait_s, has_interval=True),
@@ -130,10 +142,8 @@ def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
     )
 
 
-def _error(one: MethodPoint) -> Cell | None:
-    if one.step_error is None:
-        return None
-    return Cell(f"{'+' if one.step_error > 0 else ''}{percent(one.step_error)}", number=one.step_error)
+def _error(error: float | None) -> Cell | None:
+    return None if error is None else Cell(f"{'+' if error > 0 else ''}{percent(error)}", number=error)
 
 
 def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool = False) -> Sheet[PlannedPart]:

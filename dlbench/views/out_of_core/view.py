@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
+from dlbench.costs.memory.tradeoff import saves_nothing
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
 from dlbench.report.wording import percent, place_text, runs_text, times_text, times_value
@@ -75,7 +77,8 @@ def _headline(found: OutOfCore) -> str:
     if gain is not None:
         return f"{gain.planned}: {times_value(gain.ratio)} the throughput of {gain.over}, batch {gain.batch}"
     if found.median_step_error is not None:
-        return f"predicted steps are off by {percent(found.median_step_error)} (median)"
+        peaks = f", peaks by {percent(found.median_peak_error)}" if found.median_peak_error is not None else ""
+        return f"predicted steps are off by {percent(found.median_step_error)}{peaks} (median)"
     return f"{len(found.points)} method{'s' * (len(found.points) != 1)} and batches, none to compare with"
 
 
@@ -102,14 +105,23 @@ def _words(found: OutOfCore) -> Iterator[str]:
     for limit in found.limits:
         yield _limit(limit)
     yield from _without_memory(found)
-    if found.median_step_error is not None:
-        worst = max(
-            (one for one in found.points if one.step_error is not None), key=lambda one: abs(one.step_error or 0.0)
-        )
-        yield (
-            f"Predicted steps are off by {percent(found.median_step_error)} (median of absolute errors), at most by "
-            f"{percent(abs(worst.step_error or 0.0))} ({worst.label}, batch {worst.batch})."
-        )
+    for what, middle, name in (
+        ("steps", found.median_step_error, "step_error"),
+        ("peaks", found.median_peak_error, "peak_error"),
+    ):
+        if middle is not None:
+            error, worst = max(((abs(getattr(one, name) or 0.0), one) for one in found.points), key=itemgetter(0))
+            yield (
+                f"Predicted {what} are off by {percent(middle)} (median of absolute errors), at most by "
+                f"{percent(error)} ({worst.label}, batch {worst.batch})."
+            )
+    for one in found.points:
+        in_core, peak = one.in_core_bytes, one.predicted_peak_bytes
+        if in_core and peak is not None and not _is_in_core(one) and saves_nothing(peak, in_core):
+            yield (
+                f"{_upper(one.label)} saves no memory with batch {one.batch} at {place_text(one.ranks, one.nodes)}: "
+                f"{format_bytes(peak)} predicted, {format_bytes(in_core)} in core."
+            )
     yield from _beyond_capacity(found)
     over = [one for one in found.points if one.over_budget_bytes]
     if over:
@@ -173,6 +185,12 @@ def _notes(found: OutOfCore) -> Iterator[str]:
     tiers = sorted({one.tier for one in found.points if one.tier})
     if tiers:
         yield f"Swapped to: {'; '.join(tiers)}."
+    if found.frees_at_once:
+        yield (
+            "On a CPU freed tensors go back to the system at once, so that peaks are real. The page faults of that "
+            "make all methods slower than in core, and recomputing slower than torch.utils.checkpoint without it: "
+            "compare methods with each other."
+        )
     if any(one.host_update_s is not None for one in found.points):
         yield "Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute."
 

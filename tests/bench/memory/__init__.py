@@ -29,6 +29,7 @@ ROUNDS, STEPS, WARM = 5, 3, 2
 FITTING_PAIRS, HOST_PAIRS = 10, 10
 PREDICTED = 0.15
 OVERHEAD = 1.01
+ACCOUNT = 0.05
 NO_GPU = Figure(
     name="memory on a GPU", value=None, unit="", goal="measured where one is lent", reason="GPU: not measured"
 )
@@ -71,6 +72,7 @@ CASES = {
 
 def figures() -> Iterator[Figure]:
     """All figures of the area."""
+    yield from accounts()
     yield from methods()
     yield from largest()
     yield from fitting()
@@ -173,6 +175,59 @@ def compare(key: str) -> dict[str, Any]:
         return {
             "seconds": seconds, "held": held, "budget": budget, "in_core": shop.in_core_bytes, "errors": errors,
         }  # fmt: skip
+
+
+# What is told of memory, and what is held
+
+
+ACCOUNTS = {"resnet50": ("ResNet-50", 48), "bert": ("BERT", 64), "cosmoflow": ("CosmoFlow", 32)}
+"""Batches at which what libraries keep of their own, some MiB, is little beside activations."""
+
+
+def accounts() -> Iterator[Figure]:
+    """Told peaks of the `ci` networks by every method, beside live tensors and resident memory."""
+    for workload, (title, batch) in ACCOUNTS.items():
+        for method, found in _in_process("account", workload, str(batch))["methods"].items():
+            told, live, resident = found["told"], found["live"], found["resident"]
+            ratios = [told / one for one in (live, resident) if one is not None]
+            by_profiler = "not told by the profiler" if live is None else f"{live / 2**20:.1f} MiB live"
+            yield Figure(
+                name=f"{title} (ci, batch {batch}), {method}: told over held",
+                value=max(ratios, key=lambda ratio: abs(math.log(ratio))),
+                unit="ratio",
+                n=len(ratios),
+                goal=f"within {ACCOUNT:g} of 1",
+                met=all(abs(ratio - 1) <= ACCOUNT for ratio in ratios),
+                reason=f"{told / 2**20:.1f} MiB told, {by_profiler}, {resident / 2**20:.1f} MiB resident; in core "
+                f"{found['in_core'] / 2**20:.1f} told",
+            )
+
+
+def account(workload: str, batch: str, *names: str) -> dict[str, Any]:
+    """Bytes of a step by some methods, or all: told by the chain, live by torch's profiler, resident by the kernel.
+
+    The plan's capacity is half way between the smallest that would do and what training in core holds.
+    """
+    from dlbench.node.memory.allocator import give_back_freed
+    from tests.bench.memory.workshop import IN_CORE, METHODS, PLAN, Workshop
+
+    give_back_freed(True, 32 << 10)
+    found = {}
+    with tempfile.TemporaryDirectory(dir=_on_disk()) as folder:
+        shop = Workshop(workload, int(batch), folder)
+        capacity = (shop.smallest_bytes() + shop.in_core_bytes) // 2
+        for method in names or METHODS:
+            room = capacity if method == PLAN else None
+            plan = None if method == IN_CORE else shop.plan(method, room).plan
+            swaps = plan is not None and any("swap" in block.decision for block in plan.blocks)
+            with shop.training_by(method, room):
+                found[method] = {
+                    "told": shop.in_core_bytes if plan is None else plan.predicted.peak_bytes,
+                    "resident": shop.peak_bytes(),
+                    "live": None if swaps else shop.live_bytes(),
+                    "in_core": shop.in_core_bytes,
+                }
+    return {"methods": found}
 
 
 # The largest batch under a budget

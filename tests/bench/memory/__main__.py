@@ -10,7 +10,14 @@ from tests.bench import memory
 
 MEASUREMENTS = {
     one.__name__: one
-    for one in (memory.compare, memory.limits, memory.peak, memory.ratios_of_fitting, memory.ratios_of_host)
+    for one in (
+        memory.account,
+        memory.compare,
+        memory.limits,
+        memory.peak,
+        memory.ratios_of_fitting,
+        memory.ratios_of_host,
+    )
 }
 
 if __name__ == "__main__":

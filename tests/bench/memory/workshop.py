@@ -17,8 +17,10 @@ from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.smallest import smallest_capacity
 from dlbench.costs.memory.tradeoff import largest_batch
 from dlbench.machine.resident import peak_resident_bytes, reset_peak, resident_bytes
+from dlbench.node.memory.allocator import trim
 from dlbench.node.memory.host_copies import host_parameters
 from dlbench.node.memory.host_update import HostUpdate
+from dlbench.node.memory.peaks import CpuPeaks
 from dlbench.node.memory.planning import MemoryPlan, Workbench, far_tier, planned
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
@@ -213,10 +215,27 @@ class Workshop:
         """
         for _ in range(2):  # libraries make their own buffers in the first
             self.step()
-        state = [t for one in self._optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
-        held = [*self.model.parameters(), *self.model.buffers(), *state, *self._samples.values()]
+        trim()
         before = resident_bytes()
         if before is None or not reset_peak():
             raise RuntimeError("the kernel does not tell resident memory")
         self.step()
-        return sum(t.numel() * t.element_size() for t in held) + (peak_resident_bytes() or 0) - before
+        return self._held_between() + (peak_resident_bytes() or 0) - before
+
+    def live_bytes(self) -> int:
+        """The same by torch's profiler: every tensor's memory, when it is taken and when it goes.
+
+        Not where tensors are swapped: they go on another thread, and come back into memory that is not torch's.
+        """
+        self.step()
+        held = self._held_between()
+        with CpuPeaks() as meter:
+            meter.mark("step")
+            self.step()
+        return held + meter.held()["step"].peak
+
+    def _held_between(self) -> int:
+        """Parameters, buffers, the optimizer's state and the batch."""
+        state = [t for one in self._optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
+        held = [*self.model.parameters(), *self.model.buffers(), *state, *self._samples.values()]
+        return sum(t.numel() * t.element_size() for t in held)

@@ -58,6 +58,8 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
     def time() -> float:
         return draw.choice((0.0, 1.0, draw.uniform(0, 3)))
 
+    made = [size() for _ in range(draw.randint(1, most) + 2)]
+    """Gradients: of head, of what is before the chain, of each unit."""
     return Chain(
         units=tuple(
             Unit(
@@ -68,8 +70,14 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
                 input_bytes=size() if number else 0,
                 input_saved=draw.random() < 0.8,
                 joins=draw.random() < 0.85,
+                gradient_bytes=gradients,
+                forward_working_bytes=size(),
+                backward_working_bytes=gradients + size(),
+                passing_working_bytes=size(),
+                recomputing_working_bytes=size(),
+                piecemeal_bytes=gradients + size(),
             )
-            for number in range(draw.randint(1, most))
+            for number, gradients in enumerate(made[2:])
         ),
         batch=4,
         output_bytes=size(),
@@ -77,7 +85,12 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
         turn_s=time(),
         after_s=time(),
         state_bytes=size(),
-        working_bytes=size(),
+        outside_bytes=size(),
+        turn_bytes=made[0] + size(),
+        turn_gradient_bytes=made[0],
+        after_bytes=made[1] + size(),
+        after_gradient_bytes=made[1],
+        update_bytes=size(),
     )
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.memory.blocks import BlockCosts, check_blocks, cut, spans_of
-from dlbench.costs.memory.oracle import best_cut, best_plan, cuts
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
 from dlbench.costs.memory.smallest import DoesNotFitError, allowed, fits, smallest_capacity
@@ -20,6 +19,7 @@ from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import Decision, PlannedBlock
 from dlbench.specs.memory.settings import Recompute, Swap
 from tests.costs.memory.chains import DECISIONS, chains, drawn_chain, equal_chain, link, links, unit
+from tests.support.memory_oracle import best_cut, best_plan, cuts
 from tests.support.random_chains import random_case
 
 WAYS = ((True, True), (True, False), (False, True))
@@ -236,12 +236,13 @@ def test_checkpoints_alone_need_about_the_root_of_the_units() -> None:
 
 
 def test_the_refusal_names_the_largest_items() -> None:
-    chain = equal_chain(3, state_bytes=5000, working_bytes=7)
+    chain = equal_chain(3, state_bytes=5000, outside_bytes=7)
     with pytest.raises(DoesNotFitError) as caught:
         plan_blocks(chain, link(10), 1000, recompute=True, swap=True)
     assert str(caught.value) == (
-        "training does not fit into 1000 B even so: needs at least 5127 B (5.007 KiB): 4.883 KiB parameters, "
-        "gradients and optimiser state, 120 B activations (the largest: layers.1), 7 B workspace"
+        "training does not fit into 1000 B even so: needs at least 5127 B (5.007 KiB): 4.883 KiB parameters and "
+        "optimiser state, 120 B activations, their gradients and workspace (the largest: layers.1), 7 B batch and "
+        "modules before the chain"
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
 
+from dlbench.costs.memory.planner import fixed_plan
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.memory import MemoryResult
@@ -22,7 +24,15 @@ from dlbench.views.out_of_core.passes import PassSpan
 from dlbench.views.out_of_core.picture import lanes
 from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.sweep.numbers import sweeps
-from tests.support.memory_factory import METHODS, MIB, OTHER_MS, method_plans, write_memory_run
+from tests.support.memory_factory import (
+    METHODS,
+    MIB,
+    OTHER_MS,
+    a_chain,
+    in_core_bytes,
+    method_plans,
+    write_memory_run,
+)
 from tests.support.run_factory import plans, write_scaling, write_unfinished
 
 SLOWER = 1.1
@@ -80,6 +90,32 @@ def test_peaks_and_steps_stand_beside_what_was_predicted(found: OutOfCore) -> No
     assert (one.predicted_step.value - beside) * SLOWER == pytest.approx(measured, rel=5e-3)
     assert one.step_error == pytest.approx(one.predicted_step.value / one.step.value - 1)
     assert found.median_step_error == pytest.approx(1 - 1 / SLOWER, abs=0.03)
+    # Peaks are judged as steps are: every rank held a MiB more than was predicted.
+    assert one.peak_error == pytest.approx(one.predicted_peak_bytes / one.device_peak.value - 1)
+    errors = [abs(each.peak_error) for each in found.points if each.peak_error is not None]
+    assert found.median_peak_error == pytest.approx(statistics.median(errors))
+    assert all(error > 0 for error in errors)
+
+
+def test_a_method_that_saves_nothing_says_so(tmp_path: Path) -> None:
+    """All of the peak is in a moment that recomputing does not change: the update."""
+    plain = a_chain(8)
+    chain = plain.model_copy(update={"update_bytes": 100 * MIB})
+    (plan,) = method_plans([("blocks", "none")], batches=(8,), repeats=1)
+    train = plan.workload.train
+    made = fixed_plan(chain, None, train.recompute, train.swap)
+    assert made.predicted.peak_bytes == in_core_bytes(chain)
+    write_memory_run(
+        tmp_path,
+        plan,
+        change=lambda told: told.model_copy(
+            update={"chain": chain, "plan": made, "in_core_bytes": in_core_bytes(chain)}
+        ),
+    )
+    (section,) = OutOfCoreView().sections(assemble(scan(tmp_path)))
+    words = "\n".join(section.words)
+    assert "All recomputed saves no memory with batch 8 at 1 rank: 105 MiB predicted, 105 MiB in core." in words
+    assert "Predicted peaks are off by" in words
 
 
 def test_waits_and_bytes_are_per_step_and_rank(found: OutOfCore) -> None:

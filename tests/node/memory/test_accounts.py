@@ -1,0 +1,90 @@
+"""What is told of memory against what is held: live tensors by torch's profiler, resident memory by the kernel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dlbench.costs.memory.planner import fixed_plan
+from dlbench.node.memory.executor import OutOfCore
+from dlbench.node.memory.peaks import CpuPeaks
+from dlbench.node.memory.profile import ChainProfile
+from dlbench.specs.memory.settings import Recompute
+from tests.node.memory.networks import Task, bert_task, cosmoflow_task, cut, planned, resnet_task
+
+TASKS = {"resnet": resnet_task, "cosmoflow": cosmoflow_task, "bert": lambda: bert_task(3)}
+
+
+def told_and_live(task: Task, recompute: Recompute) -> tuple[int, int]:
+    """The peak of a pass, parameters and batch included: by the chain, and by every allocation of a real pass."""
+    model, batch = task.model(), task.inputs()
+    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    units = cut(task, model)
+    profile = ChainProfile(model=model, units=units, device=torch.device("cpu"), parts=1, beat=lambda _: None)
+    named = {str(number): tensor for number, tensor in enumerate(batch)}
+    chain = profile.measure(lambda _: task.loss(model), named, state_bytes=held)
+    blocks = OutOfCore(model, units, planned(units, "keep" if recompute == "none" else "recompute"))
+    blocks.install()
+    task.loss(model).backward()
+    model.zero_grad()
+    with CpuPeaks() as meter:
+        meter.mark("pass")
+        task.loss(model).backward()
+    live = held + sum(tensor.nbytes for tensor in batch) + meter.held()["pass"].peak
+    return fixed_plan(chain, None, recompute, "none").predicted.peak_bytes, live
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("recompute", ["none", "blocks"])
+def test_told_bytes_are_live_bytes(name: str, recompute: Recompute) -> None:
+    told, live = told_and_live(TASKS[name](), recompute)
+    assert told == pytest.approx(live, rel=0.05)
+
+
+def test_measuring_takes_less_than_training_in_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit by unit: a network of many equal units needs little more than one of them."""
+    meters = []
+
+    def metered(device: torch.device) -> CpuPeaks:
+        meters.append(CpuPeaks())
+        return meters[-1]
+
+    monkeypatch.setattr("dlbench.node.memory.profile.peaks_on", metered)
+    task = bert_task(8)
+    told, _ = told_and_live(task, "none")
+    (meter,) = meters
+    held = sum(tensor.nbytes for tensor in (*task.model().parameters(), *task.model().buffers()))
+    assert max(found.peak for found in meter.held().values()) < 0.5 * (told - held)
+
+
+SIZES = [
+    ("bert", "96", ("in core", "checkpoint")),
+    ("cosmoflow", "32", ()),
+    ("resnet50", "48", ()),
+    ("bert", "128", ()),
+]
+"""Batches at which the few MiB that libraries keep for themselves are little."""
+BESIDE = ("streamed", "checkpoint + streamed", "plan")
+"""What moves beside computing holds less where transfers are faster than they were when they were measured."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "batch", "methods"),
+    [SIZES[0], *(pytest.param(*size, marks=pytest.mark.nightly) for size in SIZES[1:])],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_resident_memory_is_what_is_told(workload: str, batch: str, methods: tuple[str, ...]) -> None:
+    """In a process of its own, whose freed memory goes back; swapping has no live figure, but a resident one."""
+    command = [sys.executable, "-m", "tests.bench.memory", "account", workload, batch, *methods]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
+    for method, found in json.loads(done.stdout.splitlines()[-1])["methods"].items():
+        assert found["resident"] <= 1.05 * found["told"], method
+        if method not in BESIDE:
+            assert found["told"] == pytest.approx(found["resident"], rel=0.05), method
+        if found["live"] is not None:
+            assert found["told"] == pytest.approx(found["live"], rel=0.05), method
