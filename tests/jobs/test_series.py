@@ -199,7 +199,9 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
     made = [job_of([plan]) for plan in expand(request, machine_cores=4)]
     begin(root, made, chain=False, python="/python", request="dlbench submit ...")
     there = standing(root, "s").series.jobs
-    listed = "".join(f"echo '{n}|RUNNING|N/A|None|{job.comment}|/x'; " for n, job in enumerate(there[:2], 1))
+    listed = "".join(
+        f"echo '{n}|RUNNING|N/A|None|{job.comment}|{root / job.runs[0]}'; " for n, job in enumerate(there[:2], 1)
+    )
     program("squeue", f"case $* in *--clusters=far*) echo 'CLUSTER: far'; {listed};; esac")
     # Of the second sbatch does not say that it took it.
     program("sbatch", f'{SBATCH} [ $n = 2 ] && exit 1; echo "$n;far"')

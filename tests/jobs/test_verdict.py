@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -233,12 +234,17 @@ def test_a_python_without_what_ranks_need_is_told(tmp_path: Path) -> None:
     assert read_run(folder.path).story == outcome.story
 
 
+# At one moment, so that the launcher never looks between: renameat2 with RENAME_EXCHANGE (2), from the folder (-100).
+EXCHANGED = f"""{sys.executable} -c 'import ctypes, sys
+sys.exit(ctypes.CDLL(None).renameat2(-100, b"link", -100, sys.argv[1].encode(), 2))' $run"""
+
+
 @pytest.mark.parametrize(
     ("action", "words"),
     [
         ("rm -rf $run", "was removed or moved away"),
         # Also where another run lies there, which goes on as if it were this one.
-        ("mv $run $run-x; mkdir victim; cp $run-x/plan.json victim; ln -s $PWD/victim $run", "was replaced by a link"),
+        (f"mkdir victim; cp $run/plan.json victim; ln -s $PWD/victim link; {EXCHANGED}", "was replaced by a link"),
     ],
 )
 def test_ranks_whose_folder_is_taken_away_are_ended_at_once(

@@ -194,7 +194,7 @@ def test_ranks_are_pinned_apart(series: Series) -> None:
 @pytest.mark.slow
 def test_more_ranks_than_cores_is_said_whatever_the_folder_is_called(cli: Cli, tmp_path: Path) -> None:
     ranks = len(os.sched_getaffinity(0)) + 1
-    out = tmp_path / 'a "quoted" $(touch canary)\nnew; line'
+    out = tmp_path / 'a "quoted" $(touch canary) new; line'
     done = cli(*COSMO, "--engine", "ddp", "--ranks", str(ranks), "--out", out, *SHORT)
     assert done.returncode == 0, done.stderr
     (run,) = only_runs(out, 1)

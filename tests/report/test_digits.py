@@ -14,6 +14,7 @@ from dlbench.report.wording import basis_text, figure_text, interval_text, is_po
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 
 UNITS = ("images/s", "fraction", "points", "ratio", "GB/s", "J", "messages", "epochs", "ms of nothing")
+SHARES = ("fraction", "points", "ratio")
 FACTOR = {"fraction": 100.0, "points": 100.0}
 
 
@@ -54,7 +55,8 @@ def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
     places = len(value_text(one).replace(",", "").partition(".")[2].removesuffix(" %").removesuffix(" points"))
     half = FACTOR.get(one.unit, 1.0) * (one.high - one.low) / 2
     significant = places + 1 + math.floor(math.log10(half))
-    largest = FACTOR.get(one.unit, 1.0) * max(abs(one.value), abs(one.low), abs(one.high))
+    # Shares have the digits of their whole: of nearly nothing there are fewer.
+    largest = FACTOR.get(one.unit, 1.0) * max(abs(one.value), abs(one.low), abs(one.high), one.unit in SHARES)
     # At least whole numbers, at most five digits in all.
     assert significant in (1, 2) or (places == 0 and significant > 2) or largest * 10**places > 5e3
     assert interval_text(one)

@@ -267,7 +267,7 @@ class Inner:
 NUMBERS = arrays.arrays(
     st.sampled_from(["<i4", "<i8", "<u2", "<f4", "?"]), arrays.array_shapes(min_dims=1, max_dims=3, min_side=0)
 )
-LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.binary(), NUMBERS)
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(), st.binary(), NUMBERS)
 LEAVES |= st.binary(min_size=1).map(lambda name: Path(os.fsdecode(name.replace(b"\0", b"/"))))
 LEAVES |= st.builds(Inner, st.text(), NUMBERS)
 

@@ -58,12 +58,12 @@ def test_direct_io_that_is_refused_is_replaced_and_told(
 ) -> None:
     real = os.open
 
-    def refusing(path: Any, flags: int, *rest: Any) -> int:
+    def refusing(path: Any, flags: int, *rest: Any, **by_name: Any) -> int:
         if flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
         if flags & os.O_TMPFILE == os.O_TMPFILE:  # nor files without a name: made and unlinked at once
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        return real(path, flags, *rest)
+        return real(path, flags, *rest, **by_name)
 
     monkeypatch.setattr(os, "open", refusing)
     tier = close(DiskTier(tmp_path, 1 << 20))
@@ -96,7 +96,7 @@ def test_a_disk_without_room_is_told_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_nothing_can_be_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(*_: Any) -> int:
+    def refusing(*_: Any, **_by_name: Any) -> int:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(os, "open", refusing)

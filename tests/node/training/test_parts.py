@@ -488,7 +488,6 @@ def rewrite(path: Path, *, with_digest: bool, **changes: object) -> None:
 HEADERS: list[dict[str, object]] = [
     {"step": "x"},
     {"step": -5},
-    {"step": 10**30},
     {"position": ["a", None]},
     {"epoch": float("nan")},
     {"trained": None},
@@ -510,6 +509,15 @@ def test_a_header_is_under_the_checksum_and_checked(
     with pytest.raises(IncompleteDataError, match=rf"step-00000001\.safetensors: damaged: .*{what}") as told:
         Checkpoint(path)
     assert "\n" not in str(told.value)
+
+
+def test_a_header_with_a_number_of_any_size_is_damaged(tmp_path: Path) -> None:
+    model = net()
+    path = tmp_path / "step-00000001.safetensors"
+    write_checkpoint(path, model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
+    rewrite(path, with_digest=True, step=10**30)
+    with pytest.raises(IncompleteDataError, match=r"00001\.safetensors: .*holds a number of 31 digits"):
+        Checkpoint(path)
 
 
 def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
