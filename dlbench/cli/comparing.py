@@ -17,7 +17,7 @@ from dlbench.errors import ExitCode, UserError, nearest, refused
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison
-    from dlbench.gate.page.model import ComparisonReport
+    from dlbench.gate.page.assemble import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
 
@@ -168,8 +168,7 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
         UserError: there is nothing there, or no run with these properties.
         IncompleteDataError: a file is damaged, or no run has figures.
     """
-    from dlbench.gate.baseline import read_baseline
-    from dlbench.gate.baseline_values import side_of_baseline
+    from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
 
     chosen = parse_where(where, option)
@@ -187,8 +186,7 @@ def read_history(path: Path, sides: Sequence[Side]) -> Side:
         UserError: there are none.
         IncompleteDataError: a file is damaged, or no run has figures.
     """
-    from dlbench.gate.baseline import read_baseline
-    from dlbench.gate.baseline_values import side_of_baseline
+    from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
     from dlbench.reading.comparability import system_content
 
@@ -278,7 +276,7 @@ def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name:
 
 def _render(report: ComparisonReport, format_name: FormatName, name: str, *, full: bool = True) -> bytes:
     if format_name == "junit":
-        from dlbench.gate.page.junit import to_junit
+        from dlbench.gate.page.document import to_junit
 
         return to_junit(report, name).encode("utf-8")
     from dlbench.gate.page.document import document_of

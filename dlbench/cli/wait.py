@@ -13,7 +13,7 @@ from dlbench.cli.options import duration, output_folder
 from dlbench.errors import ExitCode
 
 if TYPE_CHECKING:
-    from dlbench.jobs.campaign.waiting import Outcome
+    from dlbench.jobs.campaign.outlook import Outcome
 
 
 @click.command()
@@ -43,7 +43,7 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     """
     from dlbench.cli.series import left, root_of
     from dlbench.cli.streams import cleaned
-    from dlbench.jobs.campaign.waiting import wait as wait_for
+    from dlbench.jobs.campaign.outlook import wait as wait_for
     from dlbench.jobs.interruption import Interruption
     from dlbench.units import format_seconds
 

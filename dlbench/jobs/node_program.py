@@ -26,7 +26,31 @@ from dlbench.errors import (
     UserError,
 )
 from dlbench.jobs.processes import END_S, cannot_start
+from dlbench.records.answers.memory_profile import MemoryProfile
 from dlbench.specs.base import Spec
+
+MODULE = "dlbench.node.memory_profile"
+
+
+def profile_command(python: str) -> list[str]:
+    """The program under its supervisor."""
+    return supervised(python, MODULE)
+
+
+def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
+    """Measures what the order names.
+
+    Args:
+        order: as `dlbench.node.memory_profile` wants it, ready for JSON.
+        python: the interpreter of the compute side.
+
+    Raises:
+        UserError: the network is no chain, or the folder of the swap file is none.
+        EnvironmentLacksError: the machine lacks memory or room for the swap file; else as `answer_of`.
+        RunError, KeyboardInterrupt: as `answer_of`.
+    """
+    return answer_of(profile_command(python), order, MemoryProfile, "the profile's process")
+
 
 S = TypeVar("S", bound=Spec)
 

@@ -6,10 +6,10 @@ several sessions, and their keys know that (`dlbench.stats.pairing.KnownKey`), t
 its value is the mean (or median) of its runs, and an interval is made of sessions as else of runs. What is estimated
 stays the same over runs, so that all figures of the same runs agree. Intervals of one session hold within it.
 
-What "95 %" of Student's t holds of 5 to 20 runs, simulated (`make bench AREA=truth.intervals`): for normal and long-tailed noise 94 to
-97 %; where run times fall into two states of a machine 91 to 97 %; where noise only ever slows a run, a mean alone 87
-to 92 % and a difference of two sides with the same noise 95 % and more. No interval helps where a slow state is so rare
-that no run has met it.
+What "95 %" of Student's t holds of 5 to 20 runs, simulated (`make bench AREA=truth.intervals`): for normal and
+long-tailed noise 94 to 97 %; where run times fall into two states of a machine 91 to 97 %; where noise only ever slows
+a run, a mean alone 87 to 92 % and a difference of two sides with the same noise 95 % and more. No interval helps where
+a slow state is so rare that no run has met it.
 """
 
 from __future__ import annotations

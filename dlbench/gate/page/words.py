@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlbench.gate.comparison import Comparison
 from dlbench.gate.labels import versus
-from dlbench.gate.page.model import MetricResult, PointResult
+from dlbench.gate.page.assemble import MetricResult, PointResult
 from dlbench.report.table import Cell, times_cell
 from dlbench.report.wording import value_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
