@@ -27,7 +27,31 @@ from dlbench.errors import (
 )
 from dlbench.jobs.processes import END_S, cannot_start
 from dlbench.records.answers.memory_profile import MemoryProfile
+from dlbench.records.answers.reading_rate import ReadingRate
 from dlbench.specs.base import Spec
+
+READING = "dlbench.node.data.reading.rate"
+
+
+def reader_command(python: str) -> list[str]:
+    """The program under its supervisor."""
+    return supervised(python, READING)
+
+
+def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
+    """Reads as the order says; returns when all its repeats are done.
+
+    Args:
+        order: as `dlbench.node.data.reading.rate` wants it, ready for JSON.
+        python: the interpreter of the compute side.
+
+    Raises:
+        UserError: the data set is missing or does not fit the model.
+        IncompleteDataError: samples are damaged.
+        EnvironmentLacksError, RunError, KeyboardInterrupt: as `answer_of`.
+    """
+    return answer_of(reader_command(python), order, ReadingRate, "the readers' process")
+
 
 MODULE = "dlbench.node.memory_profile"
 
