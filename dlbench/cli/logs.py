@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -12,9 +14,53 @@ import click
 
 from dlbench.cli.options import output_folder
 from dlbench.errors import UserError
+from dlbench.jobs.submission import read_submission
+from dlbench.records.folder import RunFolder
 
 if TYPE_CHECKING:
     from dlbench.records.folder import RunFolder
+
+
+_JOB_LOG = re.compile(r"slurm-\d+(_\d+)?\.out")
+_RANK_LOG = re.compile(r"rank-\d+\.log")
+
+
+def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
+    """The logs of a run that are there: of its job, of its launcher, and of its ranks.
+
+    Args:
+        folder: the run's.
+        rank: the log of this rank alone.
+
+    Raises:
+        UserError: there is none (yet).
+        IncompleteDataError: `submission.json` is damaged.
+    """
+    names = sorted(path.name for path in folder.path.iterdir())
+    if rank is not None:
+        if folder.log(rank).exists():
+            return [folder.log(rank)]
+        raise UserError(
+            f"{folder.path}: has no {folder.log(rank).name}: "
+            + (
+                _told(name for name in names if _RANK_LOG.fullmatch(name))
+                or "its ranks write into one log, see without"
+            )
+        )
+    submission = read_submission(folder)
+    job_log = [] if submission is None else [folder.path.parent / submission.log]
+    own = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
+    ranks = [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
+    found = [path for path in dict.fromkeys([*job_log, *own, folder.launch_log, *ranks]) if path.is_file()]
+    if not found:
+        raise UserError(f"{folder.path}: has no log yet; see `dlbench status {folder.path}`")
+    return found
+
+
+def _told(names: Iterable[str]) -> str:
+    there = list(names)
+    return f"there are {there[0]} to {there[-1]}" if there else ""
+
 
 _MAX_BYTES = 1 << 22
 """Of each log, its end."""
@@ -37,7 +83,6 @@ def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> Non
     Example:
       dlbench logs nightly-resnet50-ci-p00-n0001-k00 --follow
     """
-    from dlbench.jobs.campaign.logs import logs_of
     from dlbench.opening import open_inside
 
     folder = run_folder(run, out)
@@ -94,7 +139,6 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
     """
     from dlbench.cli.streams import cleaned
     from dlbench.jobs.campaign.completing import EVERY_S
-    from dlbench.jobs.campaign.logs import logs_of
     from dlbench.opening import open_inside
 
     last = next(reversed(sizes), None)

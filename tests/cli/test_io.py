@@ -16,6 +16,7 @@ from dlbench.cli import cli
 from dlbench.cli.ending import ending_of
 from dlbench.costs.storage_demand import PUBLISHED
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
+from dlbench.jobs import node_program
 from tests.support.data_path_factory import data_story, reading_result
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import constant, plans, write_run

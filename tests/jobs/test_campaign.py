@@ -58,7 +58,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     made = Desk(queue=tmp_path / "queue")
     monkeypatch.setitem(known_schedulers.SCHEDULERS, "slurm", lambda: made)
     return made

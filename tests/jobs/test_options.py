@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.cli.before_start import preset_notes
+from dlbench.cli.options import preset_notes
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.sbatch_options import sbatch_options

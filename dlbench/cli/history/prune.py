@@ -13,7 +13,7 @@ from dlbench.cli.history.store import open_store, store_options
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
-    from dlbench.history.prune import Removal
+    from dlbench.history.reading import Removal
 
 
 @click.command()
@@ -47,7 +47,7 @@ def prune(
     """
     from datetime import datetime
 
-    from dlbench.history import prune as history_prune
+    from dlbench.history import reading as history_reading
 
     # NaN is neither.
     if not 0 <= keep_days <= 1_000_000:
@@ -55,11 +55,11 @@ def prune(
     if keep_last < 0:
         raise UserError(f"--keep-last {keep_last}: must be 0 or more")
     opened = open_store(store, index)
-    old = history_prune.beyond(opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(UTC))
+    old = history_reading.beyond(opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(UTC))
     num_runs = len(opened.entries())
-    chosen = history_prune.removals(opened, old, traces_only=traces_only)
+    chosen = history_reading.removals(opened, old, traces_only=traces_only)
     if not dry_run:
-        history_prune.prune(opened, chosen)
+        history_reading.prune(opened, chosen)
     for line in _lines(chosen, dry_run=dry_run, num_runs=num_runs):
         click.echo(line.encode() + b"\n", nl=False)
 

@@ -17,8 +17,17 @@ from xml.etree import ElementTree
 
 from dlbench.errors import DlbenchError
 from dlbench.gate.content import KeyDifference
-from dlbench.gate.page.assemble import ComparisonReport, MetricResult, PointResult
-from dlbench.gate.page.words import change_text, p_against, power_text, ratio_cell, ratio_text, share_text
+from dlbench.gate.page.assemble import (
+    ComparisonReport,
+    MetricResult,
+    PointResult,
+    change_text,
+    p_against,
+    power_text,
+    ratio_cell,
+    ratio_text,
+    share_text,
+)
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Column, Sheet, unit_cell
