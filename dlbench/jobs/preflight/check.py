@@ -365,7 +365,7 @@ def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Calla
     lacks = any(one.state == "wrong" for one in static)
     if not asked.starts_job or static[-1].state == "wrong":
         return _report(plan, static=static, exit_code=int(ExitCode.ENVIRONMENT if lacks else ExitCode.OK))
-    job_id = jobs.submit_preflight(job, folder, environment)
+    job_id = submit_preflight(job, folder, environment)
     with Interruption() as interruption:
         waited = wait(job_id, folder, asked.timeout_s, interruption.check, lambda state: tell(f"job {job_id}: {state}"))
     if waited.end != "ended":
