@@ -36,8 +36,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     chosen = parse_where(where, "--where")
     require_modules("baseline", "numpy", "pandas")
     from dlbench.gate.baseline import baseline_of, write_baseline
-    from dlbench.gate.labels import counts_text, settings_of
-    from dlbench.gate.sides import sessions_at, side_of_runs
+    from dlbench.gate.sides import counts_text, sessions_at, settings_of, side_of_runs
     from dlbench.reading.sessions import MIN_SESSIONS
 
     name = named(runs)

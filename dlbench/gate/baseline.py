@@ -14,8 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 import dlbench
 from dlbench.errors import IncompleteDataError, MachineError, RunError, UserError, nearest
 from dlbench.gate.content import TITLES, Content
-from dlbench.gate.labels import counts_text, settings_of
-from dlbench.gate.sides import Side, SidePoint, SideRun
+from dlbench.gate.sides import Side, SidePoint, SideRun, counts_text, settings_of
 from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.reading.sessions import Circumstances
 from dlbench.records.files import json_text, write_result

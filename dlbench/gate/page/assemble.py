@@ -11,8 +11,7 @@ from typing import TypeVar
 import dlbench
 from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
 from dlbench.gate.content import KeyDifference
-from dlbench.gate.labels import point_label, versus
-from dlbench.gate.sides import SidePoint, SideRun
+from dlbench.gate.sides import SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
 from dlbench.report.table import Cell, times_cell
 from dlbench.report.wording import runs_text, value_text
