@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.history.entry import HistoryEntry
+from dlbench.history.entry import HistoryEntry, matches
 from dlbench.history.files import INDEX, Store
 from dlbench.history.index import Index, IndexDamagedError, IndexUnusableError, Row
-from dlbench.history.where import matches
 from dlbench.records.folder import RunFolder
 
 BATCH = 64
@@ -87,7 +86,7 @@ class History:
         """The runs that match, by the time they finished, then by name.
 
         Args:
-            where: see `dlbench.history.where`.
+            where: see `dlbench.history.entry`.
 
         Raises:
             UserError: a key that entries do not have.

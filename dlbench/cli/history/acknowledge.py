@@ -36,9 +36,9 @@ def acknowledge(
     require_modules("history acknowledge", "numpy", "scipy")
     from dlbench.history.acknowledged import MAX_REASON, Acknowledgement, read_acknowledged
     from dlbench.history.acknowledged import acknowledge as write
+    from dlbench.history.entry import parse_where
     from dlbench.history.page.report import FOLLOWED, trends_of
     from dlbench.history.page.words import percent_change
-    from dlbench.history.where import parse_where
     from dlbench.units import utc_now
 
     if not reason.strip() or len(reason) > MAX_REASON:

@@ -28,7 +28,7 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
       dlbench history export -o march.tar.gz --where system=cluster
     """
     from dlbench.history.archive import write_archive
-    from dlbench.history.where import parse_where
+    from dlbench.history.entry import parse_where
     from dlbench.units import format_bytes
 
     wanted = parse_where(where)

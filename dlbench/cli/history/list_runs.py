@@ -128,7 +128,7 @@ def list_runs(store: Path | None, index: Path | None, where: tuple[str, ...], fo
     Example:
       dlbench history list --where workload=resnet50 --where host=n17
     """
-    from dlbench.history.where import parse_where
+    from dlbench.history.entry import parse_where
 
     entries = open_store(store, index).entries(parse_where(where))
     if form == "json":
