@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlbench.jobs.scripts import containers, images, launch
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.scripts.sbatch_options import sbatch_options
+from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
