@@ -25,10 +25,9 @@ from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import RankProcesses
 from dlbench.jobs.scripts import containers, images, launch
 from dlbench.jobs.scripts.batch import sbatch_arguments
-from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.scripts.job import Job, render
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.jobs.scripts.run_script import has_script, shell_command
-from dlbench.jobs.scripts.templates import render
 from dlbench.jobs.slurm.call import call
 from dlbench.jobs.slurm.environment import job_environment
 from dlbench.jobs.slurm.scheduler import require_slurm

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlbench.jobs.scripts import containers, images, launch
-from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.scripts.job import Job, render
 from dlbench.jobs.scripts.launch import sbatch_options
-from dlbench.jobs.scripts.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
 from dlbench.specs.collectives.plan import CommPlan

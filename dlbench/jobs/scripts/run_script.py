@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.templates import render
+from dlbench.jobs.scripts.job import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import LaunchPlan
 
