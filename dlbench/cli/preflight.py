@@ -60,9 +60,8 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
       dlbench preflight local
       dlbench preflight my-cluster.yaml --nodes 8
     """
-    from dlbench.jobs.preflight.check import Asked
+    from dlbench.jobs.preflight.check import Asked, plan_of
     from dlbench.jobs.preflight.check import preflight as check
-    from dlbench.jobs.preflight.plan import plan_of
     from dlbench.records.answers.preflight import PreflightFolder
     from dlbench.records.folder import prepare_output
     from dlbench.specs.choices import choose_system
