@@ -18,8 +18,7 @@ from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.run_script import has_script, render_run_script, shell_command, start_command
-from dlbench.jobs.variables import resolve
+from dlbench.jobs.scripts.run_script import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.jobs.verdict import Outcome, verdict, what_became
 from dlbench.machine.memory_kills import MemoryKills
 from dlbench.records.files import write_atomic
