@@ -115,8 +115,7 @@ def submit_rest(
     """
     from dlbench.jobs.campaign.beginning import forget
     from dlbench.jobs.campaign.completing import complete, feed
-    from dlbench.jobs.campaign.file import feeding, read_series
-    from dlbench.jobs.campaign.standing import standing
+    from dlbench.jobs.campaign.file import feeding, read_series, standing
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scheduler import RefusedError
 
@@ -142,7 +141,7 @@ def submit_rest(
 
 def left(root: Path, series: str, out: Path) -> str:
     """How far a series is, and what submits the rest."""
-    from dlbench.jobs.campaign.standing import standing
+    from dlbench.jobs.campaign.file import standing
 
     now = standing(root, series)
     if now.submitted == now.total:

@@ -15,8 +15,8 @@ from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode
 
 if TYPE_CHECKING:
+    from dlbench.jobs.campaign.file import Standing
     from dlbench.jobs.campaign.outlook import Outlook
-    from dlbench.jobs.campaign.standing import Standing
     from dlbench.records.scan import LaunchedRun
 
 
@@ -99,7 +99,7 @@ def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
 
 def _series(roots: Sequence[Path], wanted: str, found: Mapping[str, Outlook]) -> tuple[list[dict[str, Any]], list[str]]:
     """Each series that is not done, of them that of one name if `wanted` is not empty; what is damaged."""
-    from dlbench.jobs.campaign.standing import standings
+    from dlbench.jobs.campaign.file import standings
 
     rows: list[dict[str, Any]] = []
     problems: list[str] = []

@@ -14,9 +14,8 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.beginning import begin, forget
 from dlbench.jobs.campaign.cancelling import cancel_series
 from dlbench.jobs.campaign.completing import Submitted, complete
-from dlbench.jobs.campaign.file import is_held
+from dlbench.jobs.campaign.file import is_held, standing, standings
 from dlbench.jobs.campaign.packing import job_of, jobs_of
-from dlbench.jobs.campaign.standing import standing, standings
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts.job import Job

@@ -16,8 +16,16 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.beginning import OTHER_NAME
-from dlbench.jobs.campaign.file import BusyError, append, held, jobs_of_series, require_own, series_path
-from dlbench.jobs.campaign.standing import Standing, standing
+from dlbench.jobs.campaign.file import (
+    BusyError,
+    Standing,
+    append,
+    held,
+    jobs_of_series,
+    require_own,
+    series_path,
+    standing,
+)
 from dlbench.jobs.scheduler import (
     DoubtError,
     Queue,

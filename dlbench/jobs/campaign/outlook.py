@@ -14,8 +14,7 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.campaign.completing import EVERY_S, sleep
-from dlbench.jobs.campaign.file import is_held
-from dlbench.jobs.campaign.standing import JobState, Standing, never_began, standing
+from dlbench.jobs.campaign.file import JobState, Standing, is_held, never_began, standing
 from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission

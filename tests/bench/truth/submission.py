@@ -21,8 +21,8 @@ from dlbench.errors import RunError
 from dlbench.jobs.campaign import completing
 from dlbench.jobs.campaign.beginning import begin
 from dlbench.jobs.campaign.completing import complete
+from dlbench.jobs.campaign.file import standing
 from dlbench.jobs.campaign.packing import job_of
-from dlbench.jobs.campaign.standing import standing
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
