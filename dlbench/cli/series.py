@@ -113,8 +113,7 @@ def submit_rest(
         RunError: Slurm refused a job, did not say whether it took it, or does not say what is queued.
         KeyboardInterrupt: on a signal.
     """
-    from dlbench.jobs.campaign.beginning import forget
-    from dlbench.jobs.campaign.completing import complete, feed
+    from dlbench.jobs.campaign.completing import complete, feed, forget
     from dlbench.jobs.campaign.file import feeding, read_series, standing
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scheduler import RefusedError

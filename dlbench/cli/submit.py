@@ -186,7 +186,7 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     """
     from dlbench.cli.dry_run import cost_lines
     from dlbench.cli.series import submit_rest
-    from dlbench.jobs.campaign.beginning import Limits, begin
+    from dlbench.jobs.campaign.completing import Limits, begin
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scripts.launch import quoted

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs.campaign.beginning import begin, forget
 from dlbench.jobs.campaign.cancelling import cancel_series
-from dlbench.jobs.campaign.completing import Submitted, complete
+from dlbench.jobs.campaign.completing import Submitted, begin, complete, forget
 from dlbench.jobs.campaign.file import is_held, standing, standings
 from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.interruption import Interruption

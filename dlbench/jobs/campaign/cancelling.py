@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs.campaign.beginning import forget
+from dlbench.jobs.campaign.completing import forget
 from dlbench.jobs.campaign.file import (
     SeriesJob,
     append,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from dlbench.errors import refused
-from dlbench.jobs.campaign.beginning import entry_of
 from dlbench.jobs.campaign.campaign import Campaign, campaign_of
+from dlbench.jobs.campaign.completing import entry_of
 from dlbench.jobs.campaign.file import (
     Standing,
     append,

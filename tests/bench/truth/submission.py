@@ -19,8 +19,7 @@ import numpy as np
 
 from dlbench.errors import RunError
 from dlbench.jobs.campaign import completing
-from dlbench.jobs.campaign.beginning import begin
-from dlbench.jobs.campaign.completing import complete
+from dlbench.jobs.campaign.completing import begin, complete
 from dlbench.jobs.campaign.file import standing
 from dlbench.jobs.campaign.packing import job_of
 from dlbench.jobs.interruption import Interruption
