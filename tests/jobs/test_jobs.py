@@ -1131,7 +1131,7 @@ def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
 
 def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("sbatch", "exec sleep 60")
-    monkeypatch.setattr("dlbench.jobs.slurm.call.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.environment.CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError, match=r"no answer within 0\.3 s; the job may be queued"):
         submit(alone(plan), [folder], PYTHON, None)
@@ -1343,7 +1343,7 @@ def test_slurm_that_knows_none_of_the_jobs(program: Program, body: str) -> None:
 def test_slurm_that_does_not_answer(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("squeue", "exec sleep 60")
     program("sacct", "echo '101|TIMEOUT'")
-    monkeypatch.setattr("dlbench.jobs.slurm.call.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.environment.CALL_TIMEOUT_S", 0.3)
     told = ask(["101", "102"], ())
     assert {job: found.state for job, found in told.jobs.items()} == {"101": "TIMEOUT"}
     assert told.unanswered == "squeue gave no answer within 0.3 s"

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.environment import call
 
 # A value may hold blanks (Reason, OS); the next key begins with a capital letter.
 _PAIR = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*)=(.*?)(?=\s+[A-Z][A-Za-z_]*=|\s*$)")

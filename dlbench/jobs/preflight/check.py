@@ -29,8 +29,7 @@ from dlbench.jobs.scripts.batch import sbatch_arguments
 from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.jobs.scripts.run_script import has_script, shell_command
-from dlbench.jobs.slurm.call import call
-from dlbench.jobs.slurm.environment import job_environment
+from dlbench.jobs.slurm.environment import call, job_environment
 from dlbench.jobs.slurm.scheduler import require_slurm
 from dlbench.jobs.verdict import Outcome
 from dlbench.opening import read_end, read_text

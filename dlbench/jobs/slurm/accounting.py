@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scripts.images import STEP as IMAGE_STEP
-from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.environment import call
 from dlbench.jobs.slurm.queue import MAX_IDS, elements_of
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting

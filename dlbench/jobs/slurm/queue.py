@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, cluster_of
-from dlbench.jobs.slurm.call import call
+from dlbench.jobs.slurm.environment import call
 
 _NEVER = (
     (r"DependencyNeverSatisfied", "the job that it waits for ended otherwise than asked"),

@@ -11,8 +11,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scheduler import Answer, Queue, cluster_of
 from dlbench.jobs.scripts.batch import keeps_own_comment, render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.slurm.call import call
-from dlbench.jobs.slurm.environment import exported_names, job_environment
+from dlbench.jobs.slurm.environment import call, exported_names, job_environment
 from dlbench.jobs.slurm.queue import ask
 from dlbench.records.folder import RunFolder
 
