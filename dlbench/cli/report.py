@@ -15,7 +15,7 @@ from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.history.page.document import TrendsReport
+    from dlbench.history.page.report import TrendsReport
     from dlbench.report.document import Document
 
 FormatT = TypeVar("FormatT", bound=str)
@@ -135,7 +135,7 @@ def _history(store: Path) -> TrendsReport:
     require_modules("report --history", "scipy")
     from dlbench.cli.history.store import open_store
     from dlbench.history.acknowledged import read_acknowledged
-    from dlbench.history.page.document import trends_of
+    from dlbench.history.page.report import trends_of
 
     opened = open_store(store, None)
     return trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))

@@ -24,7 +24,8 @@ from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.acknowledged import Acknowledgement
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.page import words as trends_words
-from dlbench.history.page.document import TrendsReport, nodes_document, trends_document, trends_of
+from dlbench.history.page.document import nodes_document, trends_document
+from dlbench.history.page.report import TrendsReport, trends_of
 from dlbench.history.trends.series import dated, trends
 from dlbench.history.trends.slow_months import RECENT_DAYS, slow_months
 from dlbench.reading.metrics import by_name

@@ -37,7 +37,7 @@ def acknowledge(
     from dlbench.history.acknowledged import MAX_REASON, Acknowledgement, read_acknowledged
     from dlbench.history.acknowledged import acknowledge as write
     from dlbench.history.entry import parse_where
-    from dlbench.history.page.document import FOLLOWED, trends_of
+    from dlbench.history.page.report import FOLLOWED, trends_of
     from dlbench.history.page.words import percent_change
     from dlbench.units import utc_now
 

@@ -89,7 +89,8 @@ def trends(
     require_modules("history trends", "numpy", "pandas", "scipy", *drawn)
     from dlbench.history.acknowledged import read_acknowledged
     from dlbench.history.entry import parse_where
-    from dlbench.history.page.document import FOLLOWED, finding, trends_document, trends_of
+    from dlbench.history.page.document import finding, trends_document
+    from dlbench.history.page.report import FOLLOWED, trends_of
     from dlbench.history.page.words import regression_text
 
     followed = _known(metrics) or FOLLOWED

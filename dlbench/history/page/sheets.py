@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from dlbench.history.page.document import TrendsReport
+from dlbench.history.page.report import TrendsReport
 from dlbench.history.page.words import (
     acknowledged_text,
     amount_text,

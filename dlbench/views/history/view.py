@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from dlbench.history.page.charts import host_charts, series_chart
-from dlbench.history.page.document import TrendsReport, finding
+from dlbench.history.page.document import finding
+from dlbench.history.page.report import TrendsReport
 from dlbench.history.page.sheets import changes_sheet, hosts_sheet, series_sheet
 from dlbench.history.page.words import host_sentence, newest_text
 from dlbench.report.document import Section

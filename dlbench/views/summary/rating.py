@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dlbench.history.page.document import TrendsReport
+from dlbench.history.page.report import TrendsReport
 from dlbench.history.page.words import percent_change, since_text
 from dlbench.history.trends.change_points import MIN_NIGHTS
 from dlbench.history.trends.series import Trend
