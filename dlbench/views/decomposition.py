@@ -28,7 +28,7 @@ from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import ENGINE_TITLES, PART_TITLES, basis_text, figure_text, percent, place_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
-from dlbench.stats.pairing import Placed, placed
+from dlbench.stats.verdicts import Placed, placed
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView

@@ -24,7 +24,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import figure_text, percent, place_text, runs_text, times_value
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
-from dlbench.stats.pairing import placed
+from dlbench.stats.verdicts import placed
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 

@@ -32,7 +32,8 @@ from dlbench.report.wording import (
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, ratio_estimate
-from dlbench.stats.pairing import RunKey, pairing, placed
+from dlbench.stats.pairing import RunKey, pairing
+from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.rerun import rerun
 from dlbench.views.view import ReportSource, ReportView

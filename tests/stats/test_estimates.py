@@ -23,7 +23,8 @@ from dlbench.stats.estimates import (
     places,
     ratio_estimate,
 )
-from dlbench.stats.pairing import KnownKey, RunKey, pairing, placed
+from dlbench.stats.pairing import KnownKey, RunKey, pairing
+from dlbench.stats.verdicts import placed
 
 
 def _keyed(values: list[float], block: str = "s") -> dict[RunKey, float]:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.multiplicity import LEVEL, POWER, repeats_for
-from dlbench.stats.pairing import is_other_than, placed
+from dlbench.stats.verdicts import is_other_than, placed
 
 ends = st.floats(-10, 10)
 

@@ -11,7 +11,7 @@ from dlbench.report.wording import figure_text, lost_text, lost_value, percent, 
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.stats.multiplicity import LEVEL, holm
-from dlbench.stats.pairing import placed
+from dlbench.stats.verdicts import placed
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import RULES, Case, Experiment
 from dlbench.views.causes.titles import CAUSE_TITLES

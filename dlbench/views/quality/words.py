@@ -13,7 +13,7 @@ from dlbench.report.wording import (
     value_text,
 )
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.pairing import placed
+from dlbench.stats.verdicts import placed
 from dlbench.views.quality.numbers import Factors, Quality, QualityPoint
 
 WORTH_SAYING = 0.01

@@ -6,7 +6,7 @@ from dlbench.reading.hosts.core_load import LOAD_CODES
 from dlbench.reading.scaling import Point
 from dlbench.report.wording import basis_text, figure_text, percent, place_text
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.stats.pairing import placed
+from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.model import Group

@@ -8,7 +8,7 @@ import dlbench
 from dlbench.report.document import Document, Section
 from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, value_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.stats.pairing import placed
+from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.stalls.charts import stall_charts
 from dlbench.views.stalls.numbers import IoTiers, StallPart, Stalls, Tier, stalls

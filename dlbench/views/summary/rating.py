@@ -11,7 +11,7 @@ from dlbench.history.trends.series import Trend
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Rating
 from dlbench.report.wording import percent, ranks_text, runs_text
-from dlbench.stats.pairing import placed
+from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.forecast.numbers import Forecast

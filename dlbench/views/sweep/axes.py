@@ -18,7 +18,7 @@ from dlbench.report.wording import figure_text, times_text
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate
 from dlbench.stats.multiplicity import LEVEL
-from dlbench.stats.pairing import is_other_than, placed
+from dlbench.stats.verdicts import is_other_than, placed
 from dlbench.views.sweep.settings import label, value_text
 
 MARGIN = 0.02

@@ -21,8 +21,8 @@ from dlbench.report.wording import DASH, percent, place_text
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
-from dlbench.stats.pairing import is_other_than
 from dlbench.stats.selection import gain_of_best
+from dlbench.stats.verdicts import is_other_than
 from dlbench.views.sweep import words
 from dlbench.views.sweep.axes import (
     MARGIN,
