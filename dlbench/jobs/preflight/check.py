@@ -18,7 +18,7 @@ from typing import Any, Literal
 import dlbench
 from dlbench import process_tree
 from dlbench.errors import ExitCode, RunError, StalledError, UserError, refused
-from dlbench.jobs import local, variables
+from dlbench.jobs import local
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.preflight.asking import UnansweredError, ask
 from dlbench.jobs.preflight.static import static_findings
@@ -28,7 +28,7 @@ from dlbench.jobs.scripts import containers, images, launch
 from dlbench.jobs.scripts.batch import sbatch_arguments
 from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
 from dlbench.jobs.scripts.launch import sbatch_options
-from dlbench.jobs.scripts.run_script import has_script, shell_command
+from dlbench.jobs.scripts.run_script import has_script, resolve, shell_command
 from dlbench.jobs.slurm.environment import call, job_environment
 from dlbench.jobs.slurm.scheduler import require_slurm
 from dlbench.jobs.verdict import Outcome
@@ -253,7 +253,7 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
     is_local = plan.system.launch.launcher == "local"
     own = plan.system.python or sys.executable
     python = containers.python_of(plan, own)
-    environment = {**os.environ, **variables.resolve(launch.rank_environment(plan))}
+    environment = {**os.environ, **resolve(launch.rank_environment(plan))}
     if is_local:
         words = local_look_command(plan, folder, python, own)
     else:
@@ -272,7 +272,7 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
         try:
             if is_local:
                 for rank, given in enumerate(launch.local_environments(plan, token)):
-                    ranks.start(words, {**environment, **variables.resolve(given)}, folder.log(rank))
+                    ranks.start(words, {**environment, **resolve(given)}, folder.log(rank))
             else:
                 ranks.start(words, environment, folder.run.launch_log)
             ranks.wait(check)
