@@ -136,7 +136,7 @@ SPEAKS_SLURM = {
     "cli.diagnose": "sacct's energy",
     "cli.report": "sacct's accounts",
     "cli.cost": "sacct's accounts",
-    "cli.wait": "sacct's accounts",
+    "cli.status": "sacct's accounts",
 }
 
 
