@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 # In the order of work: name, module, attribute, one line of help (so that --help imports no command).
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
-    ("import", "importing", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
-    ("list", "list_runs", "list_runs", "List the runs of a history."),
+    ("import", "command", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
+    ("list", "command", "list_runs", "List the runs of a history."),
     ("trends", "trends", "trends", "Find when runs became slower or faster, and what changed then."),
-    ("acknowledge", "acknowledge", "acknowledge", "Say that a change of level is known, and why."),
+    ("acknowledge", "command", "acknowledge", "Say that a change of level is known, and why."),
     ("slow-nodes", "trends", "slow_nodes", "Show which nodes were slow, month by month."),
-    ("export", "export", "export_runs", "Write runs as an archive that `import` reads."),
-    ("prune", "prune", "prune", "Let old runs go, or their traces."),
-    ("rebuild", "rebuild", "rebuild", "Make the index anew from the runs."),
+    ("export", "command", "export_runs", "Write runs as an archive that `import` reads."),
+    ("prune", "command", "prune", "Let old runs go, or their traces."),
+    ("rebuild", "command", "rebuild", "Make the index anew from the runs."),
 )
 
 
