@@ -248,7 +248,7 @@ OPENED_OTHERWISE = {
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/journal": "opened to be written and locked; refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
-    "history/index": "SQLite, after `_instead_of_file`",
+    "history/store": "SQLite, after `_instead_of_file`",
     "datasets/containers/hdf5": "HDF5, after `require_file`",
     # The box: folders of root's alone.
     "jobs/box/box": "logs of daemons in the box's folder",

@@ -5,7 +5,7 @@
     STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process,
                                      and a random word
     STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.acknowledged`
-    STORE/index.sqlite               a cache, see `dlbench.history.index`
+    STORE/index.sqlite               a cache, see `dlbench.history.store`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole
 or not at all, whoever is killed when. The rename refuses a folder that is there already, so that of several processes
