@@ -4,7 +4,7 @@
     STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
     STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process,
                                      and a random word
-    STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.acknowledged`
+    STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.store`
     STORE/index.sqlite               a cache, see `dlbench.history.store`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole

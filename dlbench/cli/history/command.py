@@ -350,11 +350,11 @@ def acknowledge(
     from dlbench.cli.report import require_modules
 
     require_modules("history acknowledge", "numpy", "scipy")
-    from dlbench.history.acknowledged import MAX_REASON, Acknowledgement, read_acknowledged
-    from dlbench.history.acknowledged import acknowledge as write
     from dlbench.history.entry import parse_where
     from dlbench.history.page.report import FOLLOWED, trends_of
     from dlbench.history.page.words import percent_change
+    from dlbench.history.store import MAX_REASON, Acknowledgement, read_acknowledged
+    from dlbench.history.store import acknowledge as write
     from dlbench.units import utc_now
 
     if not reason.strip() or len(reason) > MAX_REASON:
