@@ -32,7 +32,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
         UserError: no preset was chosen, and the default is for GPUs that are not here, or a preset for GPUs was.
         EnvironmentLacksError: a plan's precision is not this CPU's.
     """
-    from dlbench.jobs.this_machine import require_precision
+    from dlbench.jobs.local import require_precision
 
     here = [plan for plan in plans if plan.system.scheduler == "none"]
     if here:
@@ -43,7 +43,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
 
 
 def _require_chosen_preset(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
-    from dlbench.jobs.this_machine import has_gpu
+    from dlbench.jobs.local import has_gpu
     from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.resolve import find
 
@@ -67,7 +67,7 @@ def _for_cpus(file: WorkloadFile) -> str | None:
 
 
 def _require_meant_for_here(request: Request, plans: Sequence[RunPlan]) -> None:
-    from dlbench.jobs.this_machine import has_gpu
+    from dlbench.jobs.local import has_gpu
     from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.resolve import find
 
@@ -129,7 +129,7 @@ def _asks_for_no_gpus(plan: RunPlan) -> str | None:
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     """``takes at least 2 h 05 min on 2 cores (...); ``; empty where that is not known."""
     from dlbench.costs.model_flops import training_flops
-    from dlbench.jobs.this_machine import product_rate
+    from dlbench.jobs.local import product_rate
     from dlbench.units import format_seconds
 
     if any(plan.measure.until != "steps" for plan in plans):

@@ -233,9 +233,9 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """What would start each run, on standard output; for `--dry-run`."""
+    from dlbench.jobs.local import has_gpu
     from dlbench.jobs.scripts import launch
     from dlbench.jobs.scripts.run_script import has_script, render_run_script, start_command
-    from dlbench.jobs.this_machine import has_gpu
     from dlbench.records.folder import RunFolder
     from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
