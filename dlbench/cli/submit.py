@@ -89,7 +89,7 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
     Raises:
         UserError: both are given, or there are too few nodes.
     """
-    from dlbench.jobs.campaign.packing import on_node_sets
+    from dlbench.jobs.campaign.campaign import on_node_sets
 
     same, rotate = options["same_nodes"], options["rotate_nodes"]
     if same and rotate:

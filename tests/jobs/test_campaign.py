@@ -14,11 +14,11 @@ import pytest
 
 from dlbench.errors import RunError, UserError
 from dlbench.jobs import known_schedulers
+from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.campaign.cancelling import cancel_run, cancel_series
 from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, begin, complete, feed
 from dlbench.jobs.campaign.file import FOLDER, append, feeding, held, is_held, known_jobs, series_path, standing
 from dlbench.jobs.campaign.outlook import wait
-from dlbench.jobs.campaign.packing import job_of
 from dlbench.jobs.campaign.reopening import reopen
 from dlbench.jobs.scheduler import Answer, DoubtError, Queue, QueueFullError, Scheduler, StuckError, UnansweredError
 from dlbench.jobs.scripts.job import Job

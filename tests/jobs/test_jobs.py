@@ -22,9 +22,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.jobs.campaign.campaign import job_of, jobs_of
 from dlbench.jobs.campaign.cancelling import cancel_run
 from dlbench.jobs.campaign.completing import submit as submit_to
-from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
+from dlbench.jobs.campaign.campaign import Packing, jobs_of
 from dlbench.jobs.campaign.completing import Submitted, begin, complete
 from dlbench.jobs.campaign.file import standing
-from dlbench.jobs.campaign.packing import Packing, jobs_of
 from dlbench.jobs.campaign.reopening import reopen
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.jobs.submission import read_submission

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
+from dlbench.jobs.campaign.campaign import job_of, jobs_of
 from dlbench.jobs.campaign.cancelling import cancel_series
 from dlbench.jobs.campaign.completing import Submitted, begin, complete, forget
 from dlbench.jobs.campaign.file import is_held, standing, standings
-from dlbench.jobs.campaign.packing import job_of, jobs_of
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts.job import Job

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dlbench.errors import UserError
-from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job
 from dlbench.jobs.scripts.run_script import MAX_BYTES, resolve

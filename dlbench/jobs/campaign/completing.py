@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import RunError, UserError, refused
+from dlbench.jobs.campaign.campaign import Packing
 from dlbench.jobs.campaign.file import (
     FOLDER,
     BusyError,
@@ -32,7 +33,6 @@ from dlbench.jobs.campaign.file import (
     standing,
     write_series,
 )
-from dlbench.jobs.campaign.packing import Packing
 from dlbench.jobs.scheduler import (
     DoubtError,
     Queue,

@@ -19,7 +19,7 @@ from typing import IO, Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
-from dlbench.jobs.campaign.packing import Packing
+from dlbench.jobs.campaign.campaign import Packing
 from dlbench.jobs.scheduler import array_of, cluster_of
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.submission import read_submission

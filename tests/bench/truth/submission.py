@@ -19,9 +19,9 @@ import numpy as np
 
 from dlbench.errors import RunError
 from dlbench.jobs.campaign import completing
+from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.campaign.completing import begin, complete
 from dlbench.jobs.campaign.file import standing
-from dlbench.jobs.campaign.packing import job_of
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
