@@ -200,12 +200,6 @@ def folders(graph: grimp.ImportGraph) -> dict[str, list[str]]:
     return found
 
 
-def test_no_folder_is_crowded(graph: grimp.ImportGraph) -> None:
-    # One file a command, and one a subject of the report: there are as many as there are of these.
-    crowded = {name: len(modules) for name, modules in folders(graph).items() if len(modules) > 20}
-    assert set(crowded) <= {"dlbench.cli", "dlbench.views"}, crowded
-
-
 def test_no_family_is_told_by_a_prefix(graph: grimp.ImportGraph) -> None:
     families = []
     for package, modules in folders(graph).items():

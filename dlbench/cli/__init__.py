@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. One file a command; heavy imports inside the commands."""
+"""The command line: parse, call one function, print. One file a subject; heavy imports inside the commands."""
 
 from __future__ import annotations
 
