@@ -133,7 +133,7 @@ def report(
 def _history(store: Path) -> TrendsReport:
     """What changed over the months of a history."""
     require_modules("report --history", "scipy")
-    from dlbench.cli.history.command import open_store
+    from dlbench.cli.history.store import open_store
     from dlbench.history.page.report import trends_of
     from dlbench.history.store import read_acknowledged
 

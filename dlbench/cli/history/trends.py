@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from dlbench.cli.history.command import open_store, store_options, where_option
+from dlbench.cli.history.store import open_store, store_options, where_option
 from dlbench.cli.options import write_output
 from dlbench.cli.report import FormatName, check_writable, emit, format_by_suffix, format_of, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
