@@ -31,9 +31,8 @@ from typing import IO, Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
-from dlbench.history.content import content_digest, files_of
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import sync_folder
+from dlbench.history.files import content_digest, files_of, sync_folder
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
 from dlbench.opening import UnfitFileError, open_file, parse_json

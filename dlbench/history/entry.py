@@ -134,7 +134,7 @@ class HistoryEntry:
     """By name."""
     content_digest: str
     """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
-    `dlbench.history.content.content_digest`."""
+    `dlbench.history.files.content_digest`."""
     dropped: tuple[str, ...] = ()
     """What `dlbench history prune --traces-only` has taken out of the folder: spans, profiles, checkpoints, logs."""
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.history.content import content_digest, files_of, num_bytes
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.files import sync_folder
+from dlbench.history.files import content_digest, files_of, num_bytes, sync_folder
 from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import folder_below, read_json
 from dlbench.reading.causes import Causes

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from dlbench.errors import RunError, UserError
 from dlbench.history import reading as history_entries
-from dlbench.history.content import content_digest
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
+from dlbench.history.files import content_digest
 from dlbench.history.reading import MAKER, beyond, open_history, prune, removals
 from dlbench.history.store import EntryMaker, History
 from dlbench.reading.comparability import group_id
