@@ -247,7 +247,7 @@ OPENED_OTHERWISE = {
     # The box: folders of root's alone.
     "jobs/box/box": "logs of daemons in the box's folder",
     "jobs/box/trust": "the box's folder, with a look at who owns it",
-    "jobs/ending": "/proc",
+    "jobs/processes": "/proc",
     "machine/memory_kills": "/proc and /sys/fs/cgroup",
     "process_tree": "/proc, and locks of its own folders",
     "records/files": "opened to be written",

@@ -15,9 +15,8 @@ from dataclasses import replace
 
 from dlbench import process_tree
 from dlbench.errors import DlbenchError, EnvironmentLacksError
-from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
+from dlbench.jobs.processes import Ending, OnProgress, RankProcesses, cannot_start
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.run_script import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.jobs.verdict import Outcome, verdict, what_became

@@ -14,7 +14,7 @@ import pytest
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import local
 from dlbench.jobs import verdict as verdict_module
-from dlbench.jobs.ending import Ending, last_words, stopped_among
+from dlbench.jobs.processes import Ending, last_words, stopped_among
 from dlbench.jobs.verdict import verdict
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run
