@@ -30,7 +30,7 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.scripts.launch import sbatch_options
-from dlbench.jobs.slurm.queue import ask
+from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder, create

@@ -11,8 +11,8 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scheduler import Answer, Queue, cluster_of
 from dlbench.jobs.scripts.batch import keeps_own_comment, render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.environment import call, exported_names, job_environment
-from dlbench.jobs.slurm.queue import ask
 from dlbench.records.folder import RunFolder
 
 # The controller's words (slurm_errno.c of Slurm) and sbatch's own for a job that was not taken. After any other
