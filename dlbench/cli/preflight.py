@@ -87,7 +87,7 @@ def _usual_nodes(scheduler: str, slurm: SlurmSpec) -> int:
     """Two where there are two that a job may be put on."""
     if scheduler == "none":
         return 1
-    from dlbench.jobs.preflight.asking import UnansweredError, nodes_of
+    from dlbench.jobs.preflight.static import UnansweredError, nodes_of
 
     try:
         found = nodes_of(slurm.partition, slurm.clusters) if slurm.partition else []

@@ -20,8 +20,7 @@ from dlbench import process_tree
 from dlbench.errors import ExitCode, RunError, StalledError, UserError, refused
 from dlbench.jobs import local
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.preflight.asking import UnansweredError, ask
-from dlbench.jobs.preflight.static import static_findings
+from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import RankProcesses
 from dlbench.jobs.scripts import containers, images, launch
