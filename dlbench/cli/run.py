@@ -235,7 +235,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """What would start each run, on standard output; for `--dry-run`."""
     from dlbench.jobs.local import has_gpu
     from dlbench.jobs.scripts import launch
-    from dlbench.jobs.scripts.run_script import has_script, render_run_script, start_command
+    from dlbench.jobs.scripts.launch import has_script, render_run_script, start_command
     from dlbench.records.folder import RunFolder
     from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
@@ -272,7 +272,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     from dlbench.cli.progress import progress
     from dlbench.jobs import local
     from dlbench.jobs.scripts import launch
-    from dlbench.jobs.scripts.run_script import has_script, resolve
+    from dlbench.jobs.scripts.launch import has_script, resolve
     from dlbench.records.folder import prepare_output
 
     for plan in plans:

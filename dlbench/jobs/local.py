@@ -18,7 +18,7 @@ from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import Ending, OnProgress, RankProcesses, cannot_start
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.run_script import has_script, render_run_script, resolve, shell_command, start_command
+from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.jobs.verdict import Outcome, verdict, what_became
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
 from dlbench.machine.memory_kills import MemoryKills

@@ -26,8 +26,7 @@ from dlbench.jobs.processes import RankProcesses
 from dlbench.jobs.scripts import containers, images, launch
 from dlbench.jobs.scripts.batch import sbatch_arguments
 from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
-from dlbench.jobs.scripts.launch import sbatch_options
-from dlbench.jobs.scripts.run_script import has_script, resolve, shell_command
+from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_options, shell_command
 from dlbench.jobs.slurm.environment import call, job_environment
 from dlbench.jobs.slurm.scheduler import require_slurm
 from dlbench.jobs.verdict import Outcome
