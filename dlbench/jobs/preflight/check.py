@@ -23,9 +23,9 @@ from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import RankProcesses
-from dlbench.jobs.scripts import containers, images, launch
+from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.batch import sbatch_arguments
-from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
+from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
 from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_options, shell_command
 from dlbench.jobs.slurm.environment import call, job_environment
 from dlbench.jobs.slurm.scheduler import require_slurm
@@ -325,12 +325,12 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     plan = job.shape
     # Stands for the folder of images; nobody's path can hold it.
     unpacked = f"/DLBENCH-{secrets.token_hex(16)}"
-    ranks_python = images.python_of(job, plan, unpacked, python)
+    ranks_python = python_of(job, plan, unpacked, python)
     look = look_command(plan, folder, ranks_python)
     exchange = launch.launcher_command(plan, folder.run, ranks_python)
 
     def in_shell(words: list[str]) -> str:
-        places = {unpacked: images.FOLDER}
+        places = {unpacked: IMAGES_FOLDER}
         return " ".join(launch.word_of_shell(word, places | containers.variables_of(word)) for word in words)
 
     return render(
@@ -341,7 +341,7 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
         variables=launch.rank_environment(plan),
         look=in_shell(look),
         exchange=in_shell(exchange),
-        **images.values_of(job),
+        **image_values(job),
         is_job=True,
     )
 

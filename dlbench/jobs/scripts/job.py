@@ -21,16 +21,16 @@ from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 from dlbench.specs.system.image import ImageSpec
 from dlbench.specs.system.slurm import OF_SRUN, SlurmSpec
 
-FOLDER = "dlbench_images"
+IMAGES_FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
 
-STEP = "dlbench-image"
+IMAGE_STEP = "dlbench-image"
 """What accounting calls the step that holds the images on the nodes, beside those of the runs."""
 
 
-def values_of(job: Job) -> dict[str, object]:
+def image_values(job: Job) -> dict[str, object]:
     """What the script's part for images is filled in with."""
-    return {"images": images_of(job), "image_folder": _folder(job.shape.system.image.folder), "image_step": STEP}
+    return {"images": images_of(job), "image_folder": _folder(job.shape.system.image.folder), "image_step": IMAGE_STEP}
 
 
 def images_of(job: Job) -> Sequence[ImageSpec]:

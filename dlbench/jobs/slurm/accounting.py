@@ -28,7 +28,7 @@ from typing import Literal, TypeVar
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, cluster_of
-from dlbench.jobs.scripts.job import STEP as IMAGE_STEP
+from dlbench.jobs.scripts.job import IMAGE_STEP
 from dlbench.jobs.slurm.environment import call
 from dlbench.jobs.submission import Submission, read_submission
 from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
