@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.jobs.scripts import containers, launch
+from dlbench.jobs.scripts import containers
 from dlbench.jobs.scripts.job import render
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
@@ -77,8 +77,8 @@ def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
     return render(
         "launch.sh.j2",
         plan=plan,
-        variables=launch.rank_environment(plan),
-        command=f"exec {launch.quoted(start_command(plan, folder, python))}",
+        variables=rank_environment(plan),
+        command=f"exec {quoted(start_command(plan, folder, python))}",
         is_rank=plan.system.launch.launcher == "local",
         is_job=False,
     )
@@ -89,8 +89,8 @@ def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]
     own = plan.system.python or python
     of_ranks = containers.python_of(plan, own)
     if plan.system.launch.launcher == "local":
-        return launch.local_command(plan, folder, of_ranks, own)
-    return launch.launcher_command(plan, folder, of_ranks)
+        return local_command(plan, folder, of_ranks, own)
+    return launcher_command(plan, folder, of_ranks)
 
 
 def sbatch_options(
