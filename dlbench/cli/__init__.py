@@ -52,7 +52,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("diagnose", "diagnose", "Say where efficiency is lost, and what to try next."),
             ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
-            ("comm", "comm.command", "Measure collectives, fit a network model, predict."),
+            ("comm", "comm", "Measure collectives, fit a network model, predict."),
             ("io", "io", "Measure storage and readers, and what input costs."),
             ("memory", "memory", "Plan which activations to keep, swap or recompute."),
             ("estimate", "estimate", "Time to train at a rate; check whether a stated time is possible."),
@@ -61,7 +61,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Data and export",
         (
-            ("data", "data.command", "Make, convert and verify data sets."),
+            ("data", "data", "Make, convert and verify data sets."),
             ("export", "export", "Write a run as MLPerf log lines or a system description."),
             ("setup", "setup", "Make this machine ready: build Horovod."),
             ("prepare", "setup", "Put an installation into one folder, for use without a network."),
