@@ -1,7 +1,5 @@
 """Runs of two sides become a verdict: regressed, improved, equivalent, inconclusive or insufficient.
 
-Runs of two sides become units, and Student's t of their difference: the test, its interval, and its power.
-
 One test decides, and all that is told is of it: with the logarithm d of B / A, its standard error s and f degrees of
 freedom, p of "no worse than tolerated" is P(t_f > (d - log(1 + tolerance)) / s), the interval is d +- t_f s, and the
 smallest slowdown that is found comes of the non-central t. So p is at most a level where, and only where, the interval

@@ -2,10 +2,9 @@
 
 The immutable run folders are the truth; entries can be made anew from them at any time.
 
-Choosing runs of a history by what their entries say: KEY=VALUE, all of which must hold.
-
-Keys are the plain fields of `HistoryEntry` (`workload`, `ranks`, `state`, `commit`, ...), `host` for a host of the run,
-`tag.NAME` and `environment.NAME`. Values are compared as text, whole; an empty one means that there is none.
+Runs are chosen by KEY=VALUE, all of which must hold. Keys are the plain fields of `HistoryEntry` (`workload`, `ranks`,
+`state`, `commit`, ...), `host` for a host of the run, `tag.NAME` and `environment.NAME`. Values are compared as text,
+whole; an empty one means that there is none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A comparison as a `Document`: the verdict, one table of all comparisons, and each point with its evidence.
 
-A comparison as JUnit XML, the form of test results that CI servers show.
-
-Regressed is a failure. Inconclusive and insufficient are errors: the test could not tell, and what could not be told
-must not look like a pass. Improved and equivalent pass. Metrics that do not decide are no test cases.
+The same as JUnit XML, the form of test results that CI servers show. Regressed is a failure. Inconclusive and
+insufficient are errors: the test could not tell, and what could not be told must not look like a pass. Improved and
+equivalent pass. Metrics that do not decide are no test cases.
 """
 
 from __future__ import annotations

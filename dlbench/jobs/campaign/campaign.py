@@ -4,16 +4,13 @@ How long runs will take: from earlier runs of the same configuration in the fold
 
 What scales is the number of steps; start-up, evaluations and the end of a run stay as they were.
 
-Which runs of a series share a job: few jobs wait less than many, and repeats on the same nodes differ less.
+Few jobs wait less than many, and repeats on the same nodes differ less: runs share a job where they ask Slurm for the
+same things. Inside a job they keep the order of the series, in which repeats are interleaved over points.
 
-Runs share a job where they ask Slurm for the same things. Inside a job they keep the order of the series, in which
-repeats are interleaved over points.
-
-On which nodes the repeats of a point run: on the same ones, or on others in turn.
-
-On the same nodes differences between nodes are in no comparison of points, and a slow node is in all figures. In turn,
-every node is used alike over the repeats: differences between nodes average out, stand in the scatter of repeats, and
-can be told from those of hosts. The nodes are asked for with --nodelist, which is part of each run's plan.
+The repeats of a point run on the same nodes, or on others in turn. On the same nodes differences between nodes are in
+no comparison of points, and a slow node is in all figures. In turn, every node is used alike over the repeats:
+differences between nodes average out, stand in the scatter of repeats, and can be told from those of hosts. The nodes
+are asked for with --nodelist, which is part of each run's plan.
 """
 
 from __future__ import annotations

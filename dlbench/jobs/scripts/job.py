@@ -1,8 +1,7 @@
 """A job: the runs that one sbatch takes to Slurm, and what it asks for. Pure.
 
-Templates of `slurm/` become text: undefined names are errors, and text from outside goes through a filter.
-
-`sh` makes one word of the shell of it, `comment` what may stand in a comment: one line of printable characters.
+In templates of `slurm/` undefined names are errors, and text from outside goes through a filter: `sh` makes one word of
+it, `comment` what may stand in a comment: one line of printable characters.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ the job's own only where it has its nodes to itself (sacct(1), ConsumedEnergy).
 
 What Slurm says of many jobs: one call of squeue, and one of sacct for those that it has forgotten.
 
-Why a job waits, by Slurm's word for it (`squeue`, %r), and what to do where it will not start by itself.
-
-The words are those of Slurm's page of job reason codes and of `slurm.h`.
+The reasons for which a job waits (`squeue`, %r) are those of Slurm's page of job reason codes and of `slurm.h`.
 """
 
 from __future__ import annotations
