@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from dlbench.errors import UserError
-from dlbench.gate.content import Content, KeyDifference, differences, digest, named, without
+from dlbench.gate.content import KeyDifference, differences, digest, named, without
 from dlbench.gate.sides import Side, SidePoint, chosen, points_of, refuse_no_figures
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import Run, Scan
@@ -191,12 +191,8 @@ def _paired(found: Mapping[str, SidePoint]) -> PairedPoint:
     present = found.get("a") or found["b"]
     point_a = dataclasses.replace(found.get("a", present), runs=tuple(a[key] for key in keys))
     point_b = dataclasses.replace(found.get("b", present), runs=tuple(b[key] for key in keys))
-    contents = [_without_side(point.content) for point in (point_a, point_b)]
+    contents = [without(point.content, {"side"}) for point in (point_a, point_b)]
     return PairedPoint(
         match=Match(a=point_a, b=point_b, allowed=tuple(differences(*contents))),
         unpaired=len(a) + len(b) - 2 * len(keys),
     )
-
-
-def _without_side(content: Content) -> Content:
-    return without(content, {"side"})

@@ -438,7 +438,7 @@ def _by_job(lines: Iterable[str], names: Sequence[str]) -> dict[str, list[dict[s
 
 def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounting | str:
     """What is known of a run, or why nothing is."""
-    begin = _since_1970(submission.submitted) - _SKEW_S
+    begin = datetime.fromisoformat(submission.submitted).timestamp() - _SKEW_S
     rows = [row for row in answer.rows.get(submission.job_id, []) if (_seconds(row["End"]) or begin) >= begin]
     own = [row for row in rows if row["JobID"] == submission.job_id]
     if not own:
@@ -582,7 +582,3 @@ def _limit(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None
-
-
-def _since_1970(utc: str) -> float:
-    return datetime.fromisoformat(utc).timestamp()
