@@ -13,7 +13,7 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
-from dlbench.cli.options import F, decorated, output_folder, write_output
+from dlbench.cli.options import F, InOrder, decorated, output_folder, write_output
 from dlbench.cli.report import FormatName, check_writable, emit, format_of, report_options, require_modules
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
@@ -316,13 +316,6 @@ def _at_least(name: str, value: int | None, least: int) -> None:
 
 WIDTH = 80
 """Columns of notes."""
-
-
-class InOrder(click.Group):
-    """Lists commands in the order of work."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(cls=InOrder)

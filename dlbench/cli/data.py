@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import click
 
+from dlbench.cli.options import InOrder
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_bytes, format_seconds
@@ -409,13 +410,6 @@ def samples(
         seed=seed,
     )
     manufacture(ordered, folder, workers)
-
-
-class InOrder(click.Group):
-    """Lists commands in the order of work."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(cls=InOrder)

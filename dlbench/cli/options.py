@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from dlbench.specs.system.system import SystemSpec
 
 
+class InOrder(click.Group):
+    """Lists commands in the order of work."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
     """Proves of plans without a scheduler that this machine is one for them.
 
