@@ -4,8 +4,7 @@ What holds for every use:
 
 - A tree is found, not remembered: by who descends from whom, or by a variable that its processes inherited. Sessions,
   process groups and parents that ended early hide nobody.
-- All get SIGTERM (and SIGCONT, for the stopped), after a grace SIGKILL. multiprocessing's resource trackers come last:
-  they remove the semaphores of the dead by themselves, and know as only ones which there are.
+- All get SIGTERM (and SIGCONT, for the stopped), after a grace SIGKILL.
 - A folder of a run is held by a lock (flock(2)), which the kernel takes from a process that ends, however it ends: a
   folder without a holder is nobody's any more, and whoever comes next removes it.
 
@@ -39,12 +38,11 @@ _LOCK = ".held"
 _GONE = ".gone"
 _ALSO = ".also"
 """In a supervisor's folder: names of folders that its program made elsewhere, to be removed with it."""
-_TRACKER = b"multiprocessing.resource_tracker"
-_TRACKER_S = 0.7
+_DEATH_S = 1.7
 _LOOK_S = 0.02
 _SOCKET_PATH_BYTES = 107 - len("/dlb-01234567/pymp-01234567/listener-01234567")
 """Longest folder below which multiprocessing's Unix sockets still have a name (unix(7))."""
-_NAMELESS = ("sem.mp-", "torch_", "vader_segment.", "sm_segment.", "nccl-")
+_NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
 """Names in /dev/shm that a library chose, so that nobody looks for them again. Others may hold a data set."""
 
 
@@ -94,7 +92,7 @@ def with_variable(name: str, value: str) -> set[int]:
 def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> bool:
     """Ends processes, and waits until they have ended; whether they have.
 
-    One that hangs in the kernel (a driver, a dead file system) cannot be ended; it is waited for a second.
+    One that hangs in the kernel (a driver, a dead file system) cannot be ended; it is waited for so long as `_DEATH_S`.
 
     Args:
         find: tells those that still live.
@@ -106,12 +104,11 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
     kill_at = time.monotonic() + grace_s
     while left := find():
         now = time.monotonic()
-        if now > kill_at + _TRACKER_S + 1.0:
+        if now > kill_at + _DEATH_S:
             return False
-        trackers = {pid for pid in left if _TRACKER in _read(pid, "cmdline")}
         files |= {inode for pid in left for inode in _mapped(pid)}
         if now >= kill_at:
-            _send(left if now >= kill_at + _TRACKER_S else left - trackers, signal.SIGKILL)
+            _send(left, signal.SIGKILL)
         else:
             _send(left - told, signal.SIGTERM)
             _send(left - told, signal.SIGCONT)
@@ -148,10 +145,7 @@ def _state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def _mapped(pid: int) -> Iterator[int]:
-    """Inodes of the files in /dev/shm that a process maps.
-
-    Not their names: glibc gives a semaphore its name only after it was mapped.
-    """
+    """Inodes of the files in /dev/shm that a process maps."""
     for line in _read(pid, "maps").splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[5].startswith(SHARED_MEMORY.encode() + b"/"):

@@ -23,8 +23,9 @@ from dlbench.collectives.page.report import CollectivesReport
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal, manifest
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.gate.page.model import ComparisonReport
+from dlbench.gate.page.assemble import ComparisonReport
 from dlbench.history.page.report import TrendsReport
+from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import state as box_state
 from dlbench.jobs.campaign.file import SeriesFile
 from dlbench.jobs.submission import Submission
@@ -226,6 +227,7 @@ def format_versions() -> str:
         ("`seen/rank-NNNN.json` of a pre-flight", *stamped(SeenRank)),
         ("`submission.json`", *stamped(Submission)),
         ("`.series/ID.json`", *stamped(SeriesFile)),
+        ("`acknowledged/NAME.json` of a history", *stamped(Acknowledgement)),
         ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),
         ("`failure.json`", *stamped(Failure)),
         ("`checkpoints/step-NNNNNNNN.safetensors` (header)", *_pair(checkpoint.FORMAT)),
@@ -413,6 +415,7 @@ FILES: dict[str, type[BaseModel]] = {
     "failure": Failure,
     "submission": Submission,
     "series": SeriesFile,
+    "acknowledgement": Acknowledgement,
 }
 """JSON files of runs by the name of their schema."""
 

@@ -21,22 +21,18 @@ from tests.support.leftovers import SHARED_MEMORY, Leftovers
 SUPERVISOR = (sys.executable, "-P", "-m", "dlbench.supervisor")
 READY_S = 30.0
 
-# What a program may have started: in a session of its own, orphaned, stopped, deaf to SIGTERM, with semaphores.
+# What a program may have started: in a session of its own, orphaned, stopped, deaf to SIGTERM, by a fork server.
 STARTS = {
     "nothing": "",
     "orphan": "subprocess.Popen(['sh', '-c', 'setsid sleep 1000 & exit 0']).wait()",
     "stopped": "os.kill(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid, signal.SIGSTOP)",
     "deaf": "subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; while :; do sleep 1; done'], process_group=0)",
-    "semaphores": "fork = multiprocessing.get_context('forkserver'); locks = [fork.Lock() for _ in range(3)]; "
+    "fork server": "fork = multiprocessing.get_context('forkserver'); "
     "fork.Process(target=time.sleep, args=(1000,), daemon=False).start()",
-    "locks": "locks = [multiprocessing.get_context('forkserver').Lock() for _ in range(3)]",
-    "shared memory": "block = shared_memory.SharedMemory(create=True, size=100)",
     "files": "os.makedirs(tempfile.mkdtemp() + '/a/b'); os.symlink('/etc', tempfile.gettempdir() + '/link'); "
     "tempfile.NamedTemporaryFile(delete=False)",
 }
-_LOADS = (
-    "import multiprocessing, os, signal, subprocess, sys, tempfile, time\nfrom multiprocessing import shared_memory\n"
-)
+_LOADS = "import multiprocessing, os, signal, subprocess, sys, tempfile, time\n"
 
 
 @pytest.fixture
@@ -240,23 +236,13 @@ def test_modules_never_come_from_the_working_directory(leftovers: Leftovers, tmp
     assert list(tmp_path.glob("canary-*")) == []
 
 
-def test_semaphores_go_even_without_their_tracker(leftovers: Leftovers, tmp_path: Path) -> None:
-    """The tracker alone knows their names; nobody opened them but the program that made them, which is stopped."""
-    then = "from multiprocessing import resource_tracker\nos.kill(resource_tracker._resource_tracker._pid, 9)\n"
-    process, _ = started(leftovers, tmp_path, program("locks", then=then + "os.kill(os.getpid(), signal.SIGSTOP)"))
-    assert len(leftovers.shared_memory()) >= 3
-    process.terminate()
-    process.wait(timeout=30)
-    assert leftovers.within(1.0) == []
-
-
 def test_shared_memory_of_others_stays(leftovers: Leftovers, tmp_path: Path) -> None:
     """Data sets are staged into /dev/shm, and ranks map them."""
     data = SHARED_MEMORY / f"{leftovers.folder.name}-data"
     data.write_bytes(b"x" * 4096)
     try:
         maps = f"import mmap; held = mmap.mmap(os.open({str(data)!r}, os.O_RDONLY), 4096, prot=mmap.PROT_READ)"
-        process, pid = started(leftovers, tmp_path, program("semaphores", then=f"{maps}\ntime.sleep(1000)"))
+        process, pid = started(leftovers, tmp_path, program("fork server", then=f"{maps}\ntime.sleep(1000)"))
         os.kill(pid, signal.SIGKILL)
         process.wait(timeout=30)
         assert data.read_bytes() == b"x" * 4096

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. One file a command; heavy imports inside the commands."""
+"""The command line: parse, call one function, print. One file a subject; heavy imports inside the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Start",
         (
-            ("doctor", "doctor", "Check what is installed, what is missing, and the remedy."),
+            ("doctor", "setup", "Check what is installed, what is missing, and the remedy."),
             ("ls", "ls", "List workloads, presets and systems."),
             ("show", "show", "Explain every key of a workload or system: value, unit, meaning."),
             ("run", "run", "Train and measure on this machine, or inside an allocation."),
@@ -30,20 +30,20 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("preflight", "preflight", "Check a system before its first run: file, Slurm, every node."),
             ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
-            ("image", "image", "Pack the environment of the ranks into one file."),
+            ("image", "setup", "Pack the environment of the ranks into one file."),
             ("status", "status", "Show how far runs are, and why some failed."),
-            ("wait", "wait", "Wait until a series is done; the exit code says how it ended."),
-            ("logs", "logs", "Print what a run said: its job, its launcher, its ranks."),
-            ("cancel", "cancel", "Cancel the jobs of a series or a run."),
+            ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
+            ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),
+            ("cancel", "status", "Cancel the jobs of a series or a run."),
             ("cost", "cost", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),
         ),
     ),
     (
         "Compare",
         (
-            ("compare", "compare", "Say whether B is slower than A, by how much, and how sure."),
-            ("baseline", "baseline", "Write the baseline that `check` compares with."),
-            ("check", "check", "Compare with a baseline in CI: exit code, JUnit, summary."),
+            ("compare", "comparing", "Say whether B is slower than A, by how much, and how sure."),
+            ("baseline", "comparing", "Write the baseline that `check` compares with."),
+            ("check", "comparing", "Compare with a baseline in CI: exit code, JUnit, summary."),
             ("history", "history.command", "Keep runs for months; find regressions and slow nodes."),
         ),
     ),
@@ -52,7 +52,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         (
             ("diagnose", "diagnose", "Say where efficiency is lost, and what to try next."),
             ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
-            ("comm", "comm.command", "Measure collectives, fit a network model, predict."),
+            ("comm", "comm", "Measure collectives, fit a network model, predict."),
             ("io", "io", "Measure storage and readers, and what input costs."),
             ("memory", "memory", "Plan which activations to keep, swap or recompute."),
             ("estimate", "estimate", "Time to train at a rate; check whether a stated time is possible."),
@@ -61,10 +61,10 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
         "Data and export",
         (
-            ("data", "data.command", "Make, convert and verify data sets."),
+            ("data", "data", "Make, convert and verify data sets."),
             ("export", "export", "Write a run as MLPerf log lines or a system description."),
             ("setup", "setup", "Make this machine ready: build Horovod."),
-            ("prepare", "prepare", "Put an installation into one folder, for use without a network."),
+            ("prepare", "setup", "Put an installation into one folder, for use without a network."),
             ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
         ),
     ),

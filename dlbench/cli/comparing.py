@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dlbench.cli.choosing import parse_where, runs_at
+from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import F, decorated, write_output
 from dlbench.cli.report import check_writable, format_by_suffix, render, require_modules
-from dlbench.errors import ExitCode, UserError, nearest, refused
+from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison
-    from dlbench.gate.page.model import ComparisonReport
+    from dlbench.gate.page.assemble import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
+
 
 FormatName = Literal["text", "json", "md", "junit"]
 
@@ -168,8 +169,7 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
         UserError: there is nothing there, or no run with these properties.
         IncompleteDataError: a file is damaged, or no run has figures.
     """
-    from dlbench.gate.baseline import read_baseline
-    from dlbench.gate.baseline_values import side_of_baseline
+    from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
 
     chosen = parse_where(where, option)
@@ -187,8 +187,7 @@ def read_history(path: Path, sides: Sequence[Side]) -> Side:
         UserError: there are none.
         IncompleteDataError: a file is damaged, or no run has figures.
     """
-    from dlbench.gate.baseline import read_baseline
-    from dlbench.gate.baseline_values import side_of_baseline
+    from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
     from dlbench.reading.comparability import system_content
 
@@ -278,7 +277,7 @@ def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name:
 
 def _render(report: ComparisonReport, format_name: FormatName, name: str, *, full: bool = True) -> bytes:
     if format_name == "junit":
-        from dlbench.gate.page.junit import to_junit
+        from dlbench.gate.page.document import to_junit
 
         return to_junit(report, name).encode("utf-8")
     from dlbench.gate.page.document import document_of
@@ -293,3 +292,179 @@ def _append(path: Path, content: bytes) -> None:
             file.write(content)
     except OSError as error:
         raise refused(error, f"--summary {path}: cannot be written: {error.strerror or error}", UserError) from None
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="A B | RUNS --paired")
+@click.option("--paired", is_flag=True, help="Compare sides a and b of interleaved runs (run --ab) in one folder.")
+@where_option("--where", "runs of both sides")
+@where_option("--where-a", "runs of A")
+@where_option("--where-b", "runs of B")
+@rule_options
+@click.option("--exit-zero", is_flag=True, help="Only inform: end with 0 whatever the verdict is.")
+def compare(
+    paths: tuple[Path, ...],
+    paired: bool,
+    where: tuple[str, ...],
+    where_a: tuple[str, ...],
+    where_b: tuple[str, ...],
+    exit_zero: bool,
+    **options: Any,
+) -> None:
+    """Say whether the runs of B are slower than those of A, by how much, and how sure that is.
+
+    A and B are folders of runs, single runs, histories, or baseline files (dlbench baseline). Points are matched by all
+    that decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused,
+    with the differing keys. Five runs a side are needed for a verdict, and interleaved pairs (run --ab), or five
+    sessions (runs of different days or nights) of A, of B or of --history: what differs from night to night does not
+    show within one.
+
+    \b
+    Verdicts and exit codes:
+      regressed     1  slower by more than the tolerance, beyond chance
+      equivalent    0  shown to be within the tolerance
+      improved      0  faster by more than the tolerance, beyond chance
+      inconclusive  6  neither is shown, or too few sessions to say
+      insufficient  6  fewer than five runs on a side
+    Also: 2 wrong usage, equal sides or runs that are not comparable; 4 damaged
+    data, or a side without figures.
+
+    \b
+    Examples:
+      dlbench compare runs-old runs-new
+      dlbench compare runs runs --where-a series=old --where-b series=new
+      dlbench compare runs-old runs-new --allow system -o comparison.md
+      dlbench compare runs --paired
+    """
+    if len(paths) != (1 if paired else 2):
+        wanted = "one folder of runs with --paired" if paired else "two sides, A and B (or one folder with --paired)"
+        raise UserError(f"compare: takes {wanted}, not {len(paths)}")
+    if paired and (where_a or where_b):
+        raise UserError("--where-a, --where-b: have no effect with --paired; use --where")
+    prepare("compare", options)
+    if paired:
+        found = paired_comparison(paths[0], where, options)
+    else:
+        sides = [
+            read_side(path, (*where, *own), option)
+            for path, own, option in ((paths[0], where_a, "--where-a"), (paths[1], where_b, "--where-b"))
+        ]
+        found = comparison(sides[0], sides[1], options, ("--where-a", "--where-b"))
+    finish(found, options, exit_zero=exit_zero, name="dlbench compare")
+
+
+@click.command()
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE|RUNS",
+    help="What is compared with: a baseline file (dlbench baseline), a folder of runs, or a history.",
+)
+@click.option("--candidate", type=click.Path(path_type=Path), metavar="RUNS", help="Folder of the runs to be checked.")
+@click.option(
+    "--paired",
+    type=click.Path(path_type=Path),
+    metavar="RUNS",
+    help="Instead of both: a folder of interleaved runs (run --ab); side b is checked against side a.",
+)
+@where_option("--where", "runs of both sides")
+@where_option("--where-baseline", "runs of the baseline")
+@where_option("--where-candidate", "runs of the candidate")
+@rule_options
+def check(
+    baseline: Path | None,
+    candidate: Path | None,
+    paired: Path | None,
+    where: tuple[str, ...],
+    where_baseline: tuple[str, ...],
+    where_candidate: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Gate a candidate against a baseline: end with 1 if it is slower by more than the tolerance, beyond chance.
+
+    The same comparison as dlbench compare, for CI. Every point of the baseline must have runs on the candidate's side;
+    a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
+    interleaved runs of the old and the new commit (run --ab).
+
+    \b
+    Exit codes:
+      0  equivalent or improved
+      1  regressed
+      2  wrong usage, or runs that are not comparable; the keys are named
+      4  damaged data, or a side without figures
+      6  inconclusive (too noisy, one session per side), or insufficient (fewer
+         than five runs on a side)
+
+    In JUnit, regressed is a failure; inconclusive and insufficient are errors.
+
+    \b
+    Examples:
+      dlbench check --baseline baseline.json --candidate runs
+      dlbench check --baseline runs-old --candidate runs-new --junit dlbench.xml
+      dlbench check --baseline b.json --candidate runs --summary summary.md
+      dlbench check --paired runs --tolerance 1%
+    """
+    if paired is not None:
+        if baseline is not None or candidate is not None:
+            raise UserError("--paired: holds both sides; leave out --baseline and --candidate")
+        if where_baseline or where_candidate:
+            raise UserError("--where-baseline, --where-candidate: have no effect with --paired; use --where")
+    elif baseline is None or candidate is None:
+        raise UserError("check: give --baseline and --candidate, or --paired")
+    prepare("check", options)
+    if paired is not None:
+        found = paired_comparison(paired, where, options)
+    else:
+        assert baseline is not None
+        assert candidate is not None
+        a = read_side(baseline, (*where, *where_baseline), "--where-baseline")
+        b = read_side(candidate, (*where, *where_candidate), "--where-candidate")
+        found = comparison(a, b, options, ("--where-baseline", "--where-candidate"))
+    finish(found, options, exit_zero=False, name="dlbench check")
+
+
+@click.command()
+@runs_argument()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="File to write, e.g. baseline.json."
+)
+@where_option("--where", "runs")
+@click.option("--allow-few", is_flag=True, help="Take points with fewer than five runs, which allow no verdict.")
+def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow_few: bool) -> None:
+    """Write the figures of RUNS (folders of runs, single runs, histories) as what dlbench check compares with.
+
+    A small JSON file for a repository: the metrics of every run, when and in which job and boot it ran, and all that
+    decides whether other runs may be compared with them. Take runs of five nights or more: from fewer sessions nobody
+    can tell how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
+    data.
+
+    \b
+    Examples:
+      dlbench baseline runs -o baseline.json
+      dlbench baseline "$DLBENCH_HISTORY" --where workload=bert -o baseline.json
+      dlbench baseline runs --where series=nightly -o baseline.json
+    """
+    check_writable(output)
+    chosen = parse_where(where, "--where")
+    require_modules("baseline", "numpy", "pandas")
+    from dlbench.gate.baseline import baseline_of, write_baseline
+    from dlbench.gate.sides import counts_text, sessions_at, settings_of, side_of_runs
+    from dlbench.reading.sessions import MIN_SESSIONS
+
+    name = named(runs)
+    side = side_of_runs(runs_at(*runs), name, chosen, "--where")
+    if side.damaged:
+        raise IncompleteDataError(f"{name}: a baseline is not made of damaged data: {'; '.join(side.damaged[:3])}")
+    made = baseline_of(side, allow_few=allow_few)
+    write_baseline(output, made)
+    for line in side.left_out:
+        click.echo(f"dlbench: left out: {line}", err=True)
+    sessions = sessions_at(side.points)
+    for label, points in settings_of(side.points).items():
+        click.echo(f"{output}: {label}: {counts_text(points, sessions)}", err=True)
+    if min(len({sessions[run.run_id] for run in point.runs}) for point in made.points) < MIN_SESSIONS:
+        click.echo(
+            f"dlbench: fewer than {MIN_SESSIONS} sessions do not tell how far sessions scatter: dlbench check will be "
+            "inconclusive without --history; add runs of other nights, or compare by run --ab",
+            err=True,
+        )

@@ -207,7 +207,7 @@ def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str,
 def _print_orders(orders: list[dict[str, Any]]) -> None:
     import json
 
-    from dlbench.jobs.reader_rate import reader_command
+    from dlbench.jobs.node_program import reader_command
     from dlbench.jobs.scripts.launch import quoted
 
     for order in orders:
@@ -218,7 +218,7 @@ def _print_orders(orders: list[dict[str, Any]]) -> None:
 
 def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:
     from dlbench.jobs.interruption import interrupted_by_signals
-    from dlbench.jobs.reader_rate import reading_rate
+    from dlbench.jobs.node_program import reading_rate
     from dlbench.views.storage import Io, io_document, need_of, supply_of
 
     answers = []

@@ -111,7 +111,7 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
 
 
 def _print_order(asked: RunPlan) -> None:
-    from dlbench.jobs.memory_profile import profile_command
+    from dlbench.jobs.node_program import profile_command
     from dlbench.jobs.scripts.launch import quoted
 
     click.echo("# measures the plan on its standard input:")
@@ -122,7 +122,7 @@ def _print_order(asked: RunPlan) -> None:
 def _of_workload(asked: RunPlan) -> MemoryPlan:
     from dlbench.costs.memory.tradeoff import in_core_bytes
     from dlbench.jobs.interruption import interrupted_by_signals
-    from dlbench.jobs.memory_profile import memory_profile
+    from dlbench.jobs.node_program import memory_profile
     from dlbench.views.out_of_core.planned import Measured, memory_plan
 
     if not asked.system.python and importlib.util.find_spec("torch") is None:

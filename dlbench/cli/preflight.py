@@ -60,9 +60,8 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
       dlbench preflight local
       dlbench preflight my-cluster.yaml --nodes 8
     """
-    from dlbench.jobs.preflight.check import Asked
+    from dlbench.jobs.preflight.check import Asked, plan_of
     from dlbench.jobs.preflight.check import preflight as check
-    from dlbench.jobs.preflight.plan import plan_of
     from dlbench.records.answers.preflight import PreflightFolder
     from dlbench.records.folder import prepare_output
     from dlbench.specs.choices import choose_system
@@ -88,7 +87,7 @@ def _usual_nodes(scheduler: str, slurm: SlurmSpec) -> int:
     """Two where there are two that a job may be put on."""
     if scheduler == "none":
         return 1
-    from dlbench.jobs.preflight.asking import UnansweredError, nodes_of
+    from dlbench.jobs.preflight.static import UnansweredError, nodes_of
 
     try:
         found = nodes_of(slurm.partition, slurm.clusters) if slurm.partition else []

@@ -134,8 +134,8 @@ def _history(store: Path) -> TrendsReport:
     """What changed over the months of a history."""
     require_modules("report --history", "scipy")
     from dlbench.cli.history.store import open_store
-    from dlbench.history.acknowledged import read_acknowledged
     from dlbench.history.page.report import trends_of
+    from dlbench.history.store import read_acknowledged
 
     opened = open_store(store, None)
     return trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))

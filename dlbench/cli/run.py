@@ -233,9 +233,9 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """What would start each run, on standard output; for `--dry-run`."""
+    from dlbench.jobs.local import has_gpu
     from dlbench.jobs.scripts import launch
-    from dlbench.jobs.scripts.run_script import has_script, render_run_script, start_command
-    from dlbench.jobs.this_machine import has_gpu
+    from dlbench.jobs.scripts.launch import has_script, render_run_script, start_command
     from dlbench.records.folder import RunFolder
     from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
@@ -270,13 +270,13 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
     """
     from dlbench.cli.progress import progress
-    from dlbench.jobs import local, variables
+    from dlbench.jobs import local
     from dlbench.jobs.scripts import launch
-    from dlbench.jobs.scripts.run_script import has_script
+    from dlbench.jobs.scripts.launch import has_script, resolve
     from dlbench.records.folder import prepare_output
 
     for plan in plans:
-        variables.resolve(launch.rank_environment(plan))  # before anything is made
+        resolve(launch.rank_environment(plan))  # before anything is made
     # What modules and setup lines make of PATH is known when they have run.
     for python in dict.fromkeys(plan.system.python for plan in plans if not has_script(plan)):
         if python is not None:

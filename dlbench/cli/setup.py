@@ -2,12 +2,131 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import click
 
 from dlbench.cli.streams import cleaned, terminal
+from dlbench.errors import ExitCode
+
+_MARKS = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def doctor(as_json: bool) -> None:
+    """Check what is installed on this machine, what is missing, and how to get it.
+
+    `absent` is fine where the thing is not needed: a login node trains nothing, a laptop has no Slurm.
+    Ends with 5 if something is there but broken (PROBLEM).
+
+    \b
+    Example:
+      dlbench doctor
+      dlbench doctor --json | jq '.[] | select(.state != "ok")'
+    """
+    from dlbench.setup.probes import examine
+
+    findings = examine()
+    if as_json:
+        click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            _print(f"{_MARKS[finding.state]} {finding.name}: {finding.detail}")
+            if finding.state != "ok":
+                if finding.needed_for:
+                    _print(f"        needed for: {finding.needed_for}")
+                if finding.remedy:
+                    _print(f"        remedy: {finding.remedy}")
+    if any(finding.state == "problem" for finding in findings):
+        sys.exit(int(ExitCode.ENVIRONMENT))
+
+
+def _print(text: str) -> None:
+    click.echo(click.wrap_text(text, width=80, subsequent_indent=" " * 10, preserve_paragraphs=True))
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="NAME",
+    help="Packages beside the core's, e.g. node (torch), analysis, data; repeatable.",
+)
+@click.option("--horovod", is_flag=True, help="Also Horovod's wheel, built here for this torch; needs --extra node.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Also this folder of data sets, e.g. of dlbench data demo.",
+)
+def prepare(folder: Path, extras: tuple[str, ...], horovod: bool, data: Path | None) -> None:
+    """Put all that an installation needs into FOLDER, for machines without a network.
+
+    Copy the folder there; FOLDER/install.sh checks its files' SHA-256 and makes a virtual environment. pip fetches
+    packages as it is configured here, for this version of Python and this kind of machine.
+
+    \b
+    Example:
+      dlbench prepare dlbench-offline --extra node --extra analysis --horovod
+      dlbench-offline/install.sh /shared/me/dlbench
+    """
+    from dlbench.errors import UserError
+    from dlbench.setup.prepare.folder import prepare as made
+    from dlbench.units import format_bytes
+
+    if horovod and "node" not in extras:
+        raise UserError("--horovod needs torch beside it: add --extra node")
+    path = folder.absolute()
+    size = made(path, extras, with_horovod=horovod, data=data, say=lambda line: click.echo(line, err=True))
+    click.echo(f"{path}: {format_bytes(size)}")
+    click.echo(f"next, where there is no network: {path.name}/install.sh NEW-FOLDER")
+
+
+@click.group()
+def image() -> None:
+    """Pack the environment of the ranks into one file, which nodes unpack for themselves."""
+
+
+@image.command()
+@click.option(
+    "--python", metavar="PY", help="Python of a virtual or conda environment with dlbench (default: this one)."
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The image: FILE.tar, FILE.tar.zst or FILE.sqsh.",
+)
+def build(python: str | None, output: Path) -> None:
+    """Write an image of an environment, and FILE.json, which describes it.
+
+    A thousand ranks that load Python from a shared file system open millions of files there; with an image each node
+    reads one. Name it in the system file, `image.file`: jobs send it to their nodes, check its SHA-256, unpack it on
+    the node's own disk and remove it at their end.
+
+    An editable dlbench is copied in. The interpreter is, too, unless it is the operating system's.
+
+    \b
+    Example:
+      dlbench image build -o /shared/me/dlbench.tar
+    """
+    from dlbench.setup.image.pack import pack
+    from dlbench.setup.image.survey import survey
+    from dlbench.units import format_bytes
+
+    path = output.absolute()
+    made = pack(survey(python or sys.executable), path, lambda line: click.echo(line, err=True))
+    for folder in made.outside:
+        click.echo(f"note: {folder} is not in it: modules there are still loaded from it", err=True)
+    click.echo(f"{path}: {format_bytes(made.bytes)}, {made.files:,} files, SHA-256 {made.sha256}")
+    click.echo(f"next: in the system file\nimage:\n  file: {path}")
 
 
 @click.group()

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from dlbench.cli.choosing import named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
+from dlbench.cli.options import duration, output_folder
 from dlbench.cli.streams import cleaned
-from dlbench.errors import ExitCode
+from dlbench.errors import ExitCode, UserError
+from dlbench.jobs.submission import read_submission
+from dlbench.records.folder import RunFolder
 
 if TYPE_CHECKING:
-    from dlbench.jobs.campaign.outlook import Outlook
-    from dlbench.jobs.campaign.standing import Standing
+    from dlbench.jobs.campaign.cancelling import Cancelled
+    from dlbench.jobs.campaign.file import Standing
+    from dlbench.jobs.campaign.outlook import Outcome, Outlook
+    from dlbench.records.folder import RunFolder
     from dlbench.records.scan import LaunchedRun
 
 
@@ -99,7 +108,7 @@ def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
 
 def _series(roots: Sequence[Path], wanted: str, found: Mapping[str, Outlook]) -> tuple[list[dict[str, Any]], list[str]]:
     """Each series that is not done, of them that of one name if `wanted` is not empty; what is damaged."""
-    from dlbench.jobs.campaign.standing import standings
+    from dlbench.jobs.campaign.file import standings
 
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -146,3 +155,272 @@ def _series_row(root: Path, one: Standing, found: Mapping[str, Outlook], valid: 
 
 def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
+
+
+_JOB_LOG = re.compile(r"slurm-\d+(_\d+)?\.out")
+_RANK_LOG = re.compile(r"rank-\d+\.log")
+
+
+def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
+    """The logs of a run that are there: of its job, of its launcher, and of its ranks.
+
+    Args:
+        folder: the run's.
+        rank: the log of this rank alone.
+
+    Raises:
+        UserError: there is none (yet).
+        IncompleteDataError: `submission.json` is damaged.
+    """
+    names = sorted(path.name for path in folder.path.iterdir())
+    if rank is not None:
+        if folder.log(rank).exists():
+            return [folder.log(rank)]
+        raise UserError(
+            f"{folder.path}: has no {folder.log(rank).name}: "
+            + (
+                _told(name for name in names if _RANK_LOG.fullmatch(name))
+                or "its ranks write into one log, see without"
+            )
+        )
+    submission = read_submission(folder)
+    job_log = [] if submission is None else [folder.path.parent / submission.log]
+    own = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
+    ranks = [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
+    found = [path for path in dict.fromkeys([*job_log, *own, folder.launch_log, *ranks]) if path.is_file()]
+    if not found:
+        raise UserError(f"{folder.path}: has no log yet; see `dlbench status {folder.path}`")
+    return found
+
+
+def _told(names: Iterable[str]) -> str:
+    there = list(names)
+    return f"there are {there[0]} to {there[-1]}" if there else ""
+
+
+_MAX_BYTES = 1 << 22
+"""Of each log, its end."""
+
+_LOOK_S = 1.0
+
+
+@click.command()
+@click.argument("run")
+@output_folder()
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="The log of this rank alone.")
+@click.option("--lines", metavar="N", type=click.IntRange(min=0), default=200, show_default=True, help="Of each log.")
+@click.option("--follow", is_flag=True, help="Go on as it grows, until the run has ended.")
+def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> None:
+    """Print the last lines of what RUN said: of its Slurm job, of its launcher, of its ranks.
+
+    RUN is the id of a run in --out, or its folder.
+
+    \b
+    Example:
+      dlbench logs nightly-resnet50-ci-p00-n0001-k00 --follow
+    """
+    from dlbench.opening import open_inside
+
+    folder = run_folder(run, out)
+    paths = logs_of(folder, rank)
+    sizes: dict[Path, int] = {}
+    for path in paths:
+        with open_inside(path) as file:
+            sizes[path] = file.seek(0, os.SEEK_END)
+            file.seek(max(0, sizes[path] - _MAX_BYTES))
+            _print_text(path, file.read(_MAX_BYTES), lines, is_one=len(paths) == 1)
+    if follow:
+        _follow(folder, rank, sizes)
+
+
+def run_folder(run: str, out: Path) -> RunFolder:
+    """The folder of a run: its own path, or its name below the folder of all runs.
+
+    Raises:
+        UserError: there is none; names the runs of a series of that name.
+    """
+    from dlbench.records.folder import RunFolder
+
+    # A folder that a person names may be a link to it.
+    for path in (Path(os.path.realpath(run)), (out / run).absolute()):
+        if RunFolder(path).plan.exists():
+            return RunFolder(path)
+    there = sorted(path.parent.name for path in out.glob(f"{_escaped(run)}-*/plan.json"))
+    if there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        raise UserError(f"{run}: is a series; name one of its runs: {', '.join(there[:3])}{more}")
+    raise UserError(f"{run}: no such run in {out}")
+
+
+def _escaped(text: str) -> str:
+    import glob
+
+    return glob.escape(text) if text and "/" not in text and text not in (".", "..") else "*no run*"
+
+
+def _print_text(path: Path, content: bytes, lines: int, *, is_one: bool) -> None:
+    from dlbench.cli.streams import cleaned
+
+    text = content.decode("utf-8", "replace")
+    shown = text.splitlines()
+    if not is_one:
+        click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
+    for line in shown[-lines:] if lines else shown:
+        click.echo(cleaned(line))
+
+
+def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None:
+    """Prints what is added, until the run has a record, its launcher gave it up or its job is over, and nothing was
+    added since.
+    """
+    from dlbench.cli.streams import cleaned
+    from dlbench.jobs.campaign.completing import EVERY_S
+    from dlbench.opening import open_inside
+
+    last = next(reversed(sizes), None)
+    is_over, asked = False, time.monotonic()
+    while True:
+        grew = False
+        paths: list[Path] = []
+        with suppress(UserError):  # a new attempt has put them aside
+            paths = logs_of(folder, rank)
+        for path in paths:
+            added = b""
+            with suppress(FileNotFoundError), open_inside(path) as file:
+                if sizes.get(path, 0) > file.seek(0, os.SEEK_END):  # that of a new attempt
+                    sizes[path] = 0
+                file.seek(sizes.get(path, 0))
+                added = _whole_lines(file, is_over=is_over)
+            if not added:
+                continue
+            grew = True
+            sizes[path] = sizes.get(path, 0) + len(added)
+            if path != last:
+                click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
+                last = path
+            click.echo(cleaned(added.decode("utf-8", "replace").removesuffix("\n")))
+        if is_over and not grew:
+            return
+        is_over = is_over or any(path.exists() for path in (folder.record, folder.comm, folder.failure))
+        if not is_over and time.monotonic() >= asked + EVERY_S:
+            is_over, asked = _is_over(folder), time.monotonic()
+        time.sleep(_LOOK_S)
+
+
+def _whole_lines(file: IO[bytes], *, is_over: bool) -> bytes:
+    added = file.read(_MAX_BYTES)
+    return added if is_over or len(added) == _MAX_BYTES else added[: added.rfind(b"\n") + 1]
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether nothing is to come of a run, as where its job ended without a record."""
+    from dlbench.jobs.campaign.outlook import outlooks
+    from dlbench.records.collectives_scan import read_launched
+
+    (one,), _ = outlooks([read_launched(folder.path)])
+    return one.ahead == "nothing"
+
+
+@click.command()
+@click.argument("series")
+@output_folder()
+def cancel(series: str, out: Path) -> None:
+    """Cancel the jobs of SERIES (or of one run) that wait or run; what was never submitted is taken out of it.
+
+    Only jobs that carry the mark of the series are cancelled. Runs that ended stay.
+
+    \b
+    Example:
+      dlbench cancel nightly
+    """
+    from dlbench.cli.series import root_of
+    from dlbench.jobs.campaign.cancelling import cancel_series
+    from dlbench.jobs.campaign.file import read_series, series_path
+    from dlbench.jobs.known_schedulers import scheduler_named
+
+    root = root_of(out)
+    if "/" not in series and series_path(root, series, "json").exists():
+        done = cancel_series(root, series, scheduler_named(read_series(root, series).scheduler))
+        click.echo(f"series {series}: {done.text}", err=True)
+    else:
+        done = _cancel_run(series, root)
+        click.echo(f"run {series}: {done.text}", err=True)
+    for job in done.jobs:
+        click.echo(job)
+
+
+def _cancel_run(run: str, root: Path) -> Cancelled:
+    """Raises UserError: there is no such run, or it was not submitted."""
+    from dlbench.jobs.campaign.cancelling import cancel_run
+    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.submission import read_submission
+
+    folder = run_folder(run, root)
+    submission = read_submission(folder)
+    if submission is None:
+        raise UserError(f"{run}: was not submitted to a scheduler, or nobody knows its job")
+    return cancel_run(folder, submission, scheduler_named(submission.scheduler))
+
+
+@click.command()
+@click.argument("series")
+@output_folder()
+@click.option(
+    "--timeout", default="24h", show_default=True, callback=duration, metavar="TIME", help="Give up after this time."
+)
+@click.option(
+    "--every",
+    default="60s",
+    show_default=True,
+    callback=duration,
+    metavar="TIME",
+    help="Time between two looks at Slurm.",
+)
+def wait(series: str, out: Path, timeout: float, every: float) -> None:
+    """Wait until nothing more is to come of SERIES, and say how it ended.
+
+    What Slurm's accounting says of its jobs is kept beside the runs (accounting.json), because it forgets.
+
+    Ends with 0 if all its runs are valid, with 3 if one is not, and with 124 after the time-out, which cancels nothing.
+
+    \b
+    Example:
+      dlbench wait nightly --timeout 2h && dlbench report runs
+    """
+    from dlbench.cli.series import left, root_of
+    from dlbench.cli.streams import cleaned
+    from dlbench.jobs.campaign.outlook import wait as wait_for
+    from dlbench.jobs.interruption import Interruption
+    from dlbench.units import format_seconds
+
+    root = root_of(out)
+    with Interruption() as interruption:
+        now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
+        if now.is_over:
+            _keep_accounting(root, now, interruption.check)
+    wanted = [run_id for job in now.standing.series.jobs for run_id in job.runs]
+    for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
+        click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.story.splitlines())}"), err=True)
+    click.echo(now.text)
+    if now.standing.submitted < now.standing.total:
+        click.echo(left(root, series, out), err=True)
+    if not now.is_over:
+        click.echo(f"dlbench: not over after {format_seconds(timeout)}; its jobs go on", err=True)
+        sys.exit(int(ExitCode.TIMEOUT))
+    if not now.is_valid:
+        sys.exit(int(ExitCode.RUN_FAILED))
+
+
+def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> None:
+    """Writes what Slurm says of the jobs beside their runs: many sites delete it after some time."""
+    from dlbench.jobs.campaign.completing import sleep
+    from dlbench.jobs.slurm.accounting import settled_accounting
+    from dlbench.records.collectives_scan import read_launched
+
+    if now.standing.series.scheduler != "slurm":
+        return
+    runs = [read_launched(root / run_id) for run_id in now.runs if (root / run_id).is_dir()]
+    why_not = settled_accounting(runs, lambda seconds: sleep(seconds, check))
+    if why_not:
+        count, first = len(why_not), next(iter(why_not.values()))
+        click.echo(f"note: no accounting of {count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}", err=True)

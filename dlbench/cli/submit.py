@@ -89,7 +89,7 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
     Raises:
         UserError: both are given, or there are too few nodes.
     """
-    from dlbench.jobs.campaign.node_sets import on_node_sets
+    from dlbench.jobs.campaign.campaign import on_node_sets
 
     same, rotate = options["same_nodes"], options["rotate_nodes"]
     if same and rotate:
@@ -167,7 +167,7 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
 
 def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
     """The jobs and their scripts on standard output, the latter byte for byte."""
-    from dlbench.cli.dry_run import dry_run_lines
+    from dlbench.cli.series import dry_run_lines
 
     _note_unseen_data(campaign.plans)
     for line in dry_run_lines(campaign, out, sys.executable, all_scripts=all_scripts):
@@ -184,9 +184,8 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
         RunError: Slurm refused a job, or did not say whether it took it.
         KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
     """
-    from dlbench.cli.dry_run import cost_lines
-    from dlbench.cli.series import submit_rest
-    from dlbench.jobs.campaign.beginning import Limits, begin
+    from dlbench.cli.series import cost_lines, submit_rest
+    from dlbench.jobs.campaign.completing import Limits, begin
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scripts.launch import quoted

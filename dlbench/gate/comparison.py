@@ -10,11 +10,9 @@ from statistics import geometric_mean
 
 from dlbench.errors import UserError
 from dlbench.gate.content import KeyDifference, digest
-from dlbench.gate.evidence import Sample
-from dlbench.gate.matching import Match, match
-from dlbench.gate.pairs import PairedPoint
+from dlbench.gate.pairs import Match, PairedPoint, match
 from dlbench.gate.sides import Side, SidePoint, SideRun, sessions_at
-from dlbench.gate.verdicts import Judgement, Rule, Verdict, judge, overall
+from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
 from dlbench.reading.metrics import METRICS, Metric
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate
 from dlbench.stats.pairing import KnownKey

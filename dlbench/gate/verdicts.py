@@ -1,16 +1,235 @@
-"""Runs of two sides become a verdict: regressed, improved, equivalent, inconclusive or insufficient."""
+"""Runs of two sides become a verdict: regressed, improved, equivalent, inconclusive or insufficient.
+
+One test decides, and all that is told is of it: with the logarithm d of B / A, its standard error s and f degrees of
+freedom, p of "no worse than tolerated" is P(t_f > (d - log(1 + tolerance)) / s), the interval is d +- t_f s, and the
+smallest slowdown that is found comes of the non-central t. So p is at most a level where, and only where, the interval
+at that level lies beyond the tolerance. The tolerance is the null hypothesis: a smaller slowdown is a false alarm like
+any other (non-inferiority: Wellek, Testing Statistical Hypotheses of Equivalence, 2010, section 2.2).
+
+Logarithms, because times differ by factors. Student's t and no permutation of the units: with equal code of the same
+noise both fail at most as often as they may (outliers, stalls, long tails, one-sided noise, two states, 5 to 20 units),
+t has an interval and a power in closed form, and with five or six pairs no permutation attains 1 %.
+
+The unit is what varies independently between the sides. Interleaved pairs: the pair. Otherwise the session
+(`dlbench.reading.sessions`), because runs of one night share its state: more runs of the same night say nothing about
+another. Within one Slurm job, or one command, that holds both sides it is the run.
+
+Where a side has too few sessions of its own, the scatter between those of the other side, and of a history, stands for
+it: Student's test with a pooled variance, for one new session against k earlier ones a standard error of
+s sqrt(1 + 1/k) (Crawford and Howell, The Clinical Neuropsychologist 12, 1998).
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, harmonic_mean, stdev, variance
 from typing import Literal
 
-from dlbench.gate.evidence import Evidence, Sample, Unit, evidence_of, num_sessions
 from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
+from dlbench.stats.multiplicity import POWER, ROUNDING, student_quantile, student_tail, welch_error
 from dlbench.stats.pairing import KnownKey
+
+Unit = Literal["pair", "run", "session"]
+
+MAX_REPEATS = 1000
+"""More are not looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One metric at one point: a value for each run, larger is worse."""
+
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    paired: bool
+    """Whether equal places are pairs of interleaved runs."""
+    sessions_a: tuple[str, ...] | None = None
+    """Session of each run of A; None: each run is one of its own."""
+    sessions_b: tuple[str, ...] | None = None
+    together: bool = False
+    """Whether one job or one command ran both sides."""
+    history: tuple[tuple[float, ...], ...] = ()
+    """Values of further sessions, a tuple for each, which only tell how far sessions scatter."""
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there are runs for a verdict."""
+        return min(len(self.a), len(self.b)) >= MIN_RUNS
+
+    @property
+    def sides(self) -> list[tuple[tuple[float, ...], Sequence[str]]]:
+        """Values and sessions of the runs of A, and of B."""
+        return [
+            (values, [f"{side} {i}" for i in range(len(values))] if names is None else names)
+            for side, values, names in (("a", self.a, self.sessions_a), ("b", self.b, self.sessions_b))
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The units of both sides, as logarithms, and what their difference is."""
+
+    unit: Unit
+    a: tuple[float, ...]
+    """Mean logarithm of each unit; where paired, equal places are pairs."""
+    b: tuple[float, ...]
+    scatter: float
+    """Standard deviation over units of these logarithms; of pairs, of their differences."""
+    error: float
+    """Standard error of the difference of the means."""
+    freedom: float
+    """Degrees of freedom of it."""
+    is_borrowed: bool = False
+    """Whether a side has too few units of its own, so that the scatter of others stands for it."""
+
+    @property
+    def shift(self) -> float:
+        """Mean logarithm of B / A."""
+        return fmean(self.b) - fmean(self.a)
+
+    @property
+    def test(self) -> str:
+        """The test in words."""
+        if self.is_borrowed:
+            return (
+                f"Student's t test on sessions ({self.freedom:g} degrees of freedom: the scatter of all sessions "
+                "stands for that of a side with fewer than five)"
+            )
+        if self.unit == "pair":
+            return f"Student's paired t test of {len(self.a)} pairs"
+        return f"Welch's t test of {len(self.a)} and {len(self.b)} {self.unit}s"
+
+    def p_values(self, margin: float) -> tuple[float, float]:
+        """One-sided p of a B that is worse, and better, by this margin (a logarithm) and no more."""
+        worse, better = (student_tail((sign * self.shift - margin) / self.error, self.freedom) for sign in (1, -1))
+        return worse, better
+
+    def ends(self, below: float, above: float) -> tuple[float, float]:
+        """Ends of the ratio B / A that leave these chances of a true ratio below and above."""
+        low, high = (student_quantile(1 - tail, self.freedom) * self.error for tail in (below, above))
+        return math.exp(self.shift - low), math.exp(self.shift + high)
+
+    def detectable(self, level: float, margin: float) -> float:
+        """The smallest slowdown beyond a margin that is found with `POWER` if the scatter seen is the true one."""
+        return math.expm1(margin + _found(level, self.freedom) * self.error)
+
+    def repeats(self, level: float, beyond: float) -> int | None:
+        """Fewest units of each side that find a slowdown so far (a logarithm) beyond the margin; None: `MAX_REPEATS`
+        do not, or it is tolerated.
+        """
+        sides = 1 if self.unit == "pair" else 2
+
+        def suffices(count: int) -> bool:
+            # Of equal scatter Welch's degrees of freedom are one below Student's 2n - 2 on average.
+            freedom = sides * (count - 1) - (sides - 1)
+            return _found(level, freedom) * self.scatter * math.sqrt(sides / count) <= beyond
+
+        if beyond <= 0 or not suffices(MAX_REPEATS):
+            return None
+        return bisect_left(range(MAX_REPEATS), True, lo=MIN_RUNS, key=suffices)
+
+
+@lru_cache(maxsize=4096)
+def _found(level: float, freedom: float) -> float:
+    """The difference, in standard errors, that a one-sided t test finds with `POWER` (Cohen, Statistical Power
+    Analysis, 1988, chapter 12).
+    """
+    from scipy.special import nctdtrinc
+
+    return float(nctdtrinc(freedom, 1 - POWER, student_quantile(1 - level, freedom)))
+
+
+def evidence_of(sample: Sample) -> Evidence | None:
+    """What can be tested; None where nothing says how far sessions scatter.
+
+    Raises:
+        ValueError: a side has fewer than two runs.
+    """
+    if min(len(sample.a), len(sample.b)) < 2:
+        raise ValueError(f"a test needs two runs per side, got {len(sample.a)} and {len(sample.b)}")
+    if sample.paired:
+        return _of_pairs(_logs(sample.a), _logs(sample.b))
+    if sample.together:
+        return _apart(_logs(sample.a), _logs(sample.b), "run")
+    a, b = (_by_session(values, names) for values, names in sample.sides)
+    if min(len(a), len(b)) >= MIN_SESSIONS:
+        return _apart(tuple(map(fmean, a.values())), tuple(map(fmean, b.values())), "session")
+    groups = [list(a.values()), list(b.values()), [_logs(values) for values in sample.history]]
+    if max(map(len, groups)) < MIN_SESSIONS:
+        return None
+    return _borrowed(groups)
+
+
+def num_sessions(sample: Sample) -> tuple[int, int]:
+    """Sessions of each side."""
+    a, b = (len(set(names)) for _, names in sample.sides)
+    return a, b
+
+
+def _logs(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(map(math.log, values))
+
+
+def _by_session(values: Sequence[float], names: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    found: dict[str, list[float]] = {}
+    for value, name in zip(values, names, strict=True):
+        found.setdefault(name, []).append(math.log(value))
+    return {name: tuple(logs) for name, logs in found.items()}
+
+
+def _of_pairs(a: tuple[float, ...], b: tuple[float, ...]) -> Evidence:
+    scatter = max(stdev(y - x for x, y in zip(a, b, strict=True)), ROUNDING)
+    return Evidence(unit="pair", a=a, b=b, scatter=scatter, error=scatter / math.sqrt(len(a)), freedom=len(a) - 1)
+
+
+def _apart(a: tuple[float, ...], b: tuple[float, ...], unit: Unit) -> Evidence:
+    """Two independent sides: Welch's standard error and degrees of freedom."""
+    error, freedom = welch_error(a, b)
+    pooled = sum((len(side) - 1) * max(variance(side), ROUNDING**2) for side in (a, b))
+    return Evidence(
+        unit=unit,
+        a=a,
+        b=b,
+        scatter=math.sqrt(pooled / (len(a) + len(b) - 2)),
+        error=float(error),
+        freedom=float(freedom),
+    )
+
+
+def _borrowed(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
+    """Student's pooled variance between sessions; a side of smaller sessions has more of the scatter within them."""
+    means = [tuple(map(fmean, group)) for group in groups]
+    telling = [(group, values) for group, values in zip(groups, means, strict=True) if len(values) > 1]
+    freedom = sum(len(values) - 1 for _, values in telling)
+    between = max(sum((len(values) - 1) * variance(values) for _, values in telling) / freedom, ROUNDING**2)
+    within = _within(groups)
+    usual = harmonic_mean([len(session) for group, _ in telling for session in group])
+    square = sum(
+        (between + within * max(0.0, 1 / harmonic_mean(list(map(len, group))) - 1 / usual)) / len(group)
+        for group in groups[:2]
+    )
+    return Evidence(
+        unit="session",
+        a=means[0],
+        b=means[1],
+        scatter=math.sqrt(between),
+        error=math.sqrt(square),
+        freedom=freedom,
+        is_borrowed=True,
+    )
+
+
+def _within(groups: Sequence[Sequence[tuple[float, ...]]]) -> float:
+    """Pooled variance of runs within their sessions; 0 where every session is one run."""
+    sessions = [session for group in groups for session in group if len(session) > 1]
+    freedom = sum(len(session) - 1 for session in sessions)
+    return sum((len(session) - 1) * variance(session) for session in sessions) / freedom if freedom else 0.0
+
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "insufficient"]
 

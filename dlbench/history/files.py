@@ -4,8 +4,8 @@
     STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
     STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process,
                                      and a random word
-    STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.acknowledged`
-    STORE/index.sqlite               a cache, see `dlbench.history.index`
+    STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.store`
+    STORE/index.sqlite               a cache, see `dlbench.history.store`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole
 or not at all, whoever is killed when. The rename refuses a folder that is there already, so that of several processes
@@ -18,6 +18,7 @@ may be one, and whatever is renamed or deleted is named from descriptors of the 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import platform
 import re
@@ -26,16 +27,135 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlbench.errors import RunError, UserError, refused
-from dlbench.opening import delete_below, folder_below, kind_of
+from dlbench.errors import IncompleteDataError, RunError, UserError, refused
+from dlbench.opening import delete_below, folder_below, kind_of, open_file
 from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
+
+MAX_DEPTH = 3
+"""Folders within a run's folder; `checkpoints/` is one."""
+
+# What makes two runs the same. Figures need nothing else but, for the stages of energy, the spans of each node's first
+# rank, which come whole with the run and are never taken out of it; all else may differ, or go.
+_FIGURE_FILE = re.compile(r"plan\.json|record\.json|rank-\d{4,}\.steps|node-\d{4,}\.samples")
+_BLOCK = 1 << 20
+
+
+class StillRunningError(IncompleteDataError):
+    """A run changed while it was copied: it has not ended."""
+
+
+def files_of(path: Path) -> dict[str, os.stat_result]:
+    """The files of a run's folder by relative name; temporary ones, whose names begin with a dot, are passed over.
+
+    Raises:
+        IncompleteDataError: it holds links or special files, or folders too deep, or cannot be read.
+    """
+    found: dict[str, os.stat_result] = {}
+
+    def look(folder: Path, prefix: str, depth: int) -> None:
+        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+            if entry.name.startswith("."):
+                continue
+            if not entry.name.isprintable() or "\\" in entry.name:
+                raise IncompleteDataError(f"{entry.path!a}: a name that no file of a run has")
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                # A run that still runs has taken it away in this moment.
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found[prefix + entry.name] = status
+            elif stat.S_ISDIR(status.st_mode) and depth < MAX_DEPTH:
+                with suppress(FileNotFoundError):
+                    look(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
+            else:
+                what = "a folder too deep" if stat.S_ISDIR(status.st_mode) else "neither a file nor a folder"
+                raise IncompleteDataError(f"{entry.path}: {what}; a history keeps plain files alone")
+
+    try:
+        look(path, "", 0)
+    except OSError as error:
+        raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return found
+
+
+def content_digest(folder: RunFolder) -> str:
+    """SHA-256, in hexadecimal, over the files that figures are made of: plan, record, step files, samples.
+
+    For each, by name: the name, a zero byte, the number of bytes in decimal, a zero byte, the bytes.
+
+    Raises:
+        IncompleteDataError: the folder cannot be read, or one of them is no plain file.
+    """
+    digest = hashlib.sha256()
+    try:
+        entries = [entry for entry in os.scandir(folder.path) if _FIGURE_FILE.fullmatch(entry.name)]
+        for entry in entries:
+            if not entry.is_file(follow_symlinks=False):
+                raise IncompleteDataError(f"{entry.path}: is no plain file")
+        for name in sorted(entry.name for entry in entries):
+            with open_file(folder.path / name, follow=False) as file:
+                digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+    except OSError as error:
+        raise IncompleteDataError(f"{folder.path}: cannot be read: {error.strerror or error}") from None
+    return digest.hexdigest()
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """Copies a run's folder, every byte synced.
+
+    Raises:
+        StillRunningError: it changed meanwhile.
+        IncompleteDataError: it holds what a history does not keep, or what cannot be read.
+        RunError: the copy cannot be written.
+    """
+    before = files_of(source)
+    try:
+        target.mkdir(parents=True)
+        for name in before:
+            _copy_file(source / name, target / name)
+        for folder in {(target / name).parent for name in before} | {target}:
+            sync_folder(folder)
+    except OSError as error:
+        raise refused(error, f"{target}: cannot be written: {error.strerror or error}") from None
+    after = files_of(source)
+    changed = [name for name in before.keys() | after.keys() if _mark(before.get(name)) != _mark(after.get(name))]
+    if changed:
+        raise StillRunningError(f"{source / min(changed)}: changed while it was copied: the run has not ended")
+
+
+def _mark(status: os.stat_result | None) -> tuple[int, int] | None:
+    return None if status is None else (status.st_size, status.st_mtime_ns)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True, parents=True)
+    try:
+        read = open_file(source, follow=False)
+    except FileNotFoundError:
+        raise StillRunningError(f"{source}: went while the run was copied: the run has not ended") from None
+    except OSError as error:
+        raise IncompleteDataError(f"{source}: cannot be read: {error.strerror or error}") from None
+    with read, target.open("xb") as written:
+        shutil.copyfileobj(read, written, _BLOCK)
+        written.flush()
+        os.fsync(written.fileno())
+
+
+def num_bytes(path: Path) -> int:
+    """Bytes of the files of a folder."""
+    return sum(status.st_size for status in files_of(path).values())
+
 
 MARKER = "history.json"
 INDEX = "index.sqlite"

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.history.content import StillRunningError, content_digest, copy_run, files_of
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import NotAFolderError
+from dlbench.history.files import NotAFolderError, StillRunningError, content_digest, copy_run, files_of
 from dlbench.history.store import BATCH, History
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder

@@ -3,22 +3,373 @@
 Entries are made by analysis, of which this room knows nothing: who opens a history brings the maker along. Opening it
 compares the index with the folders that are there; what is new is indexed, what is gone is dropped. So an index that
 missed something, because its writer was killed or another index was in use, is right again after the next opening.
+
+The index of a history: entries in an SQLite file, a cache that may be deleted at any time.
+
+Stores lie on file systems of clusters. Hence no write-ahead log, which needs memory shared between hosts
+(sqlite.org/wal.html), but a rollback journal; and every opening of the file is guarded by a lock on a file beside it,
+so that a damaged index can be taken away while nobody has it open.
+
+Changes of level that somebody knows of: who said so, when, and why; a file each in the history, beside its runs.
+
+An acknowledged change is no longer a reason to fail a gate or to call a level worse. It is one again when the level
+gets worse still; a further change is another one, with a later date.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
+import json
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sqlite3
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from dlbench.errors import UserError
-from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import INDEX, Store
-from dlbench.history.index import Index, IndexDamagedError, IndexUnusableError, Row
-from dlbench.history.where import matches
+from pydantic import Field
+
+from dlbench.errors import DlbenchError, IncompleteDataError, RunError, UserError
+from dlbench.history.entry import HistoryEntry, matches
+from dlbench.history.files import INDEX, Store, sync_folder
+from dlbench.history.trends.change_points import MIN_EFFECT
+from dlbench.opening import folder_below, kind_of, open_file
+from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
+from dlbench.records.scan import load_file
+from dlbench.specs.base import Count, Name, Positive, Spec
+
+FOLDER = "acknowledged"
+MAX_REASON = 500
+
+
+class Acknowledgement(Spec):
+    """One file of `acknowledged`: a change of level that somebody knows of."""
+
+    format: Literal["dlbench.acknowledgement"] = Field("dlbench.acknowledgement", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    group: Name = Field(description="Configuration, as runs of the history have it.")
+    ranks: Count = Field(description="Ranks of the series.")
+    nodes: Count = Field(description="Nodes of the series.")
+    metric: Name = Field(description="Metric of the series.")
+    time: str = Field(max_length=40, description="First night after the change, or of the drift; UTC, ISO 8601.")
+    through: str = Field(max_length=40, description="First night that lay after it for certain, or last of the drift.")
+    level: Positive = Field(description="The level after the change, in the metric's unit.")
+    ratio: Positive = Field(description="Level after over level before (1).")
+    reason: str = Field(min_length=1, max_length=MAX_REASON, description="Why it is no reason to act.")
+    by: str = Field(max_length=200, description="Who acknowledged it.")
+    written: str = Field(max_length=40, description="When; UTC, ISO 8601.")
+
+    @property
+    def series(self) -> tuple[str, int, int, str]:
+        """Configuration, ranks, nodes, metric."""
+        return self.group, self.ranks, self.nodes, self.metric
+
+    def covers(self, time: str, level: float, higher_is_worse: bool) -> bool:
+        """Whether it is about a change with this first night, and the level after it is still the acknowledged one."""
+        worse = math.log(level / self.level) * (1 if higher_is_worse else -1)
+        return time <= self.through and worse < math.log1p(MIN_EFFECT)
+
+
+def read_acknowledged(store: Store) -> list[Acknowledgement]:
+    """All of a history, the newest first.
+
+    Raises:
+        IncompleteDataError: one is damaged, or no plain file.
+        RunError: the folder cannot be read, or is a link.
+    """
+    try:
+        with folder_below(store.path, FOLDER) as folder, os.scandir(folder) as entries:
+            kinds = {one.name: one.is_file(follow_symlinks=False) for one in entries if one.name.endswith(".json")}
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{store.path / FOLDER}: cannot be read: {error.strerror or error}") from None
+    found = []
+    for name, is_plain in kinds.items():
+        path = store.path / FOLDER / name
+        if not is_plain:
+            raise IncompleteDataError(f"{path}: is no plain file; take it away")
+        one = load_file(path, Acknowledgement)
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: (one.written, one.through), reverse=True)
+
+
+def acknowledge(store: Store, made: Acknowledgement) -> None:
+    """Writes it into the history.
+
+    Raises:
+        UserError: the store cannot be written.
+    """
+    stamp = "".join(letter for letter in made.written if letter.isalnum())
+    series = f"{made.group}-{made.ranks}-{made.nodes}-{made.metric}"
+    path = store.path / FOLDER / f"{series}.{made.time[:10]}.{stamp}.json"
+    try:
+        with folder_below(store.path, FOLDER, create=True):
+            write_json(path, made.model_dump(mode="json"))
+        sync_folder(path.parent)
+    except OSError as error:
+        why = "is a link or no folder" if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.strerror or error
+        raise UserError(f"{path.parent}: cannot be written: {why}") from None
+
+
+INDEX_VERSION = 1
+"""Of the tables; what entries mean depends on the version that their maker gives."""
+
+APPLICATION_ID = 0x646C6268
+"""Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; no other file has it."""
+
+LOCK_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+
+_SQLITE = b"SQLite format 3\0"
+_ID_AT = slice(68, 72)
+
+_TABLES = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE runs (folder TEXT PRIMARY KEY, changed_ns INTEGER NOT NULL, entry TEXT NOT NULL, "
+    "crc INTEGER NOT NULL) WITHOUT ROWID",
+)
+
+
+class IndexDamagedError(DlbenchError):
+    """The file is no index, a damaged one, or one of another version: it must be made anew."""
+
+
+class IndexUnusableError(DlbenchError):
+    """The index cannot be written, or not be locked: entries are kept in memory."""
+
+
+Row = tuple[int, HistoryEntry]
+"""Time of the folder's last change (nanoseconds), and the entry."""
+
+
+class Index:
+    """The file; it is open only within a call."""
+
+    def __init__(self, path: Path, version: str, *, is_named: bool = False) -> None:
+        """See there.
+
+        Args:
+            path: the file.
+            version: of the way entries are made; an index that was made otherwise is damaged.
+            is_named: whether a person named the file, so that it may be any file of theirs.
+        """
+        self.path = path
+        self._version = f"{INDEX_VERSION}: {version}"
+        self._is_named = is_named
+
+    def read(self) -> dict[str, Row]:
+        """All rows by folder; none if there is no file.
+
+        Raises:
+            UserError: the file is none of dlbench's.
+            IndexDamagedError: see there.
+            IndexUnusableError: no permission, or the lock was not to be had in time.
+        """
+        # Before the lock, which is a file, too.
+        self._refuse_foreign()
+        if self._status() is None:
+            return {}
+        if instead := self._instead_of_file():
+            raise IndexDamagedError(f"{self.path}: is {instead}, not an index")
+        rows: dict[str, Row] = {}
+        with self._locked(exclusive=False), self._damage_named(), closing(self._connect()) as connection:
+            if not _has_tables(connection):
+                return {}
+            self._check_version(connection)
+            for folder, changed_ns, entry, crc in connection.execute("SELECT folder, changed_ns, entry, crc FROM runs"):
+                if _crc(folder, changed_ns, entry) != crc:
+                    raise IndexDamagedError(f"{self.path}: the row of {folder} is damaged")
+                rows[folder] = (changed_ns, HistoryEntry.from_dict(json.loads(entry)))
+        return rows
+
+    def write(self, put: Mapping[str, Row], remove: Iterable[str] = ()) -> None:
+        """Replaces rows and removes others, all or none.
+
+        Raises:
+            IndexDamagedError: see there.
+            IndexUnusableError: no permission, no space, or the lock was not to be had in time; or the file is none
+                of dlbench's.
+        """
+        if self._is_foreign() or self._instead_of_file():
+            raise IndexUnusableError(f"{self.path}: is no index of a history")
+        rows = []
+        for folder, (changed_ns, entry) in put.items():
+            text = json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)
+            rows.append((folder, changed_ns, text, _crc(folder, changed_ns, text)))
+        with (
+            self._locked(exclusive=True),
+            self._damage_named(),
+            closing(self._connect(create=True)) as connection,
+            connection,
+        ):
+            connection.execute("BEGIN IMMEDIATE")
+            if not _has_tables(connection):
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.execute("INSERT INTO meta VALUES ('version', ?)", (self._version,))
+                # By itself, and small: whoever is killed among the rows leaves a file that says whose it is.
+                connection.execute("COMMIT")
+                connection.execute("BEGIN IMMEDIATE")
+            self._check_version(connection)
+            connection.executemany("DELETE FROM runs WHERE folder = ?", [(folder,) for folder in remove])
+            connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", rows)
+
+    def discard(self, *, only_damaged: bool) -> None:
+        """Takes the file away; with `only_damaged` not if another process has put a good one in its place meanwhile.
+
+        Raises:
+            UserError: the file is none of dlbench's.
+            IndexUnusableError: no permission, or the lock was not to be had in time.
+        """
+        self._refuse_foreign()
+        with self._locked(exclusive=True):
+            self._refuse_foreign()
+            if only_damaged and not self._instead_of_file():
+                # A second lock on the same file, held by this process, would wait for the first.
+                with suppress(IndexDamagedError), self._damage_named(), closing(self._connect()) as connection:
+                    self._check_version(connection)
+                    if connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",) and _all_whole(connection):
+                        return
+            try:
+                for path in (self.path, self.path.with_name(f"{self.path.name}-journal")):
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                raise IndexUnusableError(f"{self.path}: cannot be taken away: {error.strerror or error}") from None
+
+    def _refuse_foreign(self) -> None:
+        if self._is_foreign():
+            raise UserError(f"--index {self.path}: is no index of a history; name another file, or delete it")
+
+    def _is_foreign(self) -> bool:
+        """Whether it is not dlbench's to replace: in the store's own place whatever lies there is a cache."""
+        status = self._status() if self._is_named else None
+        if status is None:
+            return False
+        if not stat.S_ISREG(status.st_mode):
+            return True
+        try:
+            with open_file(self.path) as file:
+                header = file.read(_ID_AT.stop)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        is_ours = header.startswith(_SQLITE) and header[_ID_AT] == APPLICATION_ID.to_bytes(4, "big")
+        return bool(header) and not is_ours
+
+    def _status(self) -> os.stat_result | None:
+        """The file's; None if there is none."""
+        try:
+            return self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+
+    def _instead_of_file(self) -> str:
+        """What stands in the store's own place of the index, if it is no regular file: no link leads out of a store."""
+        try:
+            mode = self.path.lstat().st_mode
+        except OSError:
+            return ""
+        return "" if self._is_named or stat.S_ISREG(mode) else kind_of(mode)
+
+    def _check_version(self, connection: sqlite3.Connection) -> None:
+        found = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
+        if found != (self._version,):
+            raise IndexDamagedError(f"{self.path}: was made by another version of dlbench")
+
+    def _connect(self, *, create: bool = False) -> sqlite3.Connection:
+        mode = "rwc" if create else "rw"
+        if not create and not os.access(self.path, os.W_OK):
+            mode = "ro"
+        # Autocommit, so that transactions begin where the code says so.
+        connection = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=LOCK_TIMEOUT_S
+        )
+        try:
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.DatabaseError:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            # No space, no permission, no locks on this file system; but also tables that are not as they should be.
+            if "no such" in str(error) or "has no column" in str(error):
+                raise IndexDamagedError(f"{self.path}: is no index of this version: {error}") from None
+            raise IndexUnusableError(f"{self.path}: {error}") from None
+        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
+            raise IndexDamagedError(f"{self.path}: is damaged: {error}") from None
+
+    @contextmanager
+    def _locked(self, *, exclusive: bool) -> Iterator[None]:
+        """Holds the lock beside the file; who may not write may read without it."""
+        path = self.path.with_name(f"{self.path.name}.lock")
+        try:
+            if exclusive:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            # The same rights for all who may write the folder, as the index has them.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if exclusive:
+                raise IndexUnusableError(f"{path}: cannot be written: {error.strerror or error}") from None
+            yield
+            return
+        try:
+            self._wait(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _wait(self, descriptor: int, kind: int) -> None:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while not self._try(descriptor, kind):
+            if time.monotonic() > deadline:
+                raise IndexUnusableError(f"{self.path}: another process has held its lock for {LOCK_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    def _try(self, descriptor: int, kind: int) -> bool:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise IndexUnusableError(f"{self.path}: cannot be locked: {error.strerror or error}") from None
+        return True
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    """Whether anything was ever committed: a process may have died just after it had made the file."""
+    return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+
+
+def _all_whole(connection: sqlite3.Connection) -> bool:
+    return all(
+        _crc(folder, changed_ns, entry) == crc
+        for folder, changed_ns, entry, crc in connection.execute("SELECT folder, changed_ns, entry, crc FROM runs")
+    )
+
+
+def _crc(folder: str, changed_ns: int, entry: str) -> int:
+    return zlib.crc32(f"{folder}\0{changed_ns}\0{entry}".encode())
+
 
 BATCH = 64
 """Runs that are read at once, and written in one transaction."""
@@ -87,7 +438,7 @@ class History:
         """The runs that match, by the time they finished, then by name.
 
         Args:
-            where: see `dlbench.history.where`.
+            where: see `dlbench.history.entry`.
 
         Raises:
             UserError: a key that entries do not have.

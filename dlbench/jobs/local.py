@@ -2,31 +2,142 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 
 from dlbench import process_tree
 from dlbench.errors import DlbenchError, EnvironmentLacksError
-from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
+from dlbench.jobs.processes import Ending, OnProgress, RankProcesses, cannot_start
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.run_script import has_script, render_run_script, shell_command, start_command
-from dlbench.jobs.silence import Silence
-from dlbench.jobs.variables import resolve
+from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.jobs.verdict import Outcome, verdict, what_became
+from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
 from dlbench.machine.memory_kills import MemoryKills
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 from dlbench.records.job.log import killed_by_signal
 from dlbench.records.status import room_for_failure, write_failure
-from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan
+
+__all__ = ["has_gpu", "product_rate", "require_precision"]
+
+# The best of five: others may compute at the same time. 1,024 is large enough for a library's best kernel.
+_PRODUCT = """
+import json, time, numpy
+one = numpy.ones((1024, 1024), numpy.float32)
+def seconds():
+    start = time.perf_counter()
+    one @ one
+    return time.perf_counter() - start
+print(json.dumps(2 * 1024**3 / min(seconds() for _ in range(5))))
+"""
+_ANSWER_S = 20
+"""A machine that has not multiplied two matrices after so long is busy with other things."""
+
+
+def require_precision(plan: RunPlan) -> None:
+    """Proves that the ranks of a plan compute in its precision, if they run here.
+
+    Raises:
+        EnvironmentLacksError: the CPU has no arithmetic of that precision, and emulation was not asked for.
+    """
+    train = plan.workload.train
+    lack = lacking_arithmetic(train.precision)
+    if lack and train.precision == "tf32":
+        raise EnvironmentLacksError(f"train.precision tf32: {lack}, and there is none here; use fp32")
+    if lack and not train.allow_emulation:
+        raise EnvironmentLacksError(
+            f"train.precision {train.precision}: {lack}; use fp32, or train.allow_emulation=true to test its numerics"
+        )
+
+
+def product_rate() -> float | None:
+    """FLOP/s of a product of two fp32 matrices on one core of this machine; None where numpy does not answer.
+
+    Training does not reach it: what needs so many FLOPs takes at least as long as they do at this rate.
+    """
+    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "VECLIB_MAXIMUM")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _PRODUCT],
+            capture_output=True,
+            timeout=_ANSWER_S,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **threads},
+        )
+        return float(json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+MARGIN_S = 60.0
+"""Beyond the time after which ranks end themselves: from their first status to their watchdogs they import torch."""
+
+_LOOK_S = 5.0
+"""How often statuses are looked at; rank 0 tells how far it is about as often."""
+
+
+class Silence:
+    """How long no rank of a run has given a sign of life: written a status, or told the launcher how far it is.
+
+    Args:
+        folder: of the run.
+        plan: says after what time without progress a rank ends itself.
+    """
+
+    def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
+        self._folder = folder
+        self._limit_s = _stall_timeout_s(plan) + MARGIN_S
+        self._newest = 0
+        self._since = time.monotonic()
+        self._next_look = 0.0
+
+    def heard(self) -> None:
+        """Rank 0 told something; called from another thread."""
+        self._since = max(self._since, time.monotonic())
+
+    def reason(self) -> str:
+        """Why the run is given up; empty while it is not."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            # Two times of the file system's own clock are compared, which may differ from this machine's.
+            newest = self._newest_change()
+            if newest != self._newest:
+                self._newest, self._since = newest, now
+        silent = now - self._since
+        if silent <= self._limit_s:
+            return ""
+        return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all hang"
+
+    def _newest_change(self) -> int:
+        newest = self._newest
+        with suppress(OSError), os.scandir(self._folder.path) as entries:
+            for entry in entries:
+                if entry.name.endswith(".status.json"):
+                    with suppress(OSError):
+                        newest = max(newest, entry.stat(follow_symlinks=False).st_mtime_ns)
+        return newest
+
+
+def _stall_timeout_s(plan: LaunchPlan) -> float:
+    if isinstance(plan, RunPlan):
+        return plan.measure.stall_timeout_s
+    if isinstance(plan, CommPlan):
+        return plan.stall_timeout_s
+    raise TypeError(type(plan).__name__)
+
 
 _START_S = 120
 """How long a Python may take to start and to find dlbench; file systems of clusters are slow at first."""

@@ -26,7 +26,55 @@ from dlbench.errors import (
     UserError,
 )
 from dlbench.jobs.processes import END_S, cannot_start
+from dlbench.records.answers.memory_profile import MemoryProfile
+from dlbench.records.answers.reading_rate import ReadingRate
 from dlbench.specs.base import Spec
+
+READING = "dlbench.node.data.reading.rate"
+
+
+def reader_command(python: str) -> list[str]:
+    """The program under its supervisor."""
+    return supervised(python, READING)
+
+
+def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
+    """Reads as the order says; returns when all its repeats are done.
+
+    Args:
+        order: as `dlbench.node.data.reading.rate` wants it, ready for JSON.
+        python: the interpreter of the compute side.
+
+    Raises:
+        UserError: the data set is missing or does not fit the model.
+        IncompleteDataError: samples are damaged.
+        EnvironmentLacksError, RunError, KeyboardInterrupt: as `answer_of`.
+    """
+    return answer_of(reader_command(python), order, ReadingRate, "the readers' process")
+
+
+MODULE = "dlbench.node.memory_profile"
+
+
+def profile_command(python: str) -> list[str]:
+    """The program under its supervisor."""
+    return supervised(python, MODULE)
+
+
+def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
+    """Measures what the order names.
+
+    Args:
+        order: as `dlbench.node.memory_profile` wants it, ready for JSON.
+        python: the interpreter of the compute side.
+
+    Raises:
+        UserError: the network is no chain, or the folder of the swap file is none.
+        EnvironmentLacksError: the machine lacks memory or room for the swap file; else as `answer_of`.
+        RunError, KeyboardInterrupt: as `answer_of`.
+    """
+    return answer_of(profile_command(python), order, MemoryProfile, "the profile's process")
+
 
 S = TypeVar("S", bound=Spec)
 

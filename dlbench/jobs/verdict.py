@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dlbench.errors import DlbenchError, ExitCode, RunError
-from dlbench.jobs.ending import Ending
+from dlbench.jobs.processes import Ending
 from dlbench.records.collectives_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult

@@ -5,6 +5,11 @@ them calls differences real that are not (Hoefler and Belli, SC'15, rule 6 and s
 several sessions, and their keys know that (`dlbench.stats.pairing.KnownKey`), the unit of an interval is the session:
 its value is the mean (or median) of its runs, and an interval is made of sessions as else of runs. What is estimated
 stays the same over runs, so that all figures of the same runs agree. Intervals of one session hold within it.
+
+What "95 %" of Student's t holds of 5 to 20 runs, simulated (`make bench AREA=truth.intervals`): for normal and
+long-tailed noise 94 to 97 %; where run times fall into two states of a machine 91 to 97 %; where noise only ever slows
+a run, a mean alone 87 to 92 % and a difference of two sides with the same noise 95 % and more. No interval helps where
+a slow state is so rare that no run has met it.
 """
 
 from __future__ import annotations
@@ -13,18 +18,142 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
 from typing import TYPE_CHECKING, Literal, overload
 
-from dlbench.stats.exact import places, range_level, rank_sum_level, rank_sums
-from dlbench.stats.multiplicity import paired_p, welch_p
+from dlbench.stats.multiplicity import paired_p, student_quantile, welch_error, welch_p
 from dlbench.stats.pairing import Pairing, RunKey, pairing, session_of
-from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     Array = npt.NDArray[np.float64]
+
+
+LEVEL = 0.95
+
+
+def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]:
+    """Ends of the interval of the mean.
+
+    Args:
+        values: one for each run, shape (..., runs), at least two runs.
+        level: its confidence, between 0 and 1.
+
+    Returns:
+        Low and high ends, shape (...).
+    """
+    import numpy as np
+
+    n = values.shape[-1]
+    mean = values.mean(axis=-1)
+    half = student_quantile((1 + level) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
+    return mean - half, mean + half
+
+
+def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[Array, Array]:
+    """Ends of the interval of mean of `a` less mean of `b`, of independent sides whose noise may differ in size.
+
+    Args:
+        a: one value for each run of a side, shape (..., runs), at least two runs.
+        b: those of the other, shape (..., runs), at least two runs.
+        level: its confidence, between 0 and 1.
+
+    Returns:
+        Low and high ends, shape (...).
+    """
+    from scipy.special import stdtrit
+
+    difference = a.mean(axis=-1) - b.mean(axis=-1)
+    error, freedom = welch_error(a, b)
+    half = stdtrit(freedom, (1 + level) / 2) * error
+    return difference - half, difference + half
+
+
+_EXACT_PAIRS = 400
+"""Up to so many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
+
+
+def range_level(n: int) -> float:
+    """The level of the range of n values as an interval of their centre, for symmetric noise: 1 - 2^(1 - n)."""
+    return 1 - 2.0 ** (1 - n)
+
+
+@cache
+def places(n: int, level: float = 0.95) -> tuple[int, float]:
+    """Which of n ordered values, counted from either end, bound the median, and the level that this attains.
+
+    The number of runs below the median is binomial, so from the k-th smallest value to the k-th largest the level is
+    1 - 2 P(fewer than k of n) (Hahn and Meeker, Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2).
+
+    Args:
+        n: how many values, at least 2.
+        level: wanted.
+
+    Returns:
+        k, from 1, with the smallest attained level that is not below `level`; k = 1 where none reaches it.
+    """
+    outcomes = 2**n
+    allowed = math.floor(Fraction(1 - level) / 2 * outcomes)
+    tail, k = 1, 1
+    while tail + math.comb(n, k) <= allowed:
+        tail += math.comb(n, k)
+        k += 1
+    return k, 1 - 2 * tail / outcomes
+
+
+def rank_sum_level(na: int, nb: int, level: float) -> float:
+    """The level that `rank_sums` attains where `level` is wanted."""
+    places, tail = _rank_sums_beyond(na, nb, (1 - level) / 2)
+    return 1 - 2 * (tail if places else 1 / math.comb(na + nb, na))
+
+
+def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
+    """Ends of the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, of the range if it has none.
+
+    The ends are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
+    Nonparametrics, 1975, section 2.6). Holds for noise of equal shape on both sides.
+
+    Args:
+        a: one value for each run of a side, shape (..., runs).
+        b: those of the other, shape (..., runs).
+        level: between 0 and 1.
+
+    Returns:
+        Low and high ends, shape (...).
+    """
+    import numpy as np
+
+    differences = (a[..., :, None] - b[..., None, :]).reshape(*a.shape[:-1], -1)
+    last = differences.shape[-1] - 1
+    below = max(0, _rank_sums_beyond(a.shape[-1], b.shape[-1], (1 - level) / 2)[0] - 1)
+    ends = np.partition(differences, (below, last - below), axis=-1)
+    return ends[..., below], ends[..., last - below]
+
+
+@cache
+def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
+    """How many of the smallest values of the Mann-Whitney statistic have at most this probability; and theirs."""
+    import numpy as np
+
+    if na * nb > _EXACT_PAIRS:
+        from statistics import NormalDist
+
+        sigma = math.sqrt(na * nb * (na + nb + 1) / 12)
+        return (max(0, math.floor(na * nb / 2 + NormalDist().inv_cdf(tail) * sigma + 0.5)), tail)
+    size = na * nb + 1
+    # Row j: probabilities of the statistic of i runs against j; i grows with the outer loop.
+    rows = [np.eye(1, size)[0] for _ in range(nb + 1)]
+    for i in range(1, na + 1):
+        for j in range(1, nb + 1):
+            last_of_a = np.concatenate([np.zeros(j), rows[j][: size - j]])
+            rows[j] = (i * last_of_a + j * rows[j - 1]) / (i + j)
+    tails = np.cumsum(rows[nb])
+    places = int(np.searchsorted(tails, tail * (1 + 1e-9), side="right"))
+    return places, float(tails[places - 1]) if places else 0.0
+
 
 Kind = Literal[
     "Student t",
@@ -148,7 +277,7 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
 def mean_estimate(values: Values, unit: str = "") -> Estimate:
     """The mean over runs, for values that must sum.
 
-    Five runs or more: `dlbench.stats.student`. Two to four runs: the range. One run: no interval.
+    Five runs or more: Student's t. Two to four runs: the range. One run: no interval.
 
     Args:
         values: one finite value for each run, in the order of the runs.

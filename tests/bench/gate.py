@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dlbench.gate.evidence import Sample
-from dlbench.gate.verdicts import Rule, judge
+from dlbench.gate.verdicts import Rule, Sample, judge
 from dlbench.reading.metrics import DEFAULT_METRICS, metrics_by_run
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from dlbench.gate.evidence import Evidence, Sample, evidence_of
 from dlbench.gate.sides import SideRun, points_of
-from dlbench.gate.verdicts import Rule, Verdict, judge, overall
+from dlbench.gate.verdicts import Evidence, Rule, Sample, Verdict, evidence_of, judge, overall
 from dlbench.reading.metrics import DEFAULT_METRICS
 from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.reading.table import tabulate

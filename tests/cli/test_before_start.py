@@ -9,7 +9,7 @@ import pytest
 
 from dlbench.cli.options import expand_request
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.jobs import this_machine
+from dlbench.jobs import local
 from dlbench.specs.requests import Request
 from tests.specs.test_keys import SHORT
 
@@ -17,10 +17,10 @@ from tests.specs.test_keys import SHORT
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without GPU whose CPU has fp32 alone."""
-    monkeypatch.setattr(this_machine, "has_gpu", lambda: False)
-    monkeypatch.setattr(this_machine, "product_rate", lambda: 1e9)
+    monkeypatch.setattr(local, "has_gpu", lambda: False)
+    monkeypatch.setattr(local, "product_rate", lambda: 1e9)
     monkeypatch.setattr(
-        this_machine, "lacking_arithmetic", lambda wanted: "" if wanted == "fp32" else f"no {wanted} arithmetic"
+        local, "lacking_arithmetic", lambda wanted: "" if wanted == "fp32" else f"no {wanted} arithmetic"
     )
 
 
@@ -33,7 +33,7 @@ def test_a_preset_that_nobody_chose_is_refused_with_what_it_would_take(monkeypat
     assert "did you mean --preset ci? --preset full runs it all the same" in said
     # 2 runs of 120 steps of 64 images of 24.3 GFLOP (3 x 2 x 4.09 G, less one pass of the first convolution).
     assert "takes at least 51 h 50 min on 2 cores for 2 runs (its model FLOPs" in said
-    monkeypatch.setattr(this_machine, "product_rate", lambda: None)
+    monkeypatch.setattr(local, "product_rate", lambda: None)
     with pytest.raises(UserError, match="the default, did you mean"):
         expand_request(Request(workload="resnet50"))
 
@@ -46,7 +46,7 @@ def test_a_chosen_preset_a_gpu_a_single_preset_and_a_cluster_are_fine(
     mine = tmp_path / "mine.yaml"
     mine.write_text(SHORT.partition("  bf16:")[0])
     assert expand_request(Request(workload=str(mine)))
-    monkeypatch.setattr(this_machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(local, "has_gpu", lambda: True)
     assert expand_request(Request(workload="resnet50"))
 
 
@@ -61,8 +61,8 @@ def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monk
     )
     anyway = {"meant_for": "any", "train.precision": "fp32"}
     assert expand_request(Request(workload="bert", preset=preset, overrides=anyway))
-    monkeypatch.setattr(this_machine, "has_gpu", lambda: True)
-    monkeypatch.setattr(this_machine, "lacking_arithmetic", lambda _: "")
+    monkeypatch.setattr(local, "has_gpu", lambda: True)
+    monkeypatch.setattr(local, "lacking_arithmetic", lambda _: "")
     assert expand_request(request)
 
 
@@ -94,11 +94,11 @@ def test_a_precision_that_is_not_here_is_refused_unless_emulation_is_asked_for(p
 
 def test_the_rate_of_a_product_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    rate = this_machine.product_rate()
+    rate = local.product_rate()
     assert rate is not None
     assert 1e8 < rate < 1e13
-    monkeypatch.setattr(this_machine.sys, "executable", "/nonexistent")
-    assert this_machine.product_rate() is None
+    monkeypatch.setattr(local.sys, "executable", "/nonexistent")
+    assert local.product_rate() is None
 
 
 def test_tf32_is_refused_on_a_cpu_even_where_emulation_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,7 @@ def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
         assert groups["Start"] == ["doctor", "ls", "show", "run", "report"]
         assert groups["Cluster"] == ["preflight", "submit", "image", "status", "wait", "logs", "cancel", "cost"]
         listed = [name for title, names in groups.items() if title != "Options" for name in names]
-        files = {path.stem for path in (ROOT / "dlbench" / "cli").iterdir()}
         assert sorted(listed) == sorted({name for name, *_ in COMMANDS})
-        assert set(listed) <= files
 
 
 @pytest.mark.parametrize("command", ["run", "submit"])

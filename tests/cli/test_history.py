@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.cli.history import command as group
 from dlbench.errors import DlbenchError, RunError
-from dlbench.history import prune as history_prune
+from dlbench.history import reading as history_reading
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.reading import open_history
 from tests.support.history_factory import history_plan, write_history
@@ -368,7 +368,7 @@ def test_prune_says_what_is_done_and_not_what_will_be(store: Path, monkeypatch: 
     def refuse(*_: object) -> None:
         raise RunError("the file system refuses")
 
-    monkeypatch.setattr(history_prune, "prune", refuse)
+    monkeypatch.setattr(history_reading, "prune", refuse)
     result = call("prune", "--keep-days", "0", "--store", store)
     assert failed(result) == "the file system refuses"
     assert result.stdout == ""

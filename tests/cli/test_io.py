@@ -16,7 +16,7 @@ from dlbench.cli import cli
 from dlbench.cli.ending import ending_of
 from dlbench.costs.storage_demand import PUBLISHED
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
-from dlbench.jobs import reader_rate
+from dlbench.jobs import node_program
 from tests.support.data_path_factory import data_story, reading_result
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import constant, plans, write_run
@@ -53,7 +53,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
         program = tmp_path / "readers.py"
         program.write_text(text, encoding="utf-8")
         command = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
-        monkeypatch.setattr(reader_rate, "reader_command", lambda python: command)
+        monkeypatch.setattr(node_program, "reader_command", lambda python: command)
 
     return answering
 

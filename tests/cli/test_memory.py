@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.cli.ending import ending_of
 from dlbench.errors import ExitCode, RunError
-from dlbench.jobs import memory_profile
+from dlbench.jobs import node_program
 from dlbench.records.answers.memory_profile import MemoryProfile
 from dlbench.units import bytes_option, parse_bytes
 from tests.support.memory_factory import MIB, RATES, a_chain, method_plans, write_memory_run
@@ -35,7 +35,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
         program = tmp_path / "profile.py"
         program.write_text(text, encoding="utf-8")
         command = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
-        monkeypatch.setattr(memory_profile, "profile_command", lambda python: command)
+        monkeypatch.setattr(node_program, "profile_command", lambda python: command)
 
     return answering
 
@@ -110,7 +110,7 @@ def test_a_capacity_that_no_plan_fits_ends_with_the_smallest_that_would(answerin
 
 
 def test_a_finished_run_is_planned_anew_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_profile, "profile_command", lambda python: ["/nowhere"])
+    monkeypatch.setattr(node_program, "profile_command", lambda python: ["/nowhere"])
     (planned,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
     (in_core,) = method_plans([("none", "none")], batches=(32,), repeats=1)
     told = write_memory_run(tmp_path, planned)

@@ -18,10 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.collectives.page.report import assemble
+from dlbench.collectives.page.report import assemble, contenders, group_doubts, same_messages
 from dlbench.collectives.results import choice
-from dlbench.collectives.results.contenders import contenders, same_messages
-from dlbench.collectives.results.doubts import group_doubts
 from dlbench.collectives.results.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.collectives.results.measurements import (
     CollectiveGroup,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Properties, TestCase, TestSuite
 
-from dlbench.gate.page.junit import to_junit
-from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
+from dlbench.gate.page.assemble import ComparisonReport, MetricResult, PointResult
+from dlbench.gate.page.document import to_junit
 from dlbench.gate.verdicts import TTest
 from dlbench.stats.estimates import Estimate
 

@@ -17,8 +17,7 @@ from scipy import stats
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.gate.baseline import read_baseline
 from dlbench.gate.content import Content, differences, named, parse_allowed, without
-from dlbench.gate.evidence import Evidence, Sample, evidence_of
-from dlbench.gate.verdicts import Judgement, Rule, Verdict, judge, overall
+from dlbench.gate.verdicts import Evidence, Judgement, Rule, Sample, Verdict, evidence_of, judge, overall
 
 # Step times as they are: whole nanoseconds of some milliseconds, near each other, with ties and with outliers.
 TIMES = st.one_of(st.integers(90_000_000, 112_000_000), st.integers(99, 102).map(lambda ms: ms * 1_000_000)).map(

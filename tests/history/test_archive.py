@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.history.archive import read_archive, write_archive
+from dlbench.history.archive import Limits, members, read_archive, safe_parts, write_archive
 from dlbench.history.importing import Outcome, import_runs
 from dlbench.history.reading import open_history
 from dlbench.history.store import History
-from dlbench.history.tar_stream import Limits, members, safe_parts
 from dlbench.records.scan import scan
 from dlbench.report.formats import json as json_tables
 from dlbench.views.assemble import assemble

@@ -25,12 +25,10 @@ from hypothesis import strategies as st
 
 from dlbench.errors import RunError, UserError
 from dlbench.history import reading as history_entries
-from dlbench.history.content import content_digest
-from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.prune import beyond, prune, removals
-from dlbench.history.reading import MAKER, open_history
+from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
+from dlbench.history.files import content_digest
+from dlbench.history.reading import MAKER, beyond, open_history, prune, removals
 from dlbench.history.store import EntryMaker, History
-from dlbench.history.where import PLAIN, matches, parse_where
 from dlbench.reading.comparability import group_id
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.samples.energy import run_energy

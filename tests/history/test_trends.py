@@ -21,11 +21,11 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.history.acknowledged import Acknowledgement
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.page import words as trends_words
 from dlbench.history.page.document import nodes_document, trends_document
 from dlbench.history.page.report import TrendsReport, trends_of
+from dlbench.history.store import Acknowledgement
 from dlbench.history.trends.series import dated, trends
 from dlbench.history.trends.slow_months import RECENT_DAYS, slow_months
 from dlbench.reading.metrics import by_name

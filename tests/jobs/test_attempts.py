@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dlbench.jobs.scripts.templates import render
+from dlbench.jobs.scripts.job import render
 
 KEPT = ("plan.json", "job.sbatch", "submission.json", "slurm-7.out", "slurm-7_1.out")
 LEFT = (

@@ -14,14 +14,12 @@ import pytest
 
 from dlbench.errors import RunError, UserError
 from dlbench.jobs import known_schedulers
-from dlbench.jobs.campaign.beginning import begin
+from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.campaign.cancelling import cancel_run, cancel_series
-from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, complete, feed
-from dlbench.jobs.campaign.file import FOLDER, append, feeding, held, is_held, known_jobs, series_path
-from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, begin, complete, feed
+from dlbench.jobs.campaign.file import FOLDER, append, feeding, held, is_held, known_jobs, series_path, standing
+from dlbench.jobs.campaign.outlook import wait
 from dlbench.jobs.campaign.reopening import reopen
-from dlbench.jobs.campaign.standing import standing
-from dlbench.jobs.campaign.waiting import wait
 from dlbench.jobs.scheduler import Answer, DoubtError, Queue, QueueFullError, Scheduler, StuckError, UnansweredError
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.submission import read_submission
@@ -58,7 +56,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     made = Desk(queue=tmp_path / "queue")
     monkeypatch.setitem(known_schedulers.SCHEDULERS, "slurm", lambda: made)
     return made

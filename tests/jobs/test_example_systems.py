@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts.batch import render_job
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand

@@ -22,17 +22,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.jobs.campaign.campaign import job_of, jobs_of
 from dlbench.jobs.campaign.cancelling import cancel_run
-from dlbench.jobs.campaign.packing import job_of, jobs_of
-from dlbench.jobs.campaign.submitting import submit as submit_to
+from dlbench.jobs.campaign.completing import submit as submit_to
 from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.scripts.sbatch_options import sbatch_options
-from dlbench.jobs.slurm.queue import ask
-from dlbench.jobs.slurm.sbatch import require_slurm
-from dlbench.jobs.slurm.scheduler import Slurm
+from dlbench.jobs.scripts.launch import sbatch_options
+from dlbench.jobs.slurm.accounting import ask
+from dlbench.jobs.slurm.scheduler import Slurm, require_slurm
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder, create
 from dlbench.specs.collectives.plan import CommPlan
@@ -1025,7 +1024,7 @@ def test_a_job_that_may_be_queued_keeps_its_folder(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch, body: str, words: str, queue: str | None
 ) -> None:
     """Neither yes nor no: the job may be queued, and would find its plan gone."""
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     program("sbatch", body)
     if queue is not None:
         program("squeue", queue)
@@ -1065,7 +1064,7 @@ def test_a_job_that_was_taken_in_all_the_same_is_adopted(
 def test_a_controller_that_is_late_is_asked_again(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0, 0.0, 0.0))
     program("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
     program("squeue", '[ "$(grep -c squeue "$CALLS")" -lt 3 ] || echo "9|PENDING|N/A|None|token|/x"')
     plan, folder = a_run(tmp_path)
@@ -1132,7 +1131,7 @@ def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
 
 def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("sbatch", "exec sleep 60")
-    monkeypatch.setattr("dlbench.jobs.slurm.call.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.environment.CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError, match=r"no answer within 0\.3 s; the job may be queued"):
         submit(alone(plan), [folder], PYTHON, None)
@@ -1344,7 +1343,7 @@ def test_slurm_that_knows_none_of_the_jobs(program: Program, body: str) -> None:
 def test_slurm_that_does_not_answer(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("squeue", "exec sleep 60")
     program("sacct", "echo '101|TIMEOUT'")
-    monkeypatch.setattr("dlbench.jobs.slurm.call.CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("dlbench.jobs.slurm.environment.CALL_TIMEOUT_S", 0.3)
     told = ask(["101", "102"], ())
     assert {job: found.state for job, found in told.jobs.items()} == {"101": "TIMEOUT"}
     assert told.unanswered == "squeue gave no answer within 0.3 s"

@@ -85,7 +85,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, run: RunFolder, *stages: Callable[[]
         left.pop(0)()
 
     monkeypatch.setattr("dlbench.jobs.campaign.completing.EVERY_S", 0.0)
-    monkeypatch.setattr("dlbench.cli.logs.time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    monkeypatch.setattr("dlbench.cli.status.time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
     done = CliRunner().invoke(command_line, ["logs", str(run.path), "--follow"])
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli as command_line
 from dlbench.errors import UserError
-from dlbench.jobs.campaign.node_sets import on_node_sets
-from dlbench.jobs.campaign.packing import jobs_of
+from dlbench.jobs.campaign.campaign import jobs_of, on_node_sets
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system.hostlist import expanded
 from tests.support.run_factory import plans

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.cli.before_start import preset_notes
+from dlbench.cli.options import preset_notes
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.sbatch_options import sbatch_options
+from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.jobs.slurm.environment import PATH, client_environment, exported_names, job_environment
 from dlbench.specs.system.hostlist import compressed, expanded
 from tests.jobs.test_jobs import PYTHON, Cluster, cluster, folder_of, plan_of, render_script, sides_of, with_system

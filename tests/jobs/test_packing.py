@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.jobs.campaign.campaign import campaign_of, held_nodes, refuse_above
-from dlbench.jobs.campaign.packing import Packing, job_of, jobs_of
-from dlbench.jobs.campaign.walltime import MARGIN, START_S, estimates
+from dlbench.jobs.campaign.campaign import (
+    MARGIN,
+    START_S,
+    Packing,
+    campaign_of,
+    estimates,
+    held_nodes,
+    job_of,
+    jobs_of,
+    refuse_above,
+)
 from dlbench.jobs.scripts.job import Job, limit_seconds, time_text
 from dlbench.records.folder import RunFolder, create
 from dlbench.specs.expand import expand

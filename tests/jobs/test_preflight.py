@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 
 from dlbench.cli.preflight import lines_of
 from dlbench.errors import UserError
-from dlbench.jobs.preflight.asking import SlurmNode, gpus_in, mpi_plugins, pairs
-from dlbench.jobs.preflight.job import cancel, wait
-from dlbench.jobs.preflight.plan import job_of, plan_of
-from dlbench.jobs.preflight.script import look_command, render_preflight
-from dlbench.jobs.preflight.static import static_findings
+from dlbench.jobs.preflight.check import cancel, job_of, look_command, plan_of, render_preflight, wait
+from dlbench.jobs.preflight.static import SlurmNode, gpus_in, mpi_plugins, pairs, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
 from dlbench.records.answers.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank

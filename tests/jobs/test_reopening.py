@@ -9,11 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
-from dlbench.jobs.campaign.beginning import begin
-from dlbench.jobs.campaign.completing import Submitted, complete
-from dlbench.jobs.campaign.packing import Packing, jobs_of
+from dlbench.jobs.campaign.campaign import Packing, jobs_of
+from dlbench.jobs.campaign.completing import Submitted, begin, complete
+from dlbench.jobs.campaign.file import standing
 from dlbench.jobs.campaign.reopening import reopen
-from dlbench.jobs.campaign.standing import standing
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder

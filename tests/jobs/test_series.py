@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs.campaign.beginning import begin, forget
+from dlbench.jobs.campaign.campaign import job_of, jobs_of
 from dlbench.jobs.campaign.cancelling import cancel_series
-from dlbench.jobs.campaign.completing import Submitted, complete
-from dlbench.jobs.campaign.file import is_held
-from dlbench.jobs.campaign.packing import job_of, jobs_of
-from dlbench.jobs.campaign.standing import standing, standings
+from dlbench.jobs.campaign.completing import Submitted, begin, complete, forget
+from dlbench.jobs.campaign.file import is_held, standing, standings
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts.job import Job
@@ -161,7 +159,7 @@ def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -
 
 
 def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     comment = standing(root, "s").series.jobs[1].comment
@@ -183,7 +181,7 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers of its jobs may be other jobs' here."""
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     root.mkdir()
     request = Request(
@@ -219,7 +217,7 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
 def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     program("squeue", "true")
@@ -231,7 +229,7 @@ def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
 def test_nothing_is_submitted_while_slurm_does_not_answer(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     cut_off_after_sbatch(root, program)
     before = len(calls(tmp_path))
@@ -244,7 +242,7 @@ def test_nothing_is_submitted_while_slurm_does_not_answer(
 def test_a_run_that_began_is_never_submitted_again(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.submitting._LOOKS_S", (0.0,))
+    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
     write_status(folder, status(0, "n0", "measuring"))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dlbench.errors import UserError
-from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job
-from dlbench.jobs.variables import MAX_BYTES, resolve
+from dlbench.jobs.scripts.launch import MAX_BYTES, resolve
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import ExitCode, RunError
-from dlbench.jobs import local, silence
+from dlbench.jobs import local
 from dlbench.jobs import verdict as verdict_module
-from dlbench.jobs.ending import Ending, last_words, stopped_among
+from dlbench.jobs.processes import Ending, last_words, stopped_among
 from dlbench.jobs.verdict import verdict
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run
@@ -263,7 +263,7 @@ def test_ranks_of_which_none_says_anything_any_more_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their watchdogs are stopped, too."""
-    monkeypatch.setattr(silence, "MARGIN_S", 1.0)
+    monkeypatch.setattr(local, "MARGIN_S", 1.0)
     plan, folder = with_python(tmp_path, "kill -STOP $$; exec sleep 60")
     measure = plan.measure.model_copy(update={"stall_timeout_s": 1.0})
     write_status(folder, status(0, "n0", "measuring"))

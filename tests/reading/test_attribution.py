@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.reading.attribution import Attribution, attribute
-from dlbench.stats.estimates import ratio_estimate
+from dlbench.stats.estimates import interval_of_difference, interval_of_mean, ratio_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.stats.student import interval_of_difference, interval_of_mean
 
 NAMES = ("compute", "wire", "wait")
 

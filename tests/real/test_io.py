@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.reader_rate import reading_rate
+from dlbench.jobs.node_program import reading_rate
 from dlbench.views.storage import supply_of
 from tests.conftest import Cli
 from tests.support.leftovers import interrupt

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import ExitCode
-from dlbench.jobs.scripts.launch import local_environments
-from dlbench.jobs.variables import resolve
+from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.record import Record
 from dlbench.records.rows.spans import LANES, SWAP, SpanReader

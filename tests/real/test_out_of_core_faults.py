@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import ExitCode
-from dlbench.jobs.scripts.launch import local_environments
-from dlbench.jobs.variables import resolve
+from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.status import read_statuses
 from tests.support import forked_runs

@@ -13,8 +13,7 @@ import pytest
 
 from dlbench.jobs.box.box import Box
 from dlbench.jobs.box.equipment import Equipment
-from dlbench.jobs.preflight.job import trial, write_script
-from dlbench.jobs.preflight.plan import job_of, plan_of
+from dlbench.jobs.preflight.check import job_of, plan_of, trial, write_script
 from dlbench.jobs.preflight.static import static_findings
 from dlbench.records.answers.preflight import PreflightFolder, PreflightReport
 from dlbench.specs.choices import choose_system

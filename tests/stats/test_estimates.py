@@ -20,9 +20,9 @@ from dlbench.stats.estimates import (
     geometric_mean_estimate,
     mean_estimate,
     median_estimate,
+    places,
     ratio_estimate,
 )
-from dlbench.stats.exact import places
 from dlbench.stats.pairing import KnownKey, RunKey, pairing
 from dlbench.stats.verdicts import placed
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.stats.exact import rank_sum_level, rank_sums
+from dlbench.stats.estimates import rank_sum_level, rank_sums
 
 
 @settings(max_examples=60, deadline=None)

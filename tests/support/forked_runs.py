@@ -13,8 +13,7 @@ from pathlib import Path
 
 from dlbench.cli import options
 from dlbench.cli.run import run as command
-from dlbench.jobs.scripts.launch import local_environments
-from dlbench.jobs.variables import resolve
+from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.scan import Run, scan

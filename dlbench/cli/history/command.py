@@ -1,21 +1,42 @@
-"""`dlbench history`: runs of months in one place; its commands are the other files of this folder."""
+"""`dlbench history`: runs of months in one place; its commands but `trends`."""
 
 from __future__ import annotations
 
+import getpass
 import importlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
+from dlbench.cli.history.store import note, open_store, store_options, where_option
+from dlbench.cli.options import write_output
+from dlbench.cli.report import emit
+from dlbench.errors import ExitCode, UserError
+from dlbench.report.wording import runs_text
+
+if TYPE_CHECKING:
+    from dlbench.history.importing import Candidate, Outcome
+    from dlbench.history.reading import Removal
+    from dlbench.history.store import History
+    from dlbench.records.folder import RunFolder
+
+
 # In the order of work: name, module, attribute, one line of help (so that --help imports no command).
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
-    ("import", "importing", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
-    ("list", "list_runs", "list_runs", "List the runs of a history."),
+    ("import", "command", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
+    ("list", "command", "list_runs", "List the runs of a history."),
     ("trends", "trends", "trends", "Find when runs became slower or faster, and what changed then."),
-    ("acknowledge", "acknowledge", "acknowledge", "Say that a change of level is known, and why."),
+    ("acknowledge", "command", "acknowledge", "Say that a change of level is known, and why."),
     ("slow-nodes", "trends", "slow_nodes", "Show which nodes were slow, month by month."),
-    ("export", "export", "export_runs", "Write runs as an archive that `import` reads."),
-    ("prune", "prune", "prune", "Let old runs go, or their traces."),
-    ("rebuild", "rebuild", "rebuild", "Make the index anew from the runs."),
+    ("export", "command", "export_runs", "Write runs as an archive that `import` reads."),
+    ("prune", "command", "prune", "Let old runs go, or their traces."),
+    ("rebuild", "command", "rebuild", "Make the index anew from the runs."),
 )
 
 
@@ -51,3 +72,287 @@ def history() -> None:
       dlbench history import runs
       dlbench history list --where workload=resnet50
     """
+
+
+_VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
+
+
+@click.command("import")
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@store_options
+def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) -> None:
+    """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
+
+    Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
+    of the same name with other content is refused. Runs that still run, or were killed, have no record and are passed
+    over: import them again when they have ended. A run that cannot be copied whole, because a file cannot be read or a
+    link, a pipe or a folder too deep lies in it, or whose samples or spans are damaged, counts as damaged and stays
+    out: a history keeps whole runs of plain files. The history is
+    made if the folder is empty or not there.
+
+    Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
+
+    \b
+    Example:
+      dlbench history import runs --store /shared/history
+    """
+    from dlbench.history import importing as history_import
+    from dlbench.history.files import is_there
+
+    for path in runs:
+        if not is_there(path):
+            raise UserError(f"{path}: no such folder of runs or archive")
+    opened = open_store(store, index, create=True)
+    counts: Counter[str] = Counter()
+    with opened.store.room() as room:
+        for outcome in history_import.import_runs(opened, _candidates(runs, opened, room), room):
+            counts[outcome.verdict] += 1
+            if outcome.verdict != "already there":
+                click.echo(_outcome_line(outcome), err=outcome.verdict in ("refused", "damaged"))
+    click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
+    if counts["damaged"]:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    if counts["refused"]:
+        sys.exit(int(ExitCode.USAGE))
+
+
+def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterator[Candidate | Outcome]:
+    from dlbench.history.archive import read_archive
+    from dlbench.history.importing import Candidate
+
+    for path in paths:
+        if path.is_dir():
+            yield from (Candidate(folder=folder, name=str(folder.path)) for folder in _folders(path))
+        else:
+            yield from read_archive(path, opened, room)
+
+
+def _folders(path: Path) -> list[RunFolder]:
+    """The runs of a history, or of a folder of runs."""
+    from dlbench.history.files import MARKER, Store, is_there
+    from dlbench.records.folder import RunFolder
+    from dlbench.records.scan import run_folders
+
+    if is_there(path / MARKER):
+        return [
+            RunFolder(path / name)
+            for name in Store.at(path).listing(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
+        ]
+    try:
+        return run_folders(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _outcome_line(outcome: Outcome) -> str:
+    why = f": {outcome.why}" if outcome.why else ""
+    return "".join(c if c.isprintable() else " " for c in f"{outcome.verdict:<9} {outcome.name}{why}")
+
+
+FormatName = Literal["text", "csv", "json"]
+
+
+@click.command("list")
+@store_options
+@where_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(get_args(FormatName)),
+    default="text",
+    show_default=True,
+    help="text: 80 columns; csv: one line per run; json: all that the index knows.",
+)
+def list_runs(store: Path | None, index: Path | None, where: tuple[str, ...], form: FormatName) -> None:
+    """List runs by the time they ended, with step time, hosts, Slurm job and commit.
+
+    \b
+    Example:
+      dlbench history list --where workload=resnet50 --where host=n17
+    """
+    from dlbench.history.entry import parse_where
+    from dlbench.history.page.sheets import list_document, to_json
+
+    entries = open_store(store, index).entries(parse_where(where))
+    if form == "json":
+        write_output(to_json(entries).encode("utf-8"), None)
+    else:
+        emit(list_document(entries), form, None, "runs")
+
+
+@click.command()
+@click.argument("series")
+@click.argument("day")
+@click.option("--reason", required=True, metavar="TEXT", help="Why it is no reason to act; shown with the change.")
+@store_options
+@where_option
+def acknowledge(
+    series: str, day: str, reason: str, store: Path | None, index: Path | None, where: tuple[str, ...]
+) -> None:
+    """Say that a change of SERIES on DAY is known, so that it is no longer called worse and fails no gate.
+
+    SERIES and DAY are those that `dlbench history trends` shows with the change. Who, when and why are kept in the
+    history and shown. The change comes back if the level gets worse still; to take the word back, delete its file in
+    the folder acknowledged of the history.
+
+    \b
+    Example:
+      dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor told"
+    """
+    from dlbench.cli.report import require_modules
+
+    require_modules("history acknowledge", "numpy", "scipy")
+    from dlbench.history.entry import parse_where
+    from dlbench.history.page.report import FOLLOWED, trends_of
+    from dlbench.history.page.words import percent_change
+    from dlbench.history.store import MAX_REASON, Acknowledgement, read_acknowledged
+    from dlbench.history.store import acknowledge as write
+    from dlbench.units import utc_now
+
+    if not reason.strip() or len(reason) > MAX_REASON:
+        raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
+    opened = open_store(store, index)
+    metric = series.rpartition("-")[2]
+    followed = FOLLOWED if metric in FOLLOWED else (metric,)
+    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    trend = next((one for one in found.series if one.id == series), None)
+    if trend is None:
+        known = ", ".join(one.id for one in found.series if one.changes) or "none has changes"
+        raise UserError(f"{series}: is no series of this history; with changes: {known}")
+    change = next((one for one in trend.changes if one.time[:10] == day), None)
+    if change is None:
+        days = ", ".join(one.time[:10] for one in trend.changes) or "none"
+        raise UserError(f"{day}: {series} has no change of that day; it has: {days}")
+    if change.acknowledged is not None:
+        word = change.acknowledged
+        raise UserError(f"{day}: is acknowledged by {word.by} on {word.written[:10]}: {word.reason}")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container whose user has no name.
+        user = f"user {os.getuid()}"
+    made = Acknowledgement(
+        group=trend.group,
+        ranks=trend.ranks,
+        nodes=trend.nodes,
+        metric=trend.metric,
+        time=change.time,
+        through=change.first_after,
+        level=change.after.value,
+        ratio=change.ratio.value,
+        reason=reason.strip(),
+        by=user,
+        written=utc_now(),
+    )
+    write(opened.store, made)
+    click.echo(f"acknowledged: {series}, {day}: {percent_change(made.ratio)}", err=True)
+
+
+@click.command("export")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE.tar[.gz]",
+    help="The archive; .gz or .tgz: compressed.",
+)
+@store_options
+@where_option
+def export_runs(output: Path, store: Path | None, index: Path | None, where: tuple[str, ...]) -> None:
+    """Write runs as a tar archive that `dlbench history import` reads; equal runs give equal bytes.
+
+    \b
+    Example:
+      dlbench history export -o march.tar.gz --where system=cluster
+    """
+    from dlbench.history.archive import write_archive
+    from dlbench.history.entry import parse_where
+    from dlbench.units import format_bytes
+
+    wanted = parse_where(where)
+    opened = open_store(store, index)
+    entries = []
+    for entry in opened.entries(wanted):
+        if entry.state == "damaged":
+            note(f"left out: {entry.folder}: damaged: {entry.why}")
+        else:
+            entries.append(entry)
+    write_archive(opened, entries, output)
+    runs = "1 run" if len(entries) == 1 else f"{len(entries)} runs"
+    click.echo(f"wrote {output}: {runs}, {format_bytes(output.stat().st_size)}", err=True)
+
+
+@click.command()
+@click.option("--keep-days", type=float, required=True, metavar="N", help="Keep all runs of the last N days.")
+@click.option(
+    "--keep-last",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Of comparable runs with equal ranks and nodes, keep the last N valid ones whatever their age (default: 0).",
+)
+@click.option(
+    "--traces-only",
+    is_flag=True,
+    help="Keep the runs; take spans, profiles, checkpoints and logs out of them. Spans of each node's first rank stay, "
+    "so that every figure can still be made.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would go; touch nothing.")
+@store_options
+def prune(
+    keep_days: float, keep_last: int, traces_only: bool, dry_run: bool, store: Path | None, index: Path | None
+) -> None:
+    """Let old runs go, or only their traces; prints what went, and how many bytes.
+
+    A run's age counts from its end; of a run that did not end, from its plan.
+
+    \b
+    Example:
+      dlbench history prune --keep-days 30 --traces-only
+      dlbench history prune --keep-days 365 --keep-last 20 --dry-run
+    """
+    from datetime import datetime
+
+    from dlbench.history import reading as history_reading
+
+    # NaN is neither.
+    if not 0 <= keep_days <= 1_000_000:
+        raise UserError(f"--keep-days {keep_days:g}: must be from 0 to 1000000")
+    if keep_last < 0:
+        raise UserError(f"--keep-last {keep_last}: must be 0 or more")
+    opened = open_store(store, index)
+    old = history_reading.beyond(opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(UTC))
+    num_runs = len(opened.entries())
+    chosen = history_reading.removals(opened, old, traces_only=traces_only)
+    if not dry_run:
+        history_reading.prune(opened, chosen)
+    for line in _removal_lines(chosen, dry_run=dry_run, num_runs=num_runs):
+        click.echo(line.encode() + b"\n", nl=False)
+
+
+def _removal_lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -> Iterator[str]:
+    """What went, or would go, run by run, and the sum."""
+    from dlbench.report.wording import clean
+    from dlbench.units import format_bytes
+
+    verb = "would remove" if dry_run else "removed"
+    for removal in chosen:
+        files = len(removal.files)
+        what = f"{files} file{'' if files == 1 else 's'} of " if files else ""
+        yield f"{verb} {what}{clean(removal.entry.run_id)}: {format_bytes(removal.num_bytes)}"
+    total = format_bytes(sum(removal.num_bytes for removal in chosen))
+    yield f"{verb} {total} of {len(chosen)} of {runs_text(num_runs)}"
+
+
+@click.command()
+@store_options
+def rebuild(store: Path | None, index: Path | None) -> None:
+    """Make the index anew from the folders of runs.
+
+    Nothing is lost by it: the index is a cache. A damaged index, or one of another version, is made anew by itself.
+    """
+    opened = open_store(store, index)
+    opened.rebuild()
+    runs = len(opened.entries())
+    click.echo(f"{runs} run{'' if runs == 1 else 's'} indexed")

@@ -41,7 +41,7 @@ def store_options(function: F) -> F:
 
 
 def where_option(function: F) -> F:
-    """`--where`, which `dlbench.history.where.parse_where` takes."""
+    """`--where`, which `dlbench.history.entry.parse_where` takes."""
     return click.option(
         "--where",
         multiple=True,

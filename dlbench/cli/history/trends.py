@@ -87,11 +87,11 @@ def trends(
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     drawn = ("altair", "vl_convert") if chosen == "html" else ()
     require_modules("history trends", "numpy", "pandas", "scipy", *drawn)
-    from dlbench.history.acknowledged import read_acknowledged
+    from dlbench.history.entry import parse_where
     from dlbench.history.page.document import finding, trends_document
     from dlbench.history.page.report import FOLLOWED, trends_of
     from dlbench.history.page.words import regression_text
-    from dlbench.history.where import parse_where
+    from dlbench.history.store import read_acknowledged
 
     followed = _known(metrics) or FOLLOWED
     opened = open_store(store, index)
@@ -154,9 +154,9 @@ def slow_nodes(
     if exclude and chosen != "text":
         raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
     require_modules("history slow-nodes", "numpy", "pandas", "scipy")
+    from dlbench.history.entry import parse_where
     from dlbench.history.page.document import nodes_document
     from dlbench.history.trends.slow_months import slow_months
-    from dlbench.history.where import parse_where
 
     found = slow_months(open_store(store, index).entries(parse_where(where)))
     if exclude:

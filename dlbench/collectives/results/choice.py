@@ -118,7 +118,7 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
     """The fastest series at each size, by size.
 
     Args:
-        group: its series are `dlbench.collectives.results.contenders`.
+        group: its series are `dlbench.collectives.page.report`.
     """
     return tuple(_best(group, size) for size in group.sizes)
 

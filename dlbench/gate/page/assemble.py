@@ -5,24 +5,246 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import dlbench
 from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
 from dlbench.gate.content import KeyDifference
-from dlbench.gate.labels import point_label
-from dlbench.gate.page import model
-from dlbench.gate.page.words import headline, methods
-from dlbench.gate.sides import SidePoint, SideRun
-from dlbench.report.wording import runs_text
+from dlbench.gate.sides import SidePoint, SideRun, point_label, versus
+from dlbench.gate.verdicts import TTest
+from dlbench.report.table import Cell, times_cell
+from dlbench.report.wording import runs_text, value_text
+from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import whole_seconds
+
+
+def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> str:
+    """The overall verdict, and the comparison that stands for it."""
+    every = [(point, metric) for point in points for metric in point.gated]
+    same = [(point, metric) for point, metric in every if metric.verdict == verdict]
+    if not same:
+        return f"{verdict}: nothing was compared."
+    point, metric = max(same, key=lambda one: _size(one[1]))
+    sides = versus(point.allowed)
+    told = f"{metric.title} at {point.label}{f', {sides}' if sides else ''}: {change_text(metric)}"
+    count = f"{len(same)} of {len(every)} comparisons {verdict}" if len(every) > 1 else verdict
+    return f"{count}; {'the largest change is ' if len(same) > 1 else ''}{told}; tolerance {share_text(tolerance)}."
+
+
+def _size(metric: MetricResult) -> float:
+    return 0.0 if metric.ratio is None else abs(metric.ratio.value - 1)
+
+
+def change_text(metric: MetricResult) -> str:
+    """The ratio as a change, e.g. ``5.2 % worse, 1.052x [1.041, 1.064]``; its digits follow the interval, too."""
+    if metric.ratio is None:
+        return "no ratio"
+    word = "worse" if metric.ratio.value >= 1 else "better"
+    change = value_text(metric.ratio.mapped(lambda ratio: ratio - 1, "fraction")).removeprefix("-")
+    held = ", within one session" if metric.ratio.sessions == 1 and metric.ratio.low is not None else ""
+    return f"{change} {word}, {ratio_text(metric.ratio)}{held}"
+
+
+def ratio_cell(ratio: Estimate | None) -> Cell:
+    """A ratio near 1 with as many digits as a gate needs, e.g. ``1.052x [1.041, 1.064]``."""
+    return times_cell(ratio, 3)
+
+
+def ratio_text(ratio: Estimate) -> str:
+    """The same on one line."""
+    return str(ratio_cell(ratio))
+
+
+def share_text(fraction: float) -> str:
+    """A share without needless digits, e.g. ``2 %``, ``2.5 %``."""
+    return f"{fraction * 100:.4g} %"
+
+
+def p_against(p: float, level: float) -> str:
+    """A p and what it is held against, with two significant digits, e.g. ``0.0031 (at most 0.005)``."""
+    return f"{p:.2g} (at most {level:.2g})"
+
+
+def power_text(metric: MetricResult) -> str:
+    """What the comparison could have seen, in a sentence; empty with too few runs."""
+    test = metric.tested
+    if test is None:
+        return ""
+    wanted, seen = share_text(test.wanted), share_text(round(test.detectable, 4))
+    if test.repeats is None:
+        needed = f"{wanted}: within the tolerance, or more than 1,000 {test.unit}s"
+    else:
+        needed = f"{wanted} needs {test.repeats} {test.unit}s{'' if test.unit == 'pair' else ' per side'}"
+    scatter = share_text(round(test.scatter, 5))
+    return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of {test.unit}s {scatter})."
+
+
+def _correction(num_compared: int) -> str:
+    if num_compared < 2:
+        return "; no correction, as there is no second comparison"
+    return f" for all {num_compared} comparisons of this command together, by Holm's correction"
+
+
+def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
+    """How the verdicts were made, heading and text."""
+    rule = found.rule
+    if found.paired:
+        test = "Student's t test of the mean logarithm of B / A over pairs."
+        unit = "The pair of interleaved runs: what drifts falls on both sides alike."
+    else:
+        test = (
+            "Welch's t test of the difference of mean logarithms over units, with the standard error of a pooled "
+            "variance where the sides have unlike many units and that is larger. A side of fewer than five sessions: "
+            "Student's t test with the scatter between the sessions of the other side and of the history, "
+            "s sqrt(1 + 1/k) for one against k."
+        )
+        unit = (
+            "The session, because its runs share the machine's state: the mean logarithm of its runs. Runs are of one "
+            "session while less than 12 h pass between them, for a day at most, unless the host was started anew; one "
+            "Slurm job is one session. Where one job or one command ran both sides, the run."
+        )
+    tolerated = share_text(rule.tolerance)
+    return (
+        ("Unit", f"{unit} Every run gives one number for each metric; steps of one run are not independent."),
+        (
+            "Ratio",
+            "Geometric mean over units of B by that of A, turned so that above 1 is worse. Its interval is the test's: "
+            "its ends leave the level that the test has below and above. Without a test the interval is over runs, "
+            f"within the session they ran in, and with fewer than {MIN_RUNS} runs a side their range.",
+        ),
+        (
+            "Test",
+            f'{test} B is divided by {1 + rule.tolerance:.4g} first: p is of "no more than {tolerated} worse". Level '
+            f"{share_text(rule.level)}{_correction(found.num_compared)}. "
+            "With one-sided or two-state noise equal on both sides it fails no more often; where one side is noisier "
+            "and slowed now and then, 5 % and more.",
+        ),
+        (
+            "Verdicts",
+            f"regressed: p at most {share_text(rule.level)}; improved: the mirror image; equivalent: the 90 % interval "
+            f"of the ratio within {tolerated} (TOST at 5 %); else inconclusive, as without sessions enough for a test. "
+            f"Fewer than {MIN_RUNS} runs on a side: insufficient.",
+        ),
+    )
+
+
+FORMAT = "dlbench.comparison"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricResult:
+    """One metric at one point."""
+
+    name: str
+    title: str
+    about: str
+    gated: bool
+    """Whether it has a part in the verdict; the others are information."""
+    verdict: str
+    """regressed, improved, equivalent, inconclusive, insufficient; `information` for metrics that do not decide."""
+    reason: str
+    a: Estimate | None
+    """Geometric mean over the units of the ratio, or over runs where no test was made; None where no run tells."""
+    b: Estimate | None
+    ratio: Estimate | None
+    """B / A of geometric means, above 1 is worse. Where a test was made its interval is the one that decides: regressed
+    where it lies above the tolerance, improved where it lies below."""
+    tested: TTest | None
+    """The test; None where none was made."""
+    values_a: tuple[float, ...]
+    """One for each run; where paired, equal places are pairs."""
+    values_b: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointResult:
+    """One rank and node count."""
+
+    label: str
+    """Workload, preset, engine, scaling, place."""
+    caption: str
+    """Conditions of the figures in one line."""
+    workload: str
+    ranks: int
+    nodes: int
+    runs_a: tuple[str, ...]
+    runs_b: tuple[str, ...]
+    sessions_a: int
+    """Sessions of these runs, as comparisons over time count them."""
+    sessions_b: int
+    sessions_history: int
+    """Further sessions, of the history, which tell how far sessions scatter."""
+    finished_a: tuple[str, str]
+    """First and last end of a run, UTC; empty where there is none."""
+    finished_b: tuple[str, str]
+    tags_a: tuple[tuple[str, str], ...]
+    """Tags that all runs of the side share."""
+    tags_b: tuple[tuple[str, str], ...]
+    allowed: tuple[KeyDifference, ...]
+    """What differs between the sides on purpose."""
+    environment: tuple[KeyDifference, ...]
+    """What differs between the environments at this point and not at all points."""
+    cautions: tuple[str, ...]
+    """Reasons to read its verdicts with care, in sentences; those of all points stand in the report."""
+    metrics: tuple[MetricResult, ...]
+
+    @property
+    def gated(self) -> tuple[MetricResult, ...]:
+        """Those that decide."""
+        return tuple(metric for metric in self.metrics if metric.gated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonReport:
+    """The whole."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    dlbench_version: str
+    a: str
+    """What side A is called."""
+    b: str
+    paired: bool
+    history: str
+    """What told how far sessions scatter, beside the sides; empty: nothing."""
+    verdict: str
+    headline: str
+    """The verdict in a sentence or two."""
+    tolerance: float
+    """Fraction by which B may be slower."""
+    level: float
+    """Chance that any comparison of the command fails though none is slower than tolerated."""
+    num_compared: int
+    """Comparisons that the correction counts."""
+    points: tuple[PointResult, ...]
+    environment: tuple[KeyDifference, ...]
+    """What differs between the environments at every point."""
+    cautions: tuple[str, ...]
+    """Reasons to read every verdict with care, in sentences."""
+    only_b: tuple[str, ...]
+    """Points that A does not have."""
+    left_out: tuple[str, ...]
+    damaged: tuple[str, ...]
+    notices: tuple[str, ...]
+    """What the workloads must not be mistaken for."""
+    methods: tuple[tuple[str, str], ...]
+    """Heading and text: how the verdicts are made."""
+
+    def each(self) -> Iterator[tuple[PointResult, MetricResult]]:
+        """Every comparison that decides, with its point."""
+        for point in self.points:
+            for metric in point.gated:
+                yield point, metric
+
 
 DAY_S = 86_400
 
 T = TypeVar("T")
 
 
-def assemble(found: Comparison) -> model.ComparisonReport:
+def assemble(found: Comparison) -> ComparisonReport:
     """The report of a comparison; equal comparisons give equal reports."""
     points = _with_unique_labels(tuple(_point(point, found) for point in found.points))
     environment = _of_all([point.environment for point in points])
@@ -35,7 +257,7 @@ def assemble(found: Comparison) -> model.ComparisonReport:
         )
         for point in points
     )
-    return model.ComparisonReport(
+    return ComparisonReport(
         dlbench_version=dlbench.__version__,
         a=found.a,
         b=found.b,
@@ -57,7 +279,7 @@ def assemble(found: Comparison) -> model.ComparisonReport:
     )
 
 
-def _with_unique_labels(points: tuple[model.PointResult, ...]) -> tuple[model.PointResult, ...]:
+def _with_unique_labels(points: tuple[PointResult, ...]) -> tuple[PointResult, ...]:
     """Points of equal labels are counted: a CI server takes test cases of one name for one."""
     seen: dict[str, int] = {}
     result = []
@@ -72,10 +294,10 @@ def _of_all(lists: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(one for one in lists[0] if all(one in other for other in lists[1:])) if lists else ()
 
 
-def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
+def _point(found: ComparedPoint, whole: Comparison) -> PointResult:
     a, b = found.a, found.b
     runs_b = () if b is None else b.runs
-    return model.PointResult(
+    return PointResult(
         label=point_label(a, {one.key for one in found.allowed}),
         caption=_caption(a, found.allowed),
         workload=a.content.registered["workload"],
@@ -137,9 +359,9 @@ def _tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(tags.items()))
 
 
-def _metric(found: ComparedMetric) -> model.MetricResult:
+def _metric(found: ComparedMetric) -> MetricResult:
     judged, metric = found.judgement, found.metric
-    return model.MetricResult(
+    return MetricResult(
         name=metric.name,
         title=metric.title,
         about=metric.about,

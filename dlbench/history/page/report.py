@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import dlbench
-from dlbench.history.acknowledged import Acknowledgement
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.page.words import METHODS, verdict
+from dlbench.history.store import Acknowledgement
 from dlbench.history.trends.series import Change, Trend, damaged_runs, dated, trends
 from dlbench.history.trends.slow_months import SlowMonths, slow_months
 from dlbench.reading.metrics import METRICS

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from dlbench.history.acknowledged import Acknowledgement
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.store import Acknowledgement
 from dlbench.history.trends.change_points import (
     MIN_EFFECT,
     MIN_NIGHTS,

@@ -15,7 +15,7 @@ from pathlib import Path
 from dlbench.errors import UserError
 from dlbench.jobs.box.equipment import Equipment
 from dlbench.jobs.box.storage import CONTROLLER
-from dlbench.jobs.scripts.templates import render
+from dlbench.jobs.scripts.job import render
 
 MAX_NODES = 8
 CONTROLLER_HOST = "boxctl"

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from dlbench.jobs.box.config import CONTROLLER_HOST, BoxPlan, in_own_mounts
-from dlbench.jobs.scripts.templates import render
+from dlbench.jobs.scripts.job import render
 
 _MOST_MIB = 512
 """Of the database; the books of a hundred jobs are 20 MiB, most of it empty tables."""

@@ -1,17 +1,369 @@
-"""A campaign: the jobs of a series before they are submitted, and what they may cost in node-hours."""
+"""A campaign: the jobs of a series before they are submitted, and what they may cost in node-hours.
+
+How long runs will take: from earlier runs of the same configuration in the folder of all runs, else the time limit.
+
+What scales is the number of steps; start-up, evaluations and the end of a run stay as they were.
+
+Few jobs wait less than many, and repeats on the same nodes differ less: runs share a job where they ask Slurm for the
+same things. Inside a job they keep the order of the series, in which repeats are interleaved over points.
+
+The repeats of a point run on the same nodes, or on others in turn. On the same nodes differences between nodes are in
+no comparison of points, and a slow node is in all figures. In turn, every node is used alike over the repeats:
+differences between nodes average out, stand in the scatter of repeats, and can be told from those of hosts. The nodes
+are asked for with --nodelist, which is part of each run's plan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import os
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 from dlbench.errors import UserError
-from dlbench.jobs.campaign.packing import Packing, group_of, jobs_of
-from dlbench.jobs.campaign.walltime import Estimate, estimates
-from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.scripts.job import Job, limit_seconds, requested, time_text
+from dlbench.opening import read_json
+from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.system.hostlist import compressed, expanded
+from dlbench.units import format_seconds
+
+Mode = Literal["same", "rotate"]
+
+
+def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_job: bool) -> list[RunPlan]:
+    """The plans, each with the nodes that it runs on.
+
+    Args:
+        plans: of a series.
+        mode: `same`: every run on the first of the nodes. `rotate`: repeat k of n nodes begins at node k n, counted on
+            from the beginning after the end.
+        hosts: the nodes to choose from, as Slurm writes them.
+        share_one_job: whether points of different sizes share a job: then they share its nodes.
+
+    Raises:
+        UserError: there are too few nodes, or none that Slurm could read, or the system names nodes already.
+    """
+    option = f"--{mode}-nodes {hosts}"
+    try:
+        names = list(dict.fromkeys(expanded(hosts)))
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
+    if named := next((plan.system.slurm.nodelist for plan in plans if plan.system.slurm.nodelist), None):
+        raise UserError(f"{option}: the system names nodes already: slurm.nodelist is {named}")
+    largest = max(plan.layout.nodes for plan in plans)
+    wanted = largest + (mode == "rotate")
+    if len(names) < wanted:
+        why = "there is nothing to rotate over" if len(names) == largest else f"a run takes {largest}"
+        raise UserError(f"{option}: names {len(names)} nodes, and {why}; {wanted} or more are needed")
+    found = []
+    for plan in plans:
+        size = largest if share_one_job else plan.layout.nodes
+        begin = plan.series.repeat * size if mode == "rotate" else 0
+        chosen = [names[(begin + offset) % len(names)] for offset in range(size)]
+        slurm = plan.system.slurm.model_copy(update={"nodelist": compressed(chosen)})
+        found.append(plan.model_copy(update={"system": plan.system.model_copy(update={"slurm": slurm})}))
+    return found
+
+
+Packing = Literal["points", "all", "runs"]
+"""points: the runs of one number of nodes and ranks share an allocation. all: those of all points share one of the
+largest size. runs: each has its own, in job arrays."""
+
+_MOST_ELEMENTS = 1000
+"""Of an array, because Slurm numbers up to 1,000 unless a site says otherwise (slurm.conf(5), MaxArraySize 1001)."""
+
+_MINUTE = 60
+"""Slurm counts time limits in minutes (sbatch(1), --time)."""
+
+
+def jobs_of(
+    plans: Sequence[LaunchPlan],
+    seconds: Mapping[str, float] | None = None,
+    *,
+    packing: Packing = "points",
+    chain: bool = True,
+) -> list[Job]:
+    """The jobs of a series, in the order of their first runs.
+
+    Args:
+        plans: of the series, in their order.
+        seconds: what each run is given, by run id; none: its system's time limit. 0 is no limit.
+        packing: which runs share a job.
+        chain: whether the elements of an array run one at a time.
+
+    Raises:
+        UserError: the sides of a comparison cannot share a job, because they ask Slurm for different things, or
+            shall not.
+    """
+    _refuse_apart(plans, packing)
+    given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
+    jobs = []
+    for group in _groups(plans, packing):
+        if packing == "runs":
+            jobs += [_array(part, given, chain) for part in _parts(group, _MOST_ELEMENTS)]
+        else:
+            jobs += [job_of(part, given) for whole in _within(group, given) for part in _fitting(whole)]
+    return jobs
+
+
+def job_of(plans: Sequence[LaunchPlan], seconds: Mapping[str, float] | None = None) -> Job:
+    """One allocation for these runs, which must ask for the same; `seconds` as in `jobs_of`."""
+    given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
+    return Job(plans=tuple(plans), time_limit=_limit([given[plan.run_id] for plan in plans]))
+
+
+def _array(plans: Sequence[LaunchPlan], given: Mapping[str, float], chain: bool) -> Job:
+    """Jobs of their own, each given what the longest needs."""
+    if len(plans) == 1:
+        return job_of(plans, given)
+    every = [given[plan.run_id] for plan in plans]
+    limit = _limit([max(every) if all(every) else 0.0])
+    return Job(plans=tuple(plans), time_limit=limit, array_limit=1 if chain else 0)
+
+
+def _limit(every: Sequence[float]) -> str:
+    """The time limit for runs one after the other, in whole minutes; one without a limit has none together."""
+    if not all(every):
+        return time_text(0)
+    return time_text(-int(-sum(every) // _MINUTE) * _MINUTE)
+
+
+def _groups(plans: Sequence[LaunchPlan], packing: Packing) -> list[list[LaunchPlan]]:
+    """Runs that ask for the same things."""
+    groups: dict[Hashable, list[LaunchPlan]] = {}
+    for plan in plans:
+        groups.setdefault(group_of(plan, packing), []).append(plan)
+    return list(groups.values())
+
+
+def group_of(plan: LaunchPlan, packing: Packing) -> Hashable:
+    """What a run asks for; runs of which that is equal may share a job."""
+    layout = plan.layout
+    size = () if packing == "all" else (layout.nodes, layout.ranks)
+    return (size, *requested(plan))
+
+
+def _fitting(group: list[LaunchPlan]) -> list[list[LaunchPlan]]:
+    """Runs of a job as they are, or by ranks on a node where the run of the most nodes has fewer than another one."""
+    shape = Job(plans=tuple(group), time_limit="").shape
+    if all(plan.layout.ranks_per_node <= shape.layout.ranks_per_node for plan in group):
+        return [group]
+    by_node: dict[int, list[LaunchPlan]] = {}
+    for plan in group:
+        by_node.setdefault(plan.layout.ranks_per_node, []).append(plan)
+    return list(by_node.values())
+
+
+def _within(group: Sequence[LaunchPlan], given: Mapping[str, float]) -> Iterator[list[LaunchPlan]]:
+    """Parts that stay below the longest time of a job, in their order; a pair of sides is never torn."""
+    longest = limit_seconds(group[0].system.slurm.max_time)
+    part: list[LaunchPlan] = []
+    for unit in _units(group):
+        total = sum(given[plan.run_id] for plan in (*part, *unit))
+        if part and longest and total > longest:
+            yield part
+            part = []
+        part.extend(unit)
+    yield part
+
+
+def _units(group: Sequence[LaunchPlan]) -> Iterator[Sequence[LaunchPlan]]:
+    """Runs one by one, those of a comparison by pairs."""
+    size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
+    return _parts(group, size)
+
+
+def _parts(group: Sequence[LaunchPlan], size: int) -> Iterator[Sequence[LaunchPlan]]:
+    for start in range(0, len(group), size):
+        yield group[start : start + size]
+
+
+def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
+    """Refuses pairs of a comparison that would not share their nodes."""
+    for one, other in pairwise(plans):
+        if not (isinstance(one, RunPlan) and isinstance(other, RunPlan) and one.series.side):
+            return
+        if packing == "runs":
+            raise UserError("--one-run-per-job: both sides of --ab run on the same nodes, in one job")
+        first = dict(requested(one))
+        for key, value in requested(other):
+            if value != first[key]:
+                raise UserError(
+                    f"--ab: both sides run in one Slurm job, which has one {key}: they ask for {first[key]} and "
+                    f"{value}; give it to --set, or submit two series"
+                )
+
+
+MARGIN = 1.5
+"""On the longest earlier run: what is stopped is lost, what is left over is not charged."""
+
+START_S = 60.0
+"""Given to each run beside that: its record begins when rank 0 has started, after modules and the launcher."""
+
+MOST_READ = 500
+"""Earlier runs that are looked at, by name the last: each costs a file."""
+
+_NOT_DECIDING = (
+    *("run_id", "created", "dlbench_version", "dlbench_code", "series", "overrides", "tags"),
+    *("system", "layout"),  # in part
+)
+"""Keys of a plan that do not decide how long it takes."""
+
+_LENGTH = ("warmup_steps", "measured_steps", "warmup_s", "measured_s")
+"""Keys of `measure` that decide how many steps there are, and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Of one run."""
+
+    seconds: float
+    """What a job is given for it; 0: no limit."""
+    expected_s: float | None = None
+    """What it should take; None where there is no earlier run."""
+    earlier: int = 0
+    """How many earlier runs it is estimated from."""
+    longest_s: float = 0.0
+    """The longest of them, with the steps of this run."""
+
+    @property
+    def text(self) -> str:
+        """Where it comes from, in words."""
+        if not self.earlier:
+            return f"time limit of {format_seconds(self.seconds)} a run" if self.seconds else "no time limit"
+        of = f"{self.earlier} earlier run{'s' * (self.earlier > 1)}"
+        longest = "the longest " if self.earlier > 1 else ""
+        within = "" if self.seconds >= MARGIN * self.longest_s + START_S else ", within system.slurm.max_time"
+        return (
+            f"estimated from {of}: {longest}{format_seconds(self.longest_s)} a run, margin {MARGIN:g}, and "
+            f"{START_S:g} s for its start{within}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Earlier:
+    """How long an earlier run took."""
+
+    total_s: float
+    steps: int
+    """0: not known, or not to be scaled."""
+    step_s: float
+    length: tuple[object, ...]
+    """Its part of `measure` that the configuration leaves out."""
+
+    def scaled(self, plan: LaunchPlan) -> float:
+        """Seconds that a run of the same configuration takes with the steps of `plan`."""
+        if not isinstance(plan, RunPlan) or not self.steps or self.length == _length(plan.measure.model_dump()):
+            return self.total_s
+        steps = plan.measure.warmup_steps + plan.measure.measured_steps
+        training_s = max(steps * self.step_s, plan.least_training_s)
+        return max(0.0, self.total_s - self.steps * self.step_s) + training_s
+
+
+def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = None) -> dict[str, Estimate]:
+    """How long each run of a series may take, by run id.
+
+    Args:
+        plans: of the series.
+        out: folder of all runs, which need not exist.
+        asked: a time limit for each run, as Slurm writes it, that was asked for; None: what earlier runs took, unless
+            the plans have one that was set for them.
+    """
+    if asked is not None:
+        return {plan.run_id: Estimate(seconds=limit_seconds(asked)) for plan in plans}
+    wanted = {plan.run_id: "" if _is_set(plan) else _key(plan.model_dump(mode="json")) for plan in plans}
+    asked_for = {key for key in wanted.values() if key}
+    earlier = _history(out, asked_for) if asked_for else {}
+    return {plan.run_id: _estimate(plan, earlier.get(wanted[plan.run_id], [])) for plan in plans}
+
+
+def _is_set(plan: LaunchPlan) -> bool:
+    """Whether the command line sets its time limit."""
+    series = plan.series if isinstance(plan, RunPlan) else None
+    sides = () if series is None else (series.axes, *series.sides.values())
+    return any("system.slurm.time_limit" in settings for settings in (plan.overrides, *sides))
+
+
+def _estimate(plan: LaunchPlan, earlier: Sequence[_Earlier]) -> Estimate:
+    if not earlier:
+        return Estimate(seconds=limit_seconds(plan.system.slurm.time_limit))
+    took = sorted(one.scaled(plan) for one in earlier)
+    seconds, longest = MARGIN * took[-1] + START_S, limit_seconds(plan.system.slurm.max_time)
+    return Estimate(
+        # No margin makes a run too long for its site that fits.
+        seconds=longest if longest and took[-1] + START_S <= longest < seconds else seconds,
+        expected_s=took[len(took) // 2],
+        earlier=len(took),
+        longest_s=took[-1],
+    )
+
+
+def _history(out: Path, wanted: set[str]) -> dict[str, list[_Earlier]]:
+    """Earlier runs of the wanted configurations; what cannot be read is no history."""
+    found: dict[str, list[_Earlier]] = {}
+    for folder in _folders(out):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            plan = read_json(folder.plan, MAX_JSON)
+            key = _key(plan)
+            if key in wanted:
+                found.setdefault(key, []).append(_earlier(folder, plan))
+    return found
+
+
+def _folders(out: Path) -> Iterable[RunFolder]:
+    try:
+        names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
+    except OSError:
+        return []
+    return [RunFolder(out / name) for name in names[-MOST_READ:]]
+
+
+def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:
+    """Raises OSError or a kind of ValueError: it has no record, or one of its last part alone."""
+    if "comm" in plan:
+        record = read_json(folder.comm, MAX_JSON)
+        return _Earlier(total_s=_seconds(record), steps=0, step_s=0.0, length=())
+    record = read_json(folder.record, MAX_JSON)
+    if plan["measure"]["until"] == "quality" and record["attempt"] > 1 and record["first_step"]:
+        raise ValueError("resumed after an interruption: the record is of its last part")
+    steps = int(record["steps"])
+    measured = steps - int(plan["measure"]["warmup_steps"])
+    measured_s = max(float(rank["measured_s"]) for rank in record["ranks"])
+    scales = plan["measure"]["until"] == "steps" and measured > 0
+    return _Earlier(
+        total_s=_seconds(record),
+        steps=steps if scales else 0,
+        step_s=measured_s / measured if scales else 0.0,
+        length=_length(plan["measure"]),
+    )
+
+
+def _seconds(record: Mapping[str, Any]) -> float:
+    begun, ended = (datetime.fromisoformat(record[key]) for key in ("started", "finished"))
+    return max(0.0, (ended - begun).total_seconds())
+
+
+def _length(measure: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(measure.get(name) for name in _LENGTH)
+
+
+def _key(plan: Mapping[str, Any]) -> str:
+    """What of a plan decides how long it takes, but for the number of its steps."""
+    content = {key: value for key, value in plan.items() if key not in _NOT_DECIDING}
+    if "measure" in content:
+        content["measure"] = {key: value for key, value in content["measure"].items() if key not in _LENGTH}
+    content["layout"] = {key: value for key, value in plan["layout"].items() if key != "node_cores"}
+    system = plan["system"]
+    content["system"] = {key: system[key] for key in ("name", "node", "launch")}
+    content["partition"] = [system["slurm"].get(key) for key in ("partition", "constraint", "gpu_type", "reservation")]
+    return json.dumps(content, sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True)

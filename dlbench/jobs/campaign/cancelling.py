@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs.campaign.beginning import forget
-from dlbench.jobs.campaign.file import SeriesJob, append, held, jobs_of_series, require_own, series_path, write_series
-from dlbench.jobs.campaign.standing import standing
+from dlbench.jobs.campaign.completing import forget
+from dlbench.jobs.campaign.file import (
+    SeriesJob,
+    append,
+    held,
+    jobs_of_series,
+    require_own,
+    series_path,
+    standing,
+    write_series,
+)
 from dlbench.jobs.scheduler import Queue, QueuedJob, Scheduler, UnansweredError, array_of
 from dlbench.jobs.submission import Submission, keep_submission
 from dlbench.records.folder import RunFolder

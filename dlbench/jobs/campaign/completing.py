@@ -1,19 +1,277 @@
-"""Submits what is left of a series: again and again, it does so once for each job."""
+"""Submits what is left of a series: again and again, it does so once for each job.
+
+One job goes to the scheduler, exactly once: whatever sbatch answers, and wherever this process is killed.
+
+The order is what makes it so: plans, script, sbatch, `submission.json`. A folder with a script and nothing else may be
+queued; then the scheduler is asked for the job's comment. Nothing is deleted as long as that is not known.
+"""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import UserError
-from dlbench.jobs.campaign.file import BusyError, append, held, jobs_of_series, require_own, series_path
-from dlbench.jobs.campaign.standing import Standing, standing
-from dlbench.jobs.campaign.submitting import folders_of, submit
-from dlbench.jobs.scheduler import DoubtError, Queue, QueueFullError, Scheduler, StuckError, UnansweredError
+from dlbench.errors import RunError, UserError, refused
+from dlbench.jobs.campaign.campaign import Packing
+from dlbench.jobs.campaign.file import (
+    FOLDER,
+    BusyError,
+    SeriesFile,
+    SeriesJob,
+    Standing,
+    append,
+    held,
+    jobs_of_series,
+    owner_of_other,
+    read_series,
+    require_own,
+    series_path,
+    standing,
+    write_series,
+)
+from dlbench.jobs.scheduler import (
+    DoubtError,
+    Queue,
+    QueueFullError,
+    RefusedError,
+    Scheduler,
+    StuckError,
+    UnansweredError,
+)
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.submission import keep_submission
+from dlbench.opening import read_bytes
+from dlbench.records.files import TEMPORARY_SUFFIX, write_atomic
+from dlbench.records.folder import MAX_JSON, RunFolder, create
+from dlbench.sharing import make_shared, user_name
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.units import utc_now
+
+OTHER_NAME = "choose another --series, runs are never overwritten"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a person allows a series."""
+
+    pack: Packing = "points"
+    max_jobs: int | None = None
+    max_node_hours: float | None = None
+
+
+_NO_LIMITS = Limits()
+
+
+def begin(
+    root: Path, jobs: Sequence[Job], *, chain: bool, python: str, request: str, limits: Limits = _NO_LIMITS
+) -> str:
+    """Writes down what a series shall hold, before anything is submitted; returns its name.
+
+    A series of this user that is there already gets more jobs.
+
+    Args:
+        root: folder of all runs, absolute.
+        jobs: the plans, in the order of submission.
+        chain: as in `SeriesFile`.
+        python: as in `SeriesFile`.
+        request: the command that asks for them.
+        limits: as in `SeriesFile`.
+
+    Raises:
+        UserError: a run of that name exists, the series is another user's, or another process submits it.
+        RunError: the files cannot be written.
+    """
+    series_id = _series_of(jobs[0])
+    if owner := owner_of_other(root, series_id):
+        raise UserError(f"{root}: series {series_id} is of user {owner}; choose another --series")
+    for run_id in (run_id for job in jobs for run_id in job.run_ids):
+        if (root / run_id).exists():
+            raise UserError(f"{root / run_id}: exists already; {OTHER_NAME}")
+    try:
+        make_shared(root, root / FOLDER)
+    except OSError as error:
+        raise refused(error, f"{root / FOLDER}: cannot be made: {error.strerror or error}") from None
+    with held(root, series_id):
+        before = read_series(root, series_id) if series_path(root, series_id, "json").exists() else None
+        if before is not None:
+            _refuse_twice(before, jobs)
+        lines = "".join(plan.model_dump_json() + "\n" for job in jobs for plan in job.plans)
+        series = SeriesFile(
+            id=series_id,
+            owner=user_name(),
+            created=before.created if before else utc_now(),
+            requests=(*(before.requests if before else ()), request),
+            scheduler=jobs[0].shape.system.scheduler,
+            pack=limits.pack,
+            chain=chain,
+            max_jobs=limits.max_jobs,
+            max_node_hours=limits.max_node_hours,
+            python=python,
+            jobs=(*(before.jobs if before else ()), *map(entry_of, jobs)),
+        )
+        try:
+            append(series_path(root, series_id, "plans"), lines)
+            write_series(root, series)
+        except RunError:
+            if before is None:
+                forget(root, series_id)
+            raise
+    return series_id
+
+
+def entry_of(job: Job) -> SeriesJob:
+    """A job as a series lists it, with a mark of its own."""
+    return SeriesJob(
+        runs=job.run_ids,
+        time_limit=job.time_limit,
+        array_limit=job.array_limit,
+        comment=f"{job.run_ids[0]}/{secrets.token_hex(4)}",
+    )
+
+
+def _series_of(job: Job) -> str:
+    plan = job.plans[0]
+    assert isinstance(plan, RunPlan | CommPlan)
+    return plan.series.id
+
+
+def _refuse_twice(before: SeriesFile, jobs: Sequence[Job]) -> None:
+    """Raises UserError: the series is to have one of these runs already."""
+    there = {run_id for job in before.jobs for run_id in job.runs}
+    for run_id in (run_id for job in jobs for run_id in job.run_ids if run_id in there):
+        raise UserError(
+            f"{run_id}: is in series {before.id} already: `dlbench submit --resume {before.id}` goes on with it; or "
+            f"{OTHER_NAME}"
+        )
+
+
+def forget(root: Path, series_id: str) -> None:
+    """Removes the files of a series of which no job was taken."""
+    for suffix in ("json", "plans", "jobs"):
+        with suppress(OSError):
+            series_path(root, series_id, suffix).unlink(missing_ok=True)
+    with suppress(OSError):  # other series
+        (root / FOLDER).rmdir()
+
+
+_LOOKS_S = (0.0, 2.0, 5.0)
+"""Pauses before the scheduler is asked for a job of which nobody said whether it was taken, seconds: a controller that
+is too busy to answer may still be taking the job in."""
+
+_MAYBE_QUEUED = "the job may be queued all the same, and its folder was kept"
+
+
+def submit(
+    scheduler: Scheduler,
+    job: Job,
+    folders: Sequence[RunFolder],
+    python: str,
+    after: str | None = None,
+    comment: str = "",
+    keep_open: Sequence[int] = (),
+) -> str:
+    """Writes a job's script into the folder of each of its runs and submits it; returns its id.
+
+    An sbatch that ends badly may have queued the job all the same ("Socket timed out on send/recv operation"), so that
+    Slurm is asked, and the job adopted if it is there.
+
+    Args:
+        scheduler: takes it.
+        job: the runs.
+        folders: their folders, absolute; Slurm's output goes into the first.
+        python: as of `Scheduler.render`.
+        after: as of `Scheduler.command`.
+        comment: no other job has it.
+        keep_open: as of `Scheduler.submit`.
+
+    Raises:
+        RefusedError: the scheduler refused (the message is its own) or cannot be started; the folders are gone again.
+        DoubtError: it said neither yes nor no, and knows no such job (the folders stay, because it may be queued).
+    """
+    name, *others = job.run_ids
+    if others:
+        name = f"{name} and {len(others)} more run{'s' * (len(others) > 1)}"
+    script = scheduler.render(job, folders, python)
+    for folder in folders:
+        write_atomic(folder.script, script)
+    command = scheduler.command(job, folders[0], after, comment)
+    answer = scheduler.submit(job, command, keep_open)
+    if answer.refusal:
+        for folder in folders:
+            _take_back(folder)
+        kind = QueueFullError if answer.is_full else RefusedError
+        raise kind(f"{command[0]} refused {name}: {answer.refusal}")
+    job_id = answer.job_id or _find(scheduler, job, folders[0], comment)
+    if not job_id:
+        raise DoubtError(f"{name}: {answer.doubt}; {_MAYBE_QUEUED}")
+    keep_submission(job, folders, job_id, command, scheduler.variables(job))
+    return job_id
+
+
+def _find(scheduler: Scheduler, job: Job, folder: RunFolder, comment: str) -> str:
+    """The id of the job that was submitted from a folder, if the scheduler knows it; empty if not."""
+    for wait_s in _LOOKS_S:
+        time.sleep(wait_s)
+        queue = scheduler.query(clusters=scheduler.clusters(job))
+        if queue.unanswered:
+            return ""
+        if found := queue.find(folder, comment):
+            return found
+    return ""
+
+
+def _take_back(folder: RunFolder) -> None:
+    """Removes what was written for a job that was not taken; anything else in the folder stays, and the folder."""
+    folder.script.unlink(missing_ok=True)
+    if all(path == folder.plan for path in folder.path.iterdir()):
+        folder.plan.unlink(missing_ok=True)
+        folder.path.rmdir()
+
+
+def folders_of(root: Path, job: Job) -> list[RunFolder]:
+    """The folders of all runs of a job, with their plans; those that are missing are made, all or none.
+
+    Raises:
+        UserError: a folder of that name holds something else.
+        RunError: a plan cannot be written.
+    """
+    made: list[RunFolder] = []
+    try:
+        return [_folder(root, plan, made) for plan in job.plans]
+    except (UserError, RunError):
+        for folder in made:
+            _take_back(folder)
+        raise
+
+
+def _folder(root: Path, plan: LaunchPlan, made: list[RunFolder]) -> RunFolder:
+    """One of them, added to `made` if it was not there."""
+    folder = RunFolder(root / plan.run_id)
+    if not folder.path.exists():
+        made.append(create(root, plan))
+        return folder
+    if not folder.plan.exists():
+        _finish(folder, plan)
+    if read_bytes(folder.plan, MAX_JSON) != plan.to_json().encode():
+        raise UserError(f"{folder.path}: exists already, and is not of this series; {OTHER_NAME}")
+    return folder
+
+
+def _finish(folder: RunFolder, plan: LaunchPlan) -> None:
+    """Writes the plan of a folder whose making was cut off before that."""
+    there = list(folder.path.iterdir())
+    if any(not path.name.endswith(TEMPORARY_SUFFIX) for path in there):
+        raise UserError(f"{folder.path}: exists already, and is not of this series; {OTHER_NAME}")
+    for path in there:
+        with suppress(OSError):
+            path.unlink()
+    write_atomic(folder.plan, plan.to_json())
+
 
 EVERY_S = 60.0
 """How often the scheduler is asked while a series is fed or waited for, seconds."""

@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Literal
 
 from dlbench.errors import refused
-from dlbench.jobs.campaign.beginning import entry_of
 from dlbench.jobs.campaign.campaign import Campaign, campaign_of
-from dlbench.jobs.campaign.file import append, held, jobs_of_series, require_own, series_path, write_series
-from dlbench.jobs.campaign.standing import Standing, never_began, standing
+from dlbench.jobs.campaign.completing import entry_of
+from dlbench.jobs.campaign.file import (
+    Standing,
+    append,
+    held,
+    jobs_of_series,
+    never_began,
+    require_own,
+    series_path,
+    standing,
+    write_series,
+)
 from dlbench.jobs.scheduler import Queue, Scheduler
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder

@@ -3,25 +3,379 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
 
-from dlbench.errors import ExitCode, StalledError, refused
+import dlbench
+from dlbench import process_tree
+from dlbench.errors import ExitCode, RunError, StalledError, UserError, refused
+from dlbench.jobs import local
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.preflight import job as jobs
-from dlbench.jobs.preflight.here import exchange_here, look_here
-from dlbench.jobs.preflight.plan import job_of
-from dlbench.jobs.preflight.static import static_findings
+from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
-from dlbench.jobs.slurm.environment import job_environment
-from dlbench.jobs.slurm.sbatch import require_slurm
+from dlbench.jobs.processes import RankProcesses
+from dlbench.jobs.scripts import containers, launch
+from dlbench.jobs.scripts.batch import sbatch_arguments
+from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
+from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_options, shell_command
+from dlbench.jobs.slurm.environment import call, job_environment
+from dlbench.jobs.slurm.scheduler import require_slurm
+from dlbench.jobs.verdict import Outcome
 from dlbench.opening import read_end, read_text
 from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.records.files import write_atomic, write_json
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
+from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.run_order import Counts
+from dlbench.specs.system.system import SystemSpec
 from dlbench.units import format_seconds
+
+JOB_S = 300
+"""What the job asks for: it takes a minute, and longer where a file system loads libraries slowly."""
+
+SIZES = (1024, 1 << 20)
+"""Bytes of the vectors: one that libraries send at once, and one that they cut up."""
+
+_ITERATION_S = 30.0
+_STALL_S = 120.0
+
+
+def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
+    """The plan, which is that of a run of `dlbench comm`.
+
+    Args:
+        system: what is looked at.
+        nodes: how many; 1 without a scheduler.
+        machine_cores: cores of this machine, where the system leaves a node's cores open.
+        now: its time stamp.
+
+    Raises:
+        UserError: no run can be planned on such a system.
+    """
+    # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
+    system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
+    is_here = system.scheduler == "none"
+    if is_here and nodes != 1:
+        raise UserError(f"--nodes {nodes}: system {system.name} is one machine")
+    # Of one machine without GPUs two ranks, so that there is something to exchange.
+    per_node = 2 if is_here and system.node.default_ranks == 1 and not system.node.gpus else None
+    counts = Counts(values=(nodes,), are="nodes", ranks_per_node=per_node)
+    layout = counts.layout(system, nodes, cores_per_rank=None, machine_cores=machine_cores)
+    name = f"preflight-{system.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return CommPlan(
+        run_id=name,
+        created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        dlbench_version=dlbench.__version__,
+        layout=layout,
+        system=system,
+        comm=CommSpec(
+            backends=_backends(system), sizes=SIZES, warmup=1, iterations=3, timeout_s=_ITERATION_S, check=True
+        ),
+        series=CommSeries(id=name[-64:], repeat=0, repeats=1, position=0),
+        stall_timeout_s=_STALL_S,
+    )
+
+
+def _backends(system: SystemSpec) -> Any:
+    """All that a run on this system could exchange by; what is not installed there is told by the ranks."""
+    by_mpi = ("mpi",) if system.launch.launcher in ("mpirun", "srun-mpi") else ()
+    return ("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod")
+
+
+class PreflightJob(Job):
+    """A job under another name than that of a run."""
+
+    @property
+    def name(self) -> str:
+        return f"preflight-{self.shape.system.name}"
+
+
+def job_of(plan: CommPlan) -> Job:
+    """The job of a pre-flight: of a few minutes, or of the system's limit where that is shorter."""
+    limit = limit_seconds(plan.system.slurm.time_limit) or JOB_S
+    return PreflightJob(plans=(plan,), time_limit=time_text(min(limit, JOB_S)))
+
+
+POLL_S = 1.0
+LATE_FILES_S = 10.0
+"""How long the script's last word is waited for when the job has ended: shared file systems show new files late."""
+
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waited:
+    """How waiting for a job came to its end."""
+
+    end: Literal["ended", "pending", "running"]
+    """ended, or what it was when the time was over; it is cancelled then."""
+    seconds: float
+    reason: str = ""
+    """Slurm's word for why it was pending."""
+
+
+def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
+    """Puts the job's script into its folder.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    write_atomic(folder.run.script, render_preflight(job, folder, python))
+
+
+def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> Finding:
+    """What `sbatch --test-only` says to the arguments of the submission itself."""
+    program, *rest = sbatch_arguments(job, folder.run)
+    try:
+        done = call([program, "--test-only", *rest], environment)
+    except subprocess.TimeoutExpired as late:
+        return _tried("unknown", f"gave no answer within {late.timeout:g} s")
+    except OSError as error:
+        return _tried("unknown", f"cannot be started: {error.strerror or error}")
+    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    if done.returncode != 0:
+        why = re.sub(r"(sbatch|allocation failure): (error: )?", "", said)
+        return _tried("wrong", why[:300] or f"ended with {done.returncode}", "change what it names")
+    start = re.search(r"to start at (\S+) using", said)
+    return _tried("ok", f"would start at {start[1]}" if start else "accepts the job")
+
+
+def _tried(state: Literal["ok", "wrong", "unknown"], found: str, remedy: str = "") -> Finding:
+    return Finding(subject="sbatch --test-only", state=state, found=found, remedy=remedy)
+
+
+def submit_preflight(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> str:
+    """Submits the script that `write_script` wrote; returns Slurm's id, with ``;CLUSTER`` where it names one.
+
+    Raises:
+        RunError: sbatch did not say that it took the job.
+    """
+    name = job.plans[0].run_id
+    try:
+        done = call(sbatch_arguments(job, folder.run), environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            for cluster in job.shape.system.slurm.clusters or ("",):
+                call(["scancel", *_where(cluster), f"--name={job.name}", "--me"])
+        raise RunError(f"sbatch of {name}: {error}") from None
+    found = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S+)?", line.strip())]
+    if not found:
+        raise RunError(f"sbatch of {name}: {' '.join(done.stderr.split())[:300] or f'it ended with {done.returncode}'}")
+    return found[-1].strip()
+
+
+def wait(
+    job_id: str, folder: PreflightFolder, timeout_s: float, check: Callable[[], None], tell: Callable[[str], None]
+) -> Waited:
+    """Waits until the job has ended; cancels it after `timeout_s`, and where `check` raises.
+
+    Args:
+        job_id: Slurm's.
+        folder: of the pre-flight; its script says there when it ends.
+        timeout_s: for all of it, in the queue and on the nodes.
+        check: called now and then; what it raises is passed on.
+        tell: told the state with its reason, whenever it changes.
+    """
+    begun = time.monotonic()
+    before = state = reason = ""
+    try:
+        while not folder.ended.exists():
+            check()
+            state, reason = _state(job_id)
+            if not state:
+                _await_files(folder)
+                break
+            if (now := f"{state} ({reason})" if reason else state) != before:
+                tell(now)
+                before = now
+            if time.monotonic() - begun > timeout_s:
+                cancel(job_id)
+                is_pending = state in _WAITING
+                return Waited(end="pending" if is_pending else "running", seconds=timeout_s, reason=reason)
+            time.sleep(POLL_S)
+    except BaseException:
+        cancel(job_id)
+        raise
+    return Waited(end="ended", seconds=time.monotonic() - begun)
+
+
+def _await_files(folder: PreflightFolder) -> None:
+    deadline = time.monotonic() + LATE_FILES_S
+    while time.monotonic() < deadline and not folder.ended.exists():
+        time.sleep(POLL_S / 5)
+
+
+def _state(job_id: str) -> tuple[str, str]:
+    """State and reason of a job that is queued or runs; empty of one that has ended."""
+    try:
+        number, _, cluster = job_id.partition(";")
+        text = ask("squeue", *_where(cluster), "--noheader", f"--jobs={number}", "--format=%T|%r")
+    except UnansweredError as error:
+        # squeue's words for a job that Slurm has forgotten; a controller that is busy answers later.
+        return ("", "") if "invalid job id" in str(error).lower() else ("UNKNOWN", "")
+    # Of a cluster that was named, squeue says its name before.
+    state, _, reason = next((line for line in text.split("\n") if "|" in line), "").strip().partition("|")
+    return ("", "") if state in ("", "COMPLETING") else (state, "" if reason == "None" else reason)
+
+
+def cancel(job_id: str) -> None:
+    """Ends the job; nothing is said where Slurm does not answer."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        number, _, cluster = job_id.partition(";")
+        call(["scancel", *_where(cluster), number])
+
+
+def _where(cluster: str) -> list[str]:
+    return [f"--clusters={cluster}"] if cluster else []
+
+
+def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None:
+    """Every rank looks, on this machine; what they saw lies in `folder` then, or their logs.
+
+    Raises:
+        EnvironmentLacksError: the launcher, or the ranks' Python, cannot be executed.
+        UserError: the value of a variable is not where the plan says.
+        StalledError: they took longer than `timeout_s`.
+        KeyboardInterrupt: passed on, after they were ended.
+    """
+    token = secrets.token_hex(8)
+    is_local = plan.system.launch.launcher == "local"
+    own = plan.system.python or sys.executable
+    python = containers.python_of(plan, own)
+    environment = {**os.environ, **resolve(launch.rank_environment(plan))}
+    if is_local:
+        words = local_look_command(plan, folder, python, own)
+    else:
+        words = launch.supervised(look_command(plan, folder, python), sys.executable)
+    if has_script(plan):
+        words = shell_command(plan, _script(plan, folder, words))
+    ranks = RankProcesses(lambda *_: None, token, launcher="" if is_local else plan.system.launch.launcher)
+    deadline = time.monotonic() + timeout_s
+    with Interruption() as interruption:
+
+        def check() -> None:
+            interruption.check()
+            if time.monotonic() > deadline:
+                raise StalledError(f"the ranks of {plan.run_id} did not look at this machine within {timeout_s:g} s")
+
+        try:
+            if is_local:
+                for rank, given in enumerate(launch.local_environments(plan, token)):
+                    ranks.start(words, {**environment, **resolve(given)}, folder.log(rank))
+            else:
+                ranks.start(words, environment, folder.run.launch_log)
+            ranks.wait(check)
+        except BaseException:
+            ranks.end(interruption.is_repeated)
+            raise
+        finally:
+            ranks.close(process_tree.temporary_places(environment))
+
+
+def _script(plan: CommPlan, folder: PreflightFolder, words: list[str]) -> Path:
+    """Modules and setup lines before the look, in the words of a run's own script."""
+    path = folder.path / "look.sh"
+    text = render(
+        "launch.sh.j2",
+        plan=plan,
+        variables=launch.rank_environment(plan),
+        command=f"exec {launch.quoted(words)}",
+        is_rank=plan.system.launch.launcher == "local",
+        is_job=False,
+    )
+    write_atomic(path, text)
+    return path
+
+
+def exchange_here(plan: CommPlan, folder: PreflightFolder) -> Outcome:
+    """The all-reduce on this machine, as `dlbench comm run` starts it; errors as of `dlbench.jobs.local.run`."""
+    return local.run(plan, folder.run, lambda *_: None)
+
+
+MODULE = "dlbench.node.site_check"
+# Says what it can whatever is missing, and ends with 0: with another code the launcher would end the other ranks.
+_LOOK = """\
+folder=$1
+shift
+rank=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${DLBENCH_RANK:-0}}}}
+file=$folder/$(printf "rank-%04d" "$rank")
+host=${SLURMD_NODENAME:-$(uname -n)}
+if ! [ -d "$folder" ] || ! printf "%s\\n" "$host" >"$file.begun"; then
+  echo "dlbench preflight: $host: $folder is not there, or cannot be written" >&2
+  exit 0
+fi
+"$@" >"$file.log" 2>&1
+code=$?
+[ "$code" -eq 0 ] || printf "%s\\n" "$code" >"$file.failed"
+exit 0
+"""
+
+
+def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
+    """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.batch.render_job`."""
+    plan = job.shape
+    # Stands for the folder of images; nobody's path can hold it.
+    unpacked = f"/DLBENCH-{secrets.token_hex(16)}"
+    ranks_python = python_of(job, plan, unpacked, python)
+    look = look_command(plan, folder, ranks_python)
+    exchange = launch.launcher_command(plan, folder.run, ranks_python)
+
+    def in_shell(words: list[str]) -> str:
+        places = {unpacked: IMAGES_FOLDER}
+        return " ".join(launch.word_of_shell(word, places | containers.variables_of(word)) for word in words)
+
+    return render(
+        "preflight.sbatch.j2",
+        plan=plan,
+        options=sbatch_options(plan, job_name=job.name, time_limit=job.time_limit),
+        seen=folder.seen,
+        variables=launch.rank_environment(plan),
+        look=in_shell(look),
+        exchange=in_shell(exchange),
+        **image_values(job),
+        is_job=True,
+    )
+
+
+def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list[str]:
+    """The command that a run would be started by, with the look in place of a rank.
+
+    What each rank executes is a shell that a broken Python does not end, and in it the look under its supervisor.
+
+    Args:
+        plan: of the pre-flight; its launcher is not `local`.
+        folder: its folder, absolute.
+        python: Python of the ranks.
+    """
+    before = _before_rank(launch.launcher_command(plan, folder.run, _PYTHON))
+    return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]
+
+
+def local_look_command(plan: LaunchPlan, folder: PreflightFolder, python: str, own: str) -> list[str]:
+    """The same of one rank of launcher `local`, without a shell; `own` is the Python of this machine."""
+    return [*_before_rank(launch.local_command(plan, folder.run, _PYTHON, own)), *_program(folder, python)]
+
+
+_PYTHON = f"/dlbench-python-{secrets.token_hex(16)}"
+
+
+def _before_rank(words: list[str]) -> list[str]:
+    """What of a command comes before the ranks' Python, for which `_PYTHON` stands."""
+    return words[: words.index(_PYTHON)]
+
+
+def _program(folder: PreflightFolder, python: str) -> list[str]:
+    return [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
+
 
 _LAST_WORDS = 1 << 14
 
@@ -71,16 +425,14 @@ def _report(plan: CommPlan, **found: object) -> PreflightReport:
 def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:
     environment = job_environment([plan])
     job = job_of(plan)
-    jobs.write_script(job, folder, sys.executable)
-    static = (*static_findings(plan), jobs.trial(job, folder, environment))
+    write_script(job, folder, sys.executable)
+    static = (*static_findings(plan), trial(job, folder, environment))
     lacks = any(one.state == "wrong" for one in static)
     if not asked.starts_job or static[-1].state == "wrong":
         return _report(plan, static=static, exit_code=int(ExitCode.ENVIRONMENT if lacks else ExitCode.OK))
-    job_id = jobs.submit_preflight(job, folder, environment)
+    job_id = submit_preflight(job, folder, environment)
     with Interruption() as interruption:
-        waited = jobs.wait(
-            job_id, folder, asked.timeout_s, interruption.check, lambda state: tell(f"job {job_id}: {state}")
-        )
+        waited = wait(job_id, folder, asked.timeout_s, interruption.check, lambda state: tell(f"job {job_id}: {state}"))
     if waited.end != "ended":
         finding, code = _given_up(job_id, waited, folder)
         nodes = judge(plan, folder, _hosts(folder)) if waited.end == "running" else ()
@@ -102,7 +454,7 @@ def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Calla
     return _judged(plan, folder, static=static, job_id=job_id, before=(ran,), hosts=_hosts(folder))
 
 
-def _given_up(job_id: str, waited: jobs.Waited, folder: PreflightFolder) -> tuple[Finding, ExitCode]:
+def _given_up(job_id: str, waited: Waited, folder: PreflightFolder) -> tuple[Finding, ExitCode]:
     after = format_seconds(waited.seconds)
     if waited.end == "pending":
         why = f" ({waited.reason})" if waited.reason else ""

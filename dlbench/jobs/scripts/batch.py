@@ -10,10 +10,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlbench.jobs.scripts import containers, images, launch
-from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.scripts.sbatch_options import sbatch_options
-from dlbench.jobs.scripts.templates import render
+from dlbench.jobs.scripts import containers, launch
+from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render
+from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
 from dlbench.specs.collectives.plan import CommPlan
@@ -43,7 +42,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
         configurations=list({way["name"]: way for way in ways}.values()),
         runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
         record=record.name,
-        **images.values_of(job),
+        **image_values(job),
         is_array=job.is_array,
         passes_warning_on=job.passes_warning_on,
         is_job=True,
@@ -84,7 +83,7 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
         f"/{folder}": "dlbench_run",
         folder: "{dlbench_run##*/}",
         hosts: "dlbench_hosts",
-        f"/{unpacked}": images.FOLDER,
+        f"/{unpacked}": IMAGES_FOLDER,
     }
     named: dict[str, dict[str, object]] = {}
     ways = []
@@ -93,7 +92,7 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
         words = launch.launcher_command(
             plan,
             RunFolder(Path(f"/{folder}")),
-            images.python_of(job, plan, f"/{unpacked}", python),
+            python_of(job, plan, f"/{unpacked}", python),
             hosts if is_part else "",
         )
         way = {

@@ -1,12 +1,90 @@
-"""A job: the runs that one sbatch takes to Slurm, and what it asks for. Pure."""
+"""A job: the runs that one sbatch takes to Slurm, and what it asks for. Pure.
+
+In templates of `slurm/` undefined names are errors, and text from outside goes through a filter: `sh` makes one word of
+it, `comment` what may stand in a comment: one line of printable characters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import jinja2
+
+from dlbench import bundled
+from dlbench.jobs.scripts import containers
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
+from dlbench.specs.system.image import ImageSpec
 from dlbench.specs.system.slurm import OF_SRUN, SlurmSpec
+
+IMAGES_FOLDER = "dlbench_images"
+"""The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
+
+IMAGE_STEP = "dlbench-image"
+"""What accounting calls the step that holds the images on the nodes, beside those of the runs."""
+
+
+def image_values(job: Job) -> dict[str, object]:
+    """What the script's part for images is filled in with."""
+    return {"images": images_of(job), "image_folder": _folder(job.shape.system.image.folder), "image_step": IMAGE_STEP}
+
+
+def images_of(job: Job) -> Sequence[ImageSpec]:
+    """The images that runs of a job need, each once."""
+    found = {plan.system.image.sha256: plan.system.image for plan in job.plans if plan.system.image.file is not None}
+    return tuple(found.values())
+
+
+def python_of(job: Job, plan: LaunchPlan, unpacked: str, python: str) -> str:
+    """The Python of a plan's ranks.
+
+    Args:
+        job: the plan's.
+        plan: of the run.
+        unpacked: stands for the folder of the images.
+        python: that of the nodes, unless the system names another.
+    """
+    if plan.system.image.file is None:
+        return containers.python_of(plan, plan.system.python or python)
+    numbers = {image.sha256: number for number, image in enumerate(images_of(job), start=1)}
+    return f"{unpacked}/{numbers[plan.system.image.sha256]}/env/bin/python"
+
+
+def _folder(path: str) -> str:
+    """A folder of each node as a word of the shell; it may begin with a variable."""
+    if not path.startswith("$"):
+        return shlex.quote(path.rstrip("/"))
+    name, _, rest = path[1:].partition("/")
+    otherwise = ":-/tmp" if name == "TMPDIR" else ":?is not set in this job: image.folder"
+    return f'"${{{name}{otherwise}}}"' + (f"/{shlex.quote(rest.rstrip('/'))}" if rest.strip("/") else "")
+
+
+def render(template: str, **values: object) -> str:
+    """A template of the bundled folder `slurm/`, filled in.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a name that was not given (a defect of dlbench).
+    """
+    return _environment(bundled.folder("slurm")).get_template(template).render(**values)
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  (shell and slurm.conf, not HTML; free text goes through the filter below)
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["comment"] = lambda value: "".join(c if c.isprintable() else " " for c in str(value))[:200]
+    return environment
+
 
 _NOT_ASKED = OF_SRUN | {"max_time", "time_limit"}
 """Keys of `SlurmSpec` that sbatch never sees, or of which a job has the sum over its runs."""

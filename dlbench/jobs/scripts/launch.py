@@ -2,16 +2,206 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import site
 from collections.abc import Mapping
 from pathlib import Path
 
+from dlbench.errors import UserError
 from dlbench.jobs.scripts import containers
-from dlbench.jobs.scripts.srun_options import srun_options
+from dlbench.jobs.scripts.job import render
+from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import YIELD, LaunchPlan
 from dlbench.specs.system.launch import VariableSource
+
+MAX_BYTES = 64 * 1024
+"""Of a value from a file; Linux itself refuses a variable of 128 KiB."""
+
+
+def resolve(given: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Every variable with its value.
+
+    Args:
+        given: texts, and references to where the text is.
+        variables: the environment of dlbench itself.
+
+    Raises:
+        UserError: a variable that is referred to is not set, or a file cannot be read; the line holds no value.
+    """
+    return {name: _value(name, source, variables) for name, source in given.items()}
+
+
+def _value(name: str, source: str | VariableSource, variables: Mapping[str, str]) -> str:
+    if isinstance(source, str):
+        return source
+    where = f"launch.environment.{name}"
+    if source.file is not None:
+        return _from_file(where, Path(source.file).expanduser())
+    assert source.variable is not None
+    if source.variable not in variables:
+        raise UserError(f"{where}: {source.variable} is not set where dlbench runs; export it, then run again")
+    return variables[source.variable]
+
+
+def _from_file(where: str, path: Path) -> str:
+    try:
+        content = read_bytes(path, MAX_BYTES)
+    except OSError as error:
+        raise UserError(f"{where}: {path} {why_unreadable(error)}; it cannot be read") from None
+    if b"\0" in content:
+        raise UserError(f"{where}: {path} holds no value of a variable, but a NUL character")
+    return os.fsdecode(content).rstrip("\n")
+
+
+def has_script(plan: LaunchPlan) -> bool:
+    """Whether a shell must come before the ranks."""
+    system = plan.system
+    return bool(system.modules or system.setup or system.slurm.login_shell or system.container.is_used)
+
+
+def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
+    """What runs the script; the shell of a job."""
+    return ["bash", *(["-l"] if plan.system.slurm.login_shell else []), str(script)]
+
+
+def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
+    """The exact text of `launch.sh`, which becomes what it starts last: a rank of launcher local, else the launcher.
+
+    Args:
+        plan: of the run.
+        folder: where it lives, absolute.
+        python: Python of the ranks, unless the system names another.
+    """
+    return render(
+        "launch.sh.j2",
+        plan=plan,
+        variables=rank_environment(plan),
+        command=f"exec {quoted(start_command(plan, folder, python))}",
+        is_rank=plan.system.launch.launcher == "local",
+        is_job=False,
+    )
+
+
+def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
+    """What starts one rank under launcher local, else all of them; arguments as `render_run_script`."""
+    own = plan.system.python or python
+    of_ranks = containers.python_of(plan, own)
+    if plan.system.launch.launcher == "local":
+        return local_command(plan, folder, of_ranks, own)
+    return launcher_command(plan, folder, of_ranks)
+
+
+def sbatch_options(
+    plan: LaunchPlan, *, job_name: str | None = None, time_limit: str | None = None, warn_script: bool = False
+) -> list[str]:
+    """Every option that the plan and its system decide; where a job runs and what it writes to is not among them.
+
+    Args:
+        plan: of the run; of a job with several runs, of its largest.
+        job_name: another name than the plan's.
+        time_limit: another than the system's, as Slurm writes it.
+        warn_script: the warning before the end of the job's time goes to its script, not to its steps.
+    """
+    layout, slurm = plan.layout, plan.system.slurm
+    options = [
+        f"--job-name={plan.job_name if job_name is None else job_name}",
+        f"--nodes={layout.nodes}",
+        f"--ntasks={layout.ranks}",
+        f"--ntasks-per-node={layout.ranks_per_node}",
+    ]
+    if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
+        options.append(f"--cpus-per-task={layout.cores_per_rank}")
+    options.append(f"--time={slurm.time_limit if time_limit is None else time_limit}")
+    for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist", "exclude"):
+        value = getattr(slurm, name)
+        if value is not None:
+            options.append(f"--{name}={value}")
+    options += _resources(plan)
+    if slurm.exclusive:
+        options.append("--exclusive")
+    options += threading_options(plan)
+    options += [f"--{option}" for option in slurm.extra]
+    # All that sbatch is given, which is little: see `dlbench.jobs.slurm.environment`. Unlike NIL and a list of names,
+    # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
+    return [*options, "--export=ALL", *_ends(plan, warn_script), "--open-mode=append"]
+
+
+def _ends(plan: LaunchPlan, warn_script: bool) -> list[str]:
+    """What happens before and after the end of a job's time.
+
+    The tasks of mpirun's steps are daemons, which get no signal: only mpirun itself passes one on.
+    """
+    slurm = plan.system.slurm
+    is_told = slurm.warning_s and (warn_script or plan.system.launch.launcher != "mpirun")
+    warning = [f"--signal={'B:' if warn_script else ''}USR1@{slurm.warning_s}"] if is_told else []
+    return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
+
+
+def threading_options(plan: LaunchPlan) -> list[str]:
+    """What sbatch and srun are both told of the threads of a core."""
+    slurm = plan.system.slurm
+    hint = [] if slurm.hint is None else [f"--hint={slurm.hint}"]
+    return hint + ([] if slurm.threads_per_core is None else [f"--threads-per-core={slurm.threads_per_core}"])
+
+
+def _resources(plan: LaunchPlan) -> list[str]:
+    """GPUs, other generic resources and memory."""
+    slurm = plan.system.slurm
+    typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+    count = plan.system.node.gpus if slurm.gpu_count == "node" else plan.layout.ranks_per_node
+    gres = [f"gpu:{typed}{count}"] if slurm.gpu_request == "gres" else []
+    gres += [] if slurm.gres is None else [slurm.gres]
+    options = [f"--gres={','.join(gres)}"] if gres else []
+    if slurm.gpu_request == "gpus-per-node":
+        options.append(f"--gpus-per-node={typed}{count}")
+    elif slurm.gpu_request == "gpus-per-task":
+        options.append(f"--gpus-per-task={typed}1")
+    if slurm.cpus_per_gpu is not None:
+        options.append(f"--cpus-per-gpu={slurm.cpus_per_gpu}")
+    if slurm.mem_per_gpu is not None:
+        options.append(f"--mem-per-gpu={slurm.mem_per_gpu}")
+    elif slurm.memory is not None:
+        options.append(f"--mem={slurm.memory}")
+    return options
+
+
+def srun_options(plan: LaunchPlan) -> list[str]:
+    """Every option of the step that a plan's ranks are.
+
+    A dead rank ends the step, which srun does not do by itself. Each line of output begins with its rank's number.
+    Whatever export policy the allocation was made with, ranks get what the script has.
+
+    Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
+    as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
+
+    GPUs are not bound to ranks: a bound rank, as under gpus-per-task (srun(1), --tres-bind), cannot open the others',
+    and NCCL goes by the host's memory. Each rank takes its own by its place on the node.
+    """
+    layout, launch, slurm = plan.layout, plan.system.launch, plan.system.slurm
+    options = [
+        f"--mpi={launch.mpi_plugin if launch.launcher == 'srun-mpi' else 'none'}",
+        "--kill-on-bad-exit=1",
+        "--label",
+        "--export=ALL",
+        f"--nodes={layout.nodes}",
+        f"--ntasks={layout.ranks}",
+        f"--ntasks-per-node={layout.ranks_per_node}",
+        # Not the run's folder: a process that dies leaves its core where it is.
+        "--chdir=/",
+    ]
+    if slurm.distribution != "site":
+        options.append(f"--distribution={slurm.distribution}")
+    if slurm.gpu_request != "none" and slurm.gpu_bind != "site":
+        options.append(f"--gpu-bind={slurm.gpu_bind}")
+    for name, value in (("cpu-bind", slurm.cpu_bind), ("mem-bind", slurm.mem_bind)):
+        if value is not None:
+            options.append(f"--{name}={value}")
+    if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
+        options.append(f"--cpus-per-task={layout.cores_per_rank}")
+    return [*options, *threading_options(plan), *(f"--{option}" for option in slurm.srun_args)]
+
 
 TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
 """Tells the ranks of one start from those of another."""

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlbench.jobs.campaign.packing import job_of
+from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.submission import keep_submission
 from dlbench.records.folder import create
 from dlbench.specs.expand import expand

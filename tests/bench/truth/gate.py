@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dlbench.gate.evidence import Evidence, Sample, Unit
-from dlbench.gate.verdicts import Rule, judge
+from dlbench.gate.verdicts import Evidence, Rule, Sample, Unit, judge
 from dlbench.reading.sessions import Circumstances, sessions_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share

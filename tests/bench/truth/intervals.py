@@ -16,17 +16,22 @@ from scipy import stats
 
 from dlbench.reading.attribution import attribute
 from dlbench.stats.estimates import (
+    LEVEL,
     MIN_RUNS,
     Estimate,
     difference_estimate,
+    interval_of_difference,
+    interval_of_mean,
     mean_estimate,
     median_estimate,
+    places,
+    range_level,
+    rank_sum_level,
+    rank_sums,
     ratio_estimate,
     shift_estimate,
 )
-from dlbench.stats.exact import places, range_level, rank_sum_level, rank_sums
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
 from tests.bench.figures import Figure
 
 Array = npt.NDArray[np.float64]

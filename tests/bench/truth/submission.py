@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from dlbench.errors import RunError
-from dlbench.jobs.campaign import submitting
-from dlbench.jobs.campaign.beginning import begin
-from dlbench.jobs.campaign.completing import complete
-from dlbench.jobs.campaign.packing import job_of
-from dlbench.jobs.campaign.standing import standing
+from dlbench.jobs.campaign import completing
+from dlbench.jobs.campaign.campaign import job_of
+from dlbench.jobs.campaign.completing import begin, complete
+from dlbench.jobs.campaign.file import standing
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
@@ -122,14 +121,14 @@ def _wrong(how: str, words: str, at: int) -> int:
     with _place() as folder:
         mishap = f"AT={at} HOW={how} WORDS={shlex.quote(words)}\n"
         (folder / "mishap").write_text(mishap, encoding="utf-8")
-        pauses, submitting._LOOKS_S = submitting._LOOKS_S, (0.0,)
+        pauses, completing._LOOKS_S = completing._LOOKS_S, (0.0,)
         try:
             series = begin(folder, _jobs(), chain=True, python="python3", request="bench")
             for _ in range(3):
                 with suppress(KeyboardInterrupt, RunError), Interruption() as interruption:
                     complete(folder, series, Slurm(), interruption.check, lambda done: None)
         finally:
-            submitting._LOOKS_S = pauses
+            completing._LOOKS_S = pauses
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         taken = Counter(line.split("|")[5] for line in (folder / "queue").read_text(encoding="utf-8").splitlines())

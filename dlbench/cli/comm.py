@@ -1,0 +1,414 @@
+"""`dlbench comm`: the collective benchmark; here its runs, in `reading` what is made of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from dlbench.cli import options as shared
+from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
+from dlbench.cli.options import F, InOrder, decorated, output_folder, write_output
+from dlbench.cli.report import FormatName, check_writable, emit, format_of, report_options, require_modules
+from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
+
+if TYPE_CHECKING:
+    from dlbench.specs.base import Precision
+    from dlbench.specs.collectives.plan import Collective, CommPlan
+    from dlbench.specs.collectives.request import CommRuns
+
+
+# What each needs beside the login node's set.
+_NUMBERS = ("numpy",)
+_CHARTS = ("altair", "vl_convert")
+
+
+@click.command()
+@report_options
+@click.option(
+    "--table",
+    type=click.Choice(["points", "ratios", "fits", "runs"]),
+    help="Which table CSV holds: measured points (default), speed over libraries, fitted costs, or runs.",
+)
+def report(
+    runs: tuple[Path, ...],
+    where: tuple[str, ...],
+    output: Path | None,
+    format_name: FormatName | None,
+    full: bool,
+    table: str | None,
+) -> None:
+    """Turn runs of the collective benchmark in folders RUNS into a report: rates, best algorithm, fitted costs.
+
+    Runs of training in the same folders are passed over. Ends with 4 if a file is damaged or no run has figures; what
+    can be reported is reported all the same.
+
+    \b
+    Examples:
+      dlbench comm report runs
+      dlbench comm report runs -o comm.html
+      dlbench comm report runs --format csv --table ratios > ratios.csv
+    """
+    if output is not None:
+        check_writable(output)
+    chosen = format_of(output, format_name)
+    if table is not None and chosen != "csv":
+        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
+    require_modules("comm report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
+    from dlbench.collectives.page.document import document_of
+    from dlbench.collectives.page.report import assemble
+
+    found = assemble(read_comm_runs(runs, where))
+    emit(document_of(found), chosen, output, table or "points", full=full)
+    if output is not None:
+        without = len(found.without_figures)
+        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
+        click.echo(f"{output}: {counts}", err=True)
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    if not found.groups:
+        click.echo(
+            f"dlbench: {named(runs)}: no run of the collective benchmark has figures; the report says why", err=True
+        )
+    if found.damaged or not found.groups:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+@click.command()
+@runs_argument()
+@where_option("--where", "runs")
+@click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
+@click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
+@click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
+def fit(
+    runs: tuple[Path, ...],
+    where: tuple[str, ...],
+    output: Path | None,
+    system: str | None,
+    transport: str | None,
+    dtype: str | None,
+) -> None:
+    """Fit the costs of a message to the runs in folders RUNS: alpha, beta and gamma, inside groups and across.
+
+    The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
+    if no run has figures, or too few for a fit.
+
+    \b
+    Examples:
+      dlbench comm fit runs
+      dlbench comm fit runs -o box.network.json
+      dlbench comm fit runs --system box --transport torch-gloo -o box.network.json
+    """
+    if output is not None:
+        check_writable(output)
+    require_modules("comm fit", *_NUMBERS)
+    from dlbench.collectives.page.document import fit_document
+    from dlbench.collectives.results.fits import fit_one
+    from dlbench.collectives.results.measurements import tabulate
+    from dlbench.units import utc_now
+
+    table = tabulate(read_comm_runs(runs, where))
+    for line in table.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=named(runs))
+    emit(fit_document(found), "text", None, full=True)
+    if output is not None:
+        write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
+    if table.damaged:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+@click.command()
+@click.argument("network", type=click.Path(path_type=Path))
+@click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
+@click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
+@click.option(
+    "--sizes",
+    metavar="LOW:HIGH[:COUNT]|A,B",
+    default="1KiB:64MiB",
+    show_default=True,
+    help="Bytes of each rank's buffer.",
+)
+@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
+@click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
+@click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
+@click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
+@click.option("--workload-bytes", metavar="BYTES", help="Gradients of a step, e.g. 94MB: how long, in which messages.")
+@click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
+def predict(
+    network: Path,
+    ranks: str,
+    group_size: int | None,
+    sizes: str,
+    collective: str,
+    algorithms: str | None,
+    dtype: str,
+    shards: int | None,
+    workload_bytes: str | None,
+    format_name: Literal["text", "json"],
+    full: bool,
+) -> None:
+    """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
+
+    Ranks, groups and sizes beyond those fitted are named as extrapolated, with the error at the largest rank count when
+    it is held out. Library times are lines through measured sizes, at measured rank counts alone.
+
+    \b
+    Examples:
+      dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
+      dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
+    """
+    require_modules("comm predict", *_NUMBERS)
+    from dlbench.collectives.page.document import predictions_document
+    from dlbench.collectives.results.predictions import Wanted, predict_all
+    from dlbench.records.network import read_network
+    from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.collectives.sizes import parse_sizes
+    from dlbench.specs.requests import parse_counts
+
+    for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
+        if name not in known:
+            raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+    precision = cast("Precision", dtype)
+    for option, count in (("--group-size", group_size), ("--shards", shards)):
+        if count is not None and count < 1:
+            raise UserError(f"{option} {count}: must be 1 or more")
+    counts = parse_counts(ranks, "--ranks")
+    wanted = Wanted(
+        collective=cast("Collective", collective),
+        algorithms=tuple(algorithms.split(",")) if algorithms else (),
+        sizes=parse_sizes(sizes, precision),
+        dtype=precision,
+        group_size=group_size,
+        shards=shards,
+        workload_bytes=_bytes("--workload-bytes", workload_bytes),
+    )
+    found = predict_all(read_network(network), counts, wanted)
+    emit(predictions_document(found), format_name, None, full=full)
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    """Text such as 94MB as bytes, above zero."""
+    if text is None:
+        return None
+    from dlbench.units import parse_bytes
+
+    try:
+        value = parse_bytes(text)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from None
+    if value < 1:
+        raise UserError(f"{option} {text!r}: must be more than nothing")
+    return value
+
+
+# A library's name, and what the ranks import.
+_LIBRARIES = ("horovod", "mpi4py")
+
+
+def measure_options(function: F) -> F:
+    """Options that say what to measure; `runs_of` reads them."""
+    decorators = [
+        click.option(
+            "--collective",
+            metavar="NAME",
+            default="allreduce",
+            show_default=True,
+            help="allreduce, reduce-scatter, all-gather, broadcast or all-to-all.",
+        ),
+        click.option(
+            "--algorithms",
+            metavar="all|A,B|none",
+            default="all",
+            show_default=True,
+            help="dlbench's own; all: those that the layout permits.",
+        ),
+        click.option(
+            "--backends",
+            metavar="auto|A,B|none",
+            default="auto",
+            show_default=True,
+            help="Libraries timed as references: gloo, mpi, nccl, horovod; auto: those at hand.",
+        ),
+        click.option(
+            "--sizes",
+            metavar="LOW:HIGH[:COUNT]|A,B",
+            default="1KiB:64MiB",
+            show_default=True,
+            help="Bytes of each rank's buffer; a range takes factor 4, or COUNT sizes.",
+        ),
+        click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16."),
+        click.option(
+            "--transport",
+            metavar="torch|mpi",
+            default="torch",
+            show_default=True,
+            help="What carries the algorithms' messages: torch.distributed, or mpi4py.",
+        ),
+        click.option(
+            "--iterations", type=int, metavar="N", default=10, show_default=True, help="Timed iterations of a point."
+        ),
+        click.option("--warmup", type=int, metavar="N", default=2, show_default=True, help="Iterations before them."),
+        click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
+        click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank)."),
+        click.option(
+            "--repeats", type=int, metavar="N", default=1, show_default=True, help="Runs of each count, interleaved."
+        ),
+        click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
+        click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
+        click.option("--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Change a system's key."),
+        click.option(
+            "--timeout",
+            type=float,
+            default=60.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Longest time of one iteration; then the run is given up.",
+        ),
+        click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
+        output_folder(),
+        click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
+    ]
+    return decorated(function, decorators)
+
+
+def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> CommRuns:
+    """The options of `measure_options` as plans.
+
+    Raises:
+        UserError: anything wrong with them, in one line.
+    """
+    from dlbench.specs.collectives.request import CommRequest, expand_comm
+    from dlbench.specs.requests import parse_set
+
+    for name, least in (("iterations", 1), ("warmup", 0), ("group_size", 1), ("shards", 1), ("ranks_per_node", 1)):
+        _at_least(name, options[name], least)
+    _at_least("repeats", options["repeats"], 1)
+    if not 0 < options["timeout"] < float("inf"):
+        raise UserError(f"--timeout {options['timeout']:g}: must be a number of seconds above 0")
+    request = CommRequest(
+        **{name: options[name] for name in ("collective", "algorithms", "backends", "sizes", "dtype", "transport")},
+        **{name: options[name] for name in ("iterations", "warmup", "group_size", "shards", "launcher", "series")},
+        timeout_s=options["timeout"],
+        system=system,
+        points=points,
+        points_are="nodes" if points_are == "nodes" else "ranks",
+        ranks_per_node=options["ranks_per_node"],
+        repeats=options["repeats"],
+        overrides=parse_set(options["overrides"]),
+    )
+    installed = [name for name in _LIBRARIES if importlib.util.find_spec(name) is not None]
+    return expand_comm(request, machine_cores=len(os.sched_getaffinity(0)), installed=installed)
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+
+
+WIDTH = 80
+"""Columns of notes."""
+
+
+@click.group(cls=InOrder)
+def comm() -> None:
+    """Measure collectives: dlbench's own algorithms, message by message, and libraries beside them.
+
+    Every result is checked against the sum computed apart, and steps and bytes are counted.
+    """
+
+
+@click.command()
+@measure_options
+@click.option("--ranks", default="2", show_default=True, metavar="2,4", help="Rank counts.")
+@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
+def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
+    """Measure a collective on this machine, or inside an allocation, at each rank count.
+
+    \b
+    Example:
+      dlbench comm run --ranks 2,4 --algorithms ring,direct --sizes 1KiB:64MiB
+      dlbench comm run --ranks 4 --launcher mpirun --transport mpi --group-size 2
+    """
+    from dlbench.cli.run import print_commands, require_here, require_room, run_all, shown
+    from dlbench.specs.requests import parse_counts
+
+    made = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
+    require_here(made.plans[0].system)
+    require_room(made.plans)
+    if not options["dry_run"]:
+        _require_libraries(made.plans)
+    _print_notes(made)
+    if options["dry_run"]:
+        print_commands(made.plans, options["out"])
+        return
+    following = f"dlbench comm report {shown(options['out'])}"
+    bar = sys.stderr.isatty() and not no_progress
+    sys.exit(int(run_all(made.plans, options["out"], following, fail_fast=False, bar=bar)))
+
+
+@click.command()
+@measure_options
+@shared.submit_options("2,4")
+def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists them and prints the first script.
+
+    \b
+    Example:
+      dlbench comm submit --system box --nodes 2,4 --repeats 3 --dry-run
+      dlbench comm submit --system my-cluster.yaml --nodes 2,4,8 --algorithms ring,hierarchical
+    """
+    from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
+    from dlbench.specs.requests import parse_counts
+
+    if (nodes is None) == (ranks is None):
+        raise UserError("give either --nodes or --ranks, e.g. --nodes 2,4")
+    points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
+    made = runs_of(options, system=system, points=points, points_are="ranks" if nodes is None else "nodes")
+    require_scheduler(made.plans[0].system, options["out"], "dlbench comm run")
+    campaign = campaign_from(made.plans, options)
+    _print_notes(made)
+    if options["dry_run"]:
+        print_scripts(campaign, options["out"], all_scripts=all_scripts)
+        return
+    submit_all(campaign, options)
+
+
+def _print_notes(made: CommRuns) -> None:
+    """What was chosen for lack of an option, once nothing is wrong any more."""
+    for note in made.notes:
+        for line in textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False):
+            click.echo(line, err=True)
+
+
+def _require_libraries(plans: list[CommPlan]) -> None:
+    """Proves that what the ranks import is installed in this environment; imports nothing heavy.
+
+    Raises:
+        EnvironmentLacksError: a library is missing; names the remedy.
+    """
+    spec = plans[0].comm
+    if plans[0].system.python:
+        return  # another environment's business
+    wanted = [("torch", "torch", shared.INSTALL_NODE)]
+    if spec.transport == "mpi" or "mpi" in spec.backends:
+        wanted.append(("mpi4py", "mpi4py, which carries MPI,", shared.INSTALL_MPI))
+    if "horovod" in spec.backends:
+        wanted.append(("horovod", "back-end horovod", f"{shared.SETUP_HOROVOD}, or choose other --backends"))
+    for module, what, remedy in wanted:
+        if importlib.util.find_spec(module) is None:
+            raise EnvironmentLacksError(f"{what} is not installed in {sys.prefix}; remedy: {remedy}")
+
+
+# In the order of work.
+for command in (run, submit, report, fit, predict):
+    comm.add_command(command)

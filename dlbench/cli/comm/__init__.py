@@ -1,1 +1,0 @@
-"""`dlbench comm` and its commands."""

@@ -1,0 +1,421 @@
+"""`dlbench data`: makes, converts and verifies data sets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import click
+
+from dlbench.cli.options import InOrder
+from dlbench.cli.streams import cleaned, terminal
+from dlbench.errors import ExitCode, UserError
+from dlbench.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from dlbench.datasets.making.catalogue import Order
+    from dlbench.datasets.making.manifest import Manifest
+    from dlbench.datasets.verification import Verdict
+
+
+_LINE_EVERY_S = 10.0
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Meter(Protocol):
+    """Is told how far a piece of work is."""
+
+    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
+        """Takes a state; another `what` begins another piece."""
+
+
+@contextmanager
+def meter(*, resumes: bool = False) -> Iterator[Meter]:
+    """A bar if standard error is a terminal, else lines every ten seconds; both on standard error.
+
+    What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is told, too.
+    Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
+    """
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        if not sys.stderr.isatty():
+            yield _Lines(resumes)
+            return
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
+        with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
+            yield _Bar(progress)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+class _Rate:
+    """Numbers of one piece of work: share, bytes per second and time left, counted from its first state."""
+
+    def __init__(self, done: int, num_bytes: int | None) -> None:
+        self._start = time.monotonic()
+        self._done = done
+        self._bytes = num_bytes or 0
+
+    def numbers(self, done: int, total: int, num_bytes: int | None) -> str:
+        """Text such as `1,200 of 5,000, 35 MiB/s, 2 min 03 s left`."""
+        elapsed = time.monotonic() - self._start
+        text = f"{done:,} of {total:,}"
+        if num_bytes is not None and elapsed > 0.5 and num_bytes > self._bytes:
+            text += f", {format_bytes((num_bytes - self._bytes) / elapsed)}/s"
+        if done > self._done and done < total:
+            text += f", {format_seconds((total - done) * elapsed / (done - self._done))} left"
+        return text
+
+
+class _Lines:
+    def __init__(self, resumes: bool) -> None:
+        self._resumes = resumes
+        self._what = ""
+        self._rate = _Rate(0, None)
+        self._told = 0.0
+
+    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._rate, self._told = what, _Rate(done, num_bytes), now
+            if done and self._resumes:
+                click.echo(f"{what}: {done:,} of {total:,} are there already", err=True)
+        elif now - self._told >= _LINE_EVERY_S:
+            self._told = now
+            click.echo(f"{what}: {self._rate.numbers(done, total, num_bytes)}", err=True)
+
+
+class _Bar:
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._tasks: dict[str, tuple[Any, _Rate]] = {}
+
+    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
+        from rich.markup import escape
+
+        if what not in self._tasks:
+            task = self._progress.add_task(escape(cleaned(what)), total=total, numbers="")
+            self._tasks[what] = task, _Rate(done, num_bytes)
+        task, rate = self._tasks[what]
+        self._progress.update(task, completed=done, total=total, numbers=rate.numbers(done, total, num_bytes))
+
+
+WORKERS = click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core of this machine)."
+)
+
+
+def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Text such as 10GB as bytes, above zero."""
+    from dlbench.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        num = parse_bytes(text)
+    except ValueError as error:
+        raise UserError(f"{param.opts[0]}: {error}") from None
+    if num < 1:
+        raise UserError(f"{param.opts[0]} {text}: must be above zero")
+    return num
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
+)
+def demo(folder: Path, seed: int) -> None:
+    """Make one small real data set for each workload in FOLDER.
+
+    JPEGs cut from the photographs that scikit-image and scikit-learn ship, English text from Python's own
+    documentation, and volumes of random universes; each with training and validation data. What is there already is
+    left alone. Prints the three paths, for --data.
+
+    \b
+    Example:
+      dlbench data demo data/demo
+      dlbench run resnet50 --preset ci --ranks 1,2 --data data/demo/images
+    """
+    from dlbench.datasets.making.demo import prepare_demo_data
+
+    made = prepare_demo_data(
+        folder, seed=seed, workers=min(4, available_cores()), progress=lambda line: click.echo(line, err=True)
+    )
+    for path in (made.images, made.text, made.density):
+        click.echo(path)
+
+
+@click.command()
+@click.argument("kind", metavar="images|text|density")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Training samples.")
+@click.option(
+    "--validation", type=click.IntRange(min=0), metavar="N", help="Validation samples (default: a tenth as many)."
+)
+@click.option(
+    "--size-on-disk", callback=size_in_bytes, metavar="BYTES", help="Instead of --samples: about so much, e.g. 10GB."
+)
+@click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
+@click.option("--classes", type=click.IntRange(min=1), metavar="N", help="Classes of images (default 10).")
+@click.option(
+    "--container", metavar="NAME", help="images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first)."
+)
+@click.option("--samples-per-file", type=click.IntRange(min=1), metavar="N", help="In a shard, or a file of volumes.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
+)
+@WORKERS
+def make(kind: str, folder: Path, workers: int | None, **wish: Any) -> None:
+    """Make a data set of any size in FOLDER, without a download.
+
+    Images are cuts from photographs with grain, so that each is another file of the size of ImageNet's. Text is that
+    of Python's documentation, in other orders where it repeats. Volumes are random universes. FOLDER gets train and
+    validation, and a manifest with checksums. Interrupted, the same command continues.
+
+    \b
+    Example:
+      dlbench data make images /scratch/images --size-on-disk 150GB --classes 1000
+      dlbench data make density /scratch/volumes --samples 1024 --size 128
+      dlbench data make text /scratch/text --size-on-disk 2GB
+    """
+    from dlbench.datasets.making.catalogue import Wish, order
+
+    ordered = order(kind, Wish(**wish))
+    manufacture(ordered, folder, workers)
+
+
+def manufacture(ordered: Order, folder: Path, workers: int | None) -> None:
+    """Makes a data set and says so: its path on standard output, what is in it on standard error."""
+    from dlbench.datasets.making.production import produce
+
+    most = available_cores() if ordered.most_workers is None else ordered.most_workers
+    with meter(resumes=True) as tell:
+
+        def progress(done: int, total: int, num_bytes: int) -> None:
+            tell(ordered.unit, done, total, num_bytes)
+
+        try:
+            manifest = produce(
+                ordered.recipe,
+                folder,
+                workers=workers or most,
+                progress=progress,
+                estimated_bytes=ordered.estimated_bytes,
+            )
+        except KeyboardInterrupt:
+            click.echo(f"{folder}: not finished; the same command continues", err=True)
+            raise
+    click.echo(folder)
+    click.echo(_described(manifest, ordered.unit), err=True)
+
+
+def _described(manifest: Manifest, unit: str) -> str:
+    from dlbench.units import format_bytes
+
+    counts = " and ".join(f"{num:,} {unit} in {split}" for split, num in manifest.counts.items())
+    text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
+    if manifest.distinct_bytes is not None and manifest.distinct_bytes < manifest.num_bytes:
+        text += f", of which {format_bytes(manifest.distinct_bytes)} do not repeat"
+    return text
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--kind", metavar="NAME", help="images, image-shards, text, samples or density (default: recognised).")
+@click.option("--vocabulary", metavar="NAME|FILE", help="Hold text or BERT samples to this vocabulary.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@WORKERS
+def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool, workers: int | None) -> None:
+    """Read everything in a data set and name every bad file.
+
+    Compares the checksums of the manifest, if there is one, decodes every image, reads every sample, and says whether
+    it is the whole public set (ImageNet-2012, cosmoUniverse). Bad files are printed one a line. Exit code: 0 whole,
+    4 if anything is bad.
+
+    \b
+    Example:
+      dlbench data verify /scratch/imagenet-shards
+      dlbench data verify data/demo/density --json
+    """
+    from dlbench.datasets import verification
+
+    with meter() as tell:
+        verdict = verification.verify(
+            source, kind=kind, vocabulary=vocabulary, workers=workers or available_cores(), progress=tell
+        )
+    if as_json:
+        click.echo(json.dumps(verdict.as_json(), indent=2))
+    else:
+        _print(verdict)
+    if verdict.faults:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+def _print(verdict: Verdict) -> None:
+    from dlbench.report.wording import clean
+
+    for line in verdict.faults:
+        click.echo(clean(line))
+    for line in verdict.remarks:
+        click.echo(clean(line), err=True)
+    for line in summary(verdict):
+        click.echo(clean(line), err=True)
+
+
+def summary(verdict: Verdict) -> list[str]:
+    """What a person should know of a verdict, apart from the single bad files."""
+    from dlbench.datasets.verification import TITLES
+
+    counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
+    checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
+    lines = [f"{verdict.source}: {TITLES[verdict.kind]}" + (f", {counts}" if counts else "")]
+    if verdict.public_set is not None:
+        if verdict.lacking or verdict.faults:
+            lines += [f"not the whole {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]
+        else:
+            lines.append(f"by its counts the whole {verdict.public_set}")
+    bad = len(verdict.faults)
+    whole = "whole" if not bad else f"{bad:,} fault{'s' if bad > 1 else ''}, listed above"
+    lines.append(f"{whole} ({checksums[verdict.manifest]})")
+    return lines
+
+
+_PATH = click.Path(path_type=Path)
+_SEED = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
+)
+_COUNT = click.IntRange(min=1)
+
+
+def _require(source: Path) -> None:
+    if not source.exists():
+        raise UserError(f"{str(source)!r}: no such file or folder")
+
+
+@click.command()
+@click.argument("source", type=_PATH)
+@click.argument("folder", type=_PATH)
+@click.option(
+    "--container", type=click.Choice(["tar", "tfrecord"]), default="tar", show_default=True, help="Form of a shard."
+)
+@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Images in each (default 1252).")
+@_SEED
+@WORKERS
+def pack(
+    source: Path,
+    folder: Path,
+    container: Literal["tar", "tfrecord"],
+    samples_per_shard: int | None,
+    seed: int,
+    workers: int | None,
+) -> None:
+    """Pack images into shards: few large files instead of a million small ones.
+
+    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images
+    are copied as they are, in an order that mixes the classes. tar shards are read by webdataset, too, TFRecords by
+    TensorFlow. Interrupted, the same command continues.
+
+    \b
+    Example:
+      dlbench data pack /data/imagenet /scratch/imagenet-shards
+    """
+    from dlbench.datasets.making.catalogue import packing
+
+    _require(source)
+    ordered = packing(source, container=container, samples_per_shard=samples_per_shard, seed=seed)
+    manufacture(ordered, folder, workers)
+
+
+@click.command()
+@click.argument("source", type=_PATH)
+@click.argument("out", type=_PATH, metavar="OUT.txt")
+@click.option("--size", type=_COUNT, default=30522, show_default=True, metavar="N", help="Entries.")
+@click.option("--cased", is_flag=True, help="Keep capitals and accents.")
+def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
+    """Train a WordPiece vocabulary on text, once; a file is never overwritten.
+
+    SOURCE is a text file or a folder of .txt files; of a set with train and validation, train is taken.
+
+    \b
+    Example:
+      dlbench data vocab /data/wiki wiki.txt
+    """
+    from dlbench.datasets.splits import train_folder
+    from dlbench.datasets.text.vocabulary_training import train_vocabulary
+
+    _require(source)
+    made = train_vocabulary(train_folder(source), size, not cased, out)
+    click.echo(out)
+    click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)
+
+
+@click.command()
+@click.argument("source", type=_PATH)
+@click.argument("folder", type=_PATH)
+@click.option("--vocabulary", required=True, metavar="NAME|FILE", help="WordPiece vocabulary.")
+@click.option("--sequence-length", type=_COUNT, default=128, show_default=True, metavar="N", help="Tokens of a sample.")
+@click.option("--max-predictions", type=_COUNT, metavar="N", help="Hidden tokens at most (default: 15 %, rounded up).")
+@click.option(
+    "--duplicates", type=_COUNT, default=10, show_default=True, metavar="N", help="Passes over the training text."
+)
+@_SEED
+@WORKERS
+def samples(
+    source: Path,
+    folder: Path,
+    vocabulary: str,
+    sequence_length: int,
+    max_predictions: int | None,
+    duplicates: int,
+    seed: int,
+    workers: int | None,
+) -> None:
+    """Turn text into BERT's pre-training samples in HDF5, as the published recipe does.
+
+    SOURCE is text; if it holds train and validation they stay apart, otherwise a tenth of its documents becomes
+    validation. Words are hidden once, here, not anew in every epoch. Interrupted, the same command continues.
+
+    \b
+    Example:
+      dlbench data samples /data/wiki /scratch/samples --vocabulary wiki.txt
+    """
+    from dlbench.datasets.making.catalogue import pretraining
+
+    _require(source)
+    ordered = pretraining(
+        source,
+        vocabulary=vocabulary,
+        sequence_length=sequence_length,
+        max_predictions=max_predictions,
+        duplicates=duplicates,
+        seed=seed,
+    )
+    manufacture(ordered, folder, workers)
+
+
+@click.group(cls=InOrder)
+def data() -> None:
+    """Prepare data sets: make, convert, verify."""
+
+
+for command in (demo, make, pack, vocab, samples, verify):
+    data.add_command(command)

@@ -1,1 +1,0 @@
-"""`dlbench data` and its commands."""
