@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import CAUSES
+from dlbench.reading.late_ranks import Straggler
 from dlbench.reading.scaling import Point
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.exchange import ExchangeResult
@@ -20,7 +21,6 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
 from dlbench.views.reading.numbers import WARM_SHARE, complement, fetch_share, storage_share
-from dlbench.views.stragglers.numbers import Straggler
 
 
 @dataclass(frozen=True, kw_only=True)

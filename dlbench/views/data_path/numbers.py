@@ -144,7 +144,7 @@ def _point(
         longest_wait_s=stalls.longest_s,
         stall_steps=stalls.num_steps,
         stall_ranks=stalls.num_ranks,
-        disk_bytes_per_s=_disks(reading),
+        disk_bytes_per_s=_read_rate(reading),
         page_cache_bytes=_page_cache(reading),
     )
 
@@ -171,7 +171,7 @@ def _stalls(run: Run) -> _Stalls:
     )
 
 
-def _disks(reading: MachineReading | None) -> float | None:
+def _read_rate(reading: MachineReading | None) -> float | None:
     if reading is None or reading.left_out:
         return None
     known = [

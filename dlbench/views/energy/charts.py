@@ -18,15 +18,15 @@ _STAGE_COLOURS = {**STAGE_COLOURS, "idle": "#d8dee4"}
 
 def energy_charts(group: Group, found: Energy) -> list[Chart]:
     """Joules per sample over ranks, and joules by stage."""
-    charts = [_joules(group, found)] if len(found.points) > 1 else []
+    charts = [_joules_chart(group, found)] if len(found.points) > 1 else []
     return [chart for chart in (*charts, _stages(group, found)) if chart is not None]
 
 
-def _kinds(found: Energy) -> list[tuple[str, int, KindEnergy]]:
+def _kinds_by_place(found: Energy) -> list[tuple[str, int, KindEnergy]]:
     return [(place_text(point.ranks, point.nodes), point.ranks, kind) for point in found.points for kind in point.kinds]
 
 
-def _joules(group: Group, found: Energy) -> Chart | None:
+def _joules_chart(group: Group, found: Energy) -> Chart | None:
     import altair as alt
 
     rows: Rows = [
@@ -40,7 +40,7 @@ def _joules(group: Group, found: Energy) -> Chart | None:
             "shown": figure_text(figure),
             "basis": basis_text(figure),
         }
-        for place, ranks, kind in _kinds(found)
+        for place, ranks, kind in _kinds_by_place(found)
         if (figure := kind.energy_per_sample) is not None
     ]
     if not rows:
@@ -88,7 +88,7 @@ def _stages(group: Group, found: Energy) -> Chart | None:
             "joules": figure.value,
             "shown": f"{figure_text(figure)} J",
         }
-        for place, _, kind in _kinds(found)
+        for place, _, kind in _kinds_by_place(found)
         for number, (stage, figure) in enumerate(kind.stages)
         if figure.value > 0
     ]
@@ -114,7 +114,7 @@ def _stages(group: Group, found: Energy) -> Chart | None:
         )
     )
     words = []
-    for place, _, kind in _kinds(found):
+    for place, _, kind in _kinds_by_place(found):
         measured = dict(kind.stages).get("measured")
         if measured is not None and kind.stages_j > 0:
             share = percent(measured.value / kind.stages_j, 0)

@@ -58,7 +58,7 @@ def energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
             "energy_per_sample_j",
             "J per sample",
             _of(lambda energy: energy.energy_per_sample),
-            _joules,
+            _joules_cell,
             has_interval=True,
             is_brief=True,
         ),
@@ -102,7 +102,7 @@ def _of(value: Callable[[KindEnergy], Value]) -> Callable[[_Row], Value]:
     return lambda row: None if row.energy is None else value(row.energy)
 
 
-def _joules(row: _Row) -> Estimate | Cell:
+def _joules_cell(row: _Row) -> Estimate | Cell:
     if row.energy is None:
         return Cell(NOT_MEASURED)
     return row.energy.energy_per_sample or Cell("too little sampled")

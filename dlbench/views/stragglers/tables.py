@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlbench.reading.late_ranks import Straggler
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import number_text, percent, place_text, runs_text
 from dlbench.views.causes.numbers import CausePoint
-from dlbench.views.stragglers.numbers import Straggler
 
 MAX_SHOWN = 10
 """Late ranks, or hosts, in a table for people and in a chart."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dlbench.reading.late_ranks import Straggler
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
@@ -33,7 +34,6 @@ from dlbench.views.diagnosis.document import diagnosis
 from dlbench.views.document import document_of
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.steps.view import RanksView, StepsView
-from dlbench.views.stragglers.numbers import Straggler
 from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
 from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.view import GroupView
