@@ -10,7 +10,7 @@ from dlbench.views.differences import DifferencesView
 from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange.view import ExchangeView
 from dlbench.views.forecast.view import ForecastView
-from dlbench.views.history.view import HistoryView
+from dlbench.views.history import HistoryView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory.view import MemoryView
 from dlbench.views.noise import NoiseView
