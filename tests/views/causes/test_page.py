@@ -30,7 +30,7 @@ from dlbench.views.causes.diagnosis import NextExperiment
 from dlbench.views.causes.numbers import Diagnosed, LostPercent, lost_percent
 from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.causes.view import CausesView
-from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.diagnosis import diagnosis
 from dlbench.views.document import document_of
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.steps.view import RanksView, StepsView
