@@ -16,7 +16,7 @@ from dlbench.views.document import document_of
 from dlbench.views.energy.numbers import DetailedEnergy
 from dlbench.views.energy.view import DetailedEnergyView
 from dlbench.views.model import Report
-from dlbench.views.runs.view import WithoutFiguresView
+from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.stalls.view import StallsView
 from dlbench.views.stragglers.view import StragglersView

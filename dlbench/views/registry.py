@@ -18,7 +18,7 @@ from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.view import QualityView
 from dlbench.views.reading.view import ReadingView
-from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
+from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
 from dlbench.views.shuffling.view import ShuffleAuditView, ShufflingView
 from dlbench.views.slow_nodes import SlowNodesView
