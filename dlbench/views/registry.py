@@ -26,7 +26,7 @@ from dlbench.views.staging import BreakEvenView, StagingView
 from dlbench.views.stalls.view import StallsView
 from dlbench.views.steps.view import RanksView, StepsView
 from dlbench.views.stragglers import StragglersView
-from dlbench.views.summary.view import SummaryView
+from dlbench.views.summary import SummaryView
 from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems import SystemsView
 from dlbench.views.telemetry.view import TelemetryView
