@@ -11,7 +11,7 @@ from dlbench.views import registry
 from dlbench.views.causes.tables import account_sheet
 from dlbench.views.model import Group, Report
 from dlbench.views.runs import runs_sheet
-from dlbench.views.scaling.view import points_sheet
+from dlbench.views.scaling import points_sheet
 from dlbench.views.summary import short_names
 from dlbench.views.view import GroupView, ReportView, Views
 

@@ -19,7 +19,7 @@ from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.view import QualityView
 from dlbench.views.reading.view import ReadingView
 from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView
-from dlbench.views.scaling.view import ScalingView
+from dlbench.views.scaling import ScalingView
 from dlbench.views.shuffling.view import ShuffleAuditView, ShufflingView
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.staging import BreakEvenView, StagingView
