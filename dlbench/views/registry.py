@@ -17,7 +17,7 @@ from dlbench.views.noise import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.view import QualityView
-from dlbench.views.reading.view import ReadingView
+from dlbench.views.reading import ReadingView
 from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling import ScalingView
 from dlbench.views.shuffling.view import ShuffleAuditView, ShufflingView

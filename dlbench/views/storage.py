@@ -20,7 +20,7 @@ from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, percent, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate, median_estimate
 from dlbench.units import format_number
-from dlbench.views.reading.numbers import complement
+from dlbench.views.reading import complement
 
 FORMAT = "dlbench.io"
 

@@ -20,7 +20,7 @@ from dlbench.specs.system.hostlist import compressed
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
-from dlbench.views.reading.numbers import WARM_SHARE, complement, fetch_share, storage_share
+from dlbench.views.reading import WARM_SHARE, complement, fetch_share, storage_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from dlbench.report.wording import percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.units import format_bytes
 from dlbench.views.data_path.facts import facts, spread
-from dlbench.views.reading.numbers import complement, storage_share
+from dlbench.views.reading import complement, storage_share
 
 STALL_SHARE = 0.1
 """A step whose input wait is a larger share of it is a stall."""

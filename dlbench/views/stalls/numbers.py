@@ -25,7 +25,7 @@ from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
-from dlbench.views.reading.numbers import WARM_SHARE, storage_share
+from dlbench.views.reading import WARM_SHARE, storage_share
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
