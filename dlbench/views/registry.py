@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.views.campaign_cost.view import CampaignCostView
+from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.view import CausesView
 from dlbench.views.cost import CostView
 from dlbench.views.data_path.view import DataPathView
