@@ -18,7 +18,7 @@ from dlbench.views.energy.view import DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.slow_nodes import SlowNodesView
-from dlbench.views.stalls.view import StallsView
+from dlbench.views.stalls import StallsView
 from dlbench.views.stragglers import StragglersView
 from dlbench.views.telemetry.view import DetailedTelemetryView
 from dlbench.views.view import Views
