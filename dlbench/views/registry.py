@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.view import CausesView
 from dlbench.views.cost import CostView
-from dlbench.views.data_path.view import DataPathView
+from dlbench.views.data_path import DataPathView
 from dlbench.views.differences import DifferencesView
 from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange.view import ExchangeView

@@ -27,7 +27,7 @@ from dlbench.stats.estimates import (
 )
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_bytes
-from dlbench.views.data_path.epochs import STAGING_KEYS, alike, epoch_times
+from dlbench.views.data_path import STAGING_KEYS, alike, epoch_times
 from dlbench.views.model import Group, Report
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
 
