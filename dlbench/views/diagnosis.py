@@ -13,8 +13,7 @@ from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
 from dlbench.views.decomposition import DecompositionView
 from dlbench.views.document import document_of
-from dlbench.views.energy.numbers import DetailedEnergy
-from dlbench.views.energy.view import DetailedEnergyView
+from dlbench.views.energy import DetailedEnergy, DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.slow_nodes import SlowNodesView

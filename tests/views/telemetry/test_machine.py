@@ -36,8 +36,7 @@ from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.views.assemble import assemble
 from dlbench.views.data_path import DataPath, DataPathView, data_path
 from dlbench.views.document import document_of
-from dlbench.views.energy.numbers import Energy
-from dlbench.views.energy.view import EnergyView
+from dlbench.views.energy import Energy, EnergyView
 from dlbench.views.memory.numbers import Memory, memory
 from dlbench.views.memory.view import MemoryView
 from dlbench.views.model import Group
