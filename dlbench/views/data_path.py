@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
+from dlbench.reading import scaling
 from dlbench.reading.attribution import about_means
 from dlbench.reading.comparability import averaged_id_without
 from dlbench.reading.measures import PARTS
 from dlbench.reading.samples.node_samples import node_stages, nodes_of
 from dlbench.reading.samples.readings import MAX_NODES_OF_LARGE_RUN, MachineReading, machine_readings
-from dlbench.reading.scaling import Group, Point
+from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
@@ -34,9 +35,9 @@ STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
 
 
-def alike(groups: Sequence[Group], keys: Collection[str]) -> list[list[Group]]:
+def alike(groups: Sequence[scaling.Group], keys: Collection[str]) -> list[list[scaling.Group]]:
     """Groups of real data that differ in nothing but some keys of `data`, in sets of two or more, in their order."""
-    found: dict[str, list[Group]] = {}
+    found: dict[str, list[scaling.Group]] = {}
     for group in groups:
         if not group.sample.plan.workload.data.is_synthetic:
             found.setdefault(averaged_id_without(group.sample, keys), []).append(group)
@@ -68,7 +69,7 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
     return found
 
 
-def facts(group: Group, middle: Sequence[Run], temperature: str) -> Iterator[tuple[str, str]]:
+def facts(group: scaling.Group, middle: Sequence[Run], temperature: str) -> Iterator[tuple[str, str]]:
     """Titles and texts, in order.
 
     Args:
@@ -138,7 +139,7 @@ def _coverage(run: Run) -> str:
     return text
 
 
-def _equal_work(group: Group) -> str:
+def _equal_work(group: scaling.Group) -> str:
     details = dict.fromkeys(
         check.detail
         for run in group.runs
@@ -151,7 +152,7 @@ def _equal_work(group: Group) -> str:
     return "; ".join(details)
 
 
-def _unreadable(group: Group) -> str:
+def _unreadable(group: scaling.Group) -> str:
     counts = [sum(rank.bad_sample_count for rank in run.record.ranks) for run in group.runs if run.record is not None]
     bad = sum(count > 0 for count in counts)
     if not bad:
@@ -274,7 +275,7 @@ class DataPath:
     notes: tuple[str, ...]
 
 
-def data_path(group: Group, table: RunTable) -> DataPath:
+def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     """Where samples come from and how long ranks wait for them, by rank count.
 
     Args:

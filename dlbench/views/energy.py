@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
+from dlbench.reading import scaling
 from dlbench.reading.samples.energy import RunEnergy, StageEnergy
 from dlbench.reading.samples.energy_sources import KINDS, Kind, SourceEnergy
 from dlbench.reading.samples.integral import Amount
 from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
-from dlbench.reading.scaling import Group, Point
+from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE, si_label
@@ -109,7 +110,7 @@ class DetailedEnergy(Energy):
     """Runs whose samples could not be read, one line each."""
 
 
-def energy(group: Group, table: RunTable) -> Energy | None:
+def energy(group: scaling.Group, table: RunTable) -> Energy | None:
     """The energy of each rank count of which a run was read whole; None where none has a figure.
 
     Args:
@@ -120,7 +121,7 @@ def energy(group: Group, table: RunTable) -> Energy | None:
     return Energy(points=points, notes=_notes(energies, damaged)) if any(point.kinds for point in points) else None
 
 
-def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
+def detailed_energy(group: scaling.Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
     """The same over all runs; rank counts without a figure are there, too, with the reason.
 
     Args:
@@ -139,7 +140,7 @@ def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -
 
 
 def _energy(
-    group: Group, table: RunTable, readings: MachineReadings
+    group: scaling.Group, table: RunTable, readings: MachineReadings
 ) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
     """Points, the runs behind them, and what is damaged."""
     keys = table.keys

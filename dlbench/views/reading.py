@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from dlbench.reading.scaling import Group, Point
+from dlbench.reading import scaling
+from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.report.document import Section
@@ -115,7 +116,7 @@ class Reading:
     choices: tuple[ReaderChoice, ...]
 
 
-def reading(group: Group, table: RunTable) -> Reading | None:
+def reading(group: scaling.Group, table: RunTable) -> Reading | None:
     """What readers did at each rank count; None where no run says so."""
     found = [(point, known) for point in group.points if (known := results(point, table))]
     if not found:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlbench.reading import scaling
 from dlbench.reading.hosts.core_load import LOAD_CODES
-from dlbench.reading.scaling import Group, Point
+from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
@@ -24,7 +25,7 @@ from dlbench.views.quality.numbers import Quality
 from dlbench.views.view import GroupView
 
 
-def baseline_note(group: Group, groups: Sequence[Group], table: RunTable) -> str:
+def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable) -> str:
     """What a reader must know of the baseline, in a sentence; empty where nothing holds it back.
 
     Args:
@@ -57,12 +58,12 @@ def baseline_note(group: Group, groups: Sequence[Group], table: RunTable) -> str
     return ""
 
 
-def _cores(group: Group) -> str:
+def _cores(group: scaling.Group) -> str:
     count = group.sample.plan.layout.cores_per_rank
     return f"{count} core{'s' * (count > 1)}"
 
 
-def _is_same_work(group: Group, other: Group, point: Point) -> bool:
+def _is_same_work(group: scaling.Group, other: scaling.Group, point: Point) -> bool:
     """Whether a point is of one rank that trains the same, with whatever cores and engine."""
     own, plan = group.sample.plan, other.sample.plan
     batch = own.global_batch if group.scaling == "strong" else group.baseline.batch_per_rank
