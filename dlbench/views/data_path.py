@@ -24,7 +24,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, runs_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
-from dlbench.stats.pairing import RunKey
+from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
 from dlbench.views.columns import telling
 from dlbench.views.model import Group
@@ -65,7 +65,8 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
         samples = epoch_samples(run)
         if samples is not None:
             place = run.plan.series
-            found[f"{run.plan.created} {place.id}", place.repeat] = samples / float(rates[run_id])
+            key = KnownKey.of(f"{run.plan.created} {place.id}", place.repeat, table.sessions[run_id])
+            found[key] = samples / float(rates[run_id])
     return found
 
 
@@ -305,14 +306,16 @@ def _point(
     point: Point, table: RunTable, middle: Run, reading: MachineReading | None, *, is_looked_at: bool
 ) -> DataPoint:
     rows = table.parts.loc[list(point.run_ids)][list(PARTS)]
-    share = mean_estimate((rows["input"] / rows.sum(axis=1)).tolist(), "fraction")
+    keys = [table.keys[run_id] for run_id in point.run_ids]
+    share = mean_estimate(dict(zip(keys, (rows["input"] / rows.sum(axis=1)).tolist(), strict=True)), "fraction")
     runs = about_means([{name: float(row[name]) for name in PARTS} for _, row in rows.iterrows()])
+    wait, copy = ({key: run[name] for key, run in zip(keys, runs, strict=True)} for name in ("input", "h2d"))
     stalls = _stalls(middle) if is_looked_at else _Stalls()
     return DataPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        wait=mean_estimate([parts["input"] for parts in runs], "s"),
-        copy=mean_estimate([parts["h2d"] for parts in runs], "s"),
+        wait=mean_estimate(wait, "s"),
+        copy=mean_estimate(copy, "s"),
         wait_share=share,
         utilisation=complement(share),
         stalled=stalls.stalled,

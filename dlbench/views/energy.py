@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading import scaling
-from dlbench.reading.samples.energy import RunEnergy, StageEnergy
+from dlbench.reading.samples.energy import RunEnergy
 from dlbench.reading.samples.energy_sources import KINDS, Kind, SourceEnergy
 from dlbench.reading.samples.integral import Amount
 from dlbench.reading.samples.node_samples import STAGES
@@ -162,7 +162,8 @@ def _energy(
             if point is group.baseline:
                 reference = own
             efficiency = _efficiencies(own, reference, is_baseline=point is group.baseline)
-            points.append(_point(point, energies, efficiency, num_unread=len(point.run_ids) - len(read)))
+            by_key = {keys[one.run_id]: one for one in energies}
+            points.append(_point(point, by_key, efficiency, num_unread=len(point.run_ids) - len(read)))
         every += energies
     return tuple(points), every, list(dict.fromkeys(damaged))
 
@@ -193,9 +194,10 @@ def _efficiencies(
 
 
 def _point(
-    point: Point, energies: Sequence[RunEnergy], efficiency: Mapping[Kind, Estimate], *, num_unread: int
+    point: Point, by_key: Mapping[RunKey, RunEnergy], efficiency: Mapping[Kind, Estimate], *, num_unread: int
 ) -> EnergyPoint:
-    kinds = (_kind(kind, [one for one in energies if one.of(kind)], efficiency.get(kind)) for kind in KINDS)
+    energies = by_key.values()
+    kinds = (_kind(kind, {k: one for k, one in by_key.items() if one.of(kind)}, efficiency.get(kind)) for kind in KINDS)
     why = ((kind, energy.why[kind]) for kind in KINDS for energy in energies if kind in energy.why)
     return EnergyPoint(
         ranks=point.ranks,
@@ -207,14 +209,24 @@ def _point(
     )
 
 
-def _kind(kind: Kind, energies: Sequence[RunEnergy], efficiency: Estimate | None) -> KindEnergy | None:
-    if not energies:
+def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate | None) -> KindEnergy | None:
+    if not by_key:
         return None
-    joules_each = [joules for energy in energies if (joules := energy.energy_per_sample_j(kind)) is not None]
-    each = typical_estimate(joules_each, "J") if joules_each else None
+
+    def known(value: Callable[[RunEnergy], float | None]) -> dict[RunKey, float]:
+        return {key: found for key, energy in by_key.items() if (found := value(energy)) is not None}
+
+    def joules(*stages: str) -> Estimate | None:
+        found = known(lambda energy: stage.joules if (stage := energy.stage(kind, *stages)) else None)
+        return median_estimate(found, "J") if found else None
+
+    energies = by_key.values()
+    by_sample = known(lambda energy: energy.energy_per_sample_j(kind))
+    each = typical_estimate(by_sample, "J") if by_sample else None
+    powers = known(lambda energy: stage.mean_power_w if (stage := energy.stage(kind, "measured")) else None)
     measured = [energy.stage(kind, "measured") for energy in energies]
-    stages = ((stage, _joules(energy.stage(kind, stage) for energy in energies)) for stage in STAGES)
-    whole = _joules(energy.stage(kind) for energy in energies)
+    stages = ((stage, joules(stage)) for stage in STAGES)
+    whole = joules()
     assert whole is not None
     return KindEnergy(
         kind=kind,
@@ -222,22 +234,13 @@ def _kind(kind: Kind, energies: Sequence[RunEnergy], efficiency: Estimate | None
         # An end of 0 has no reciprocal.
         samples_per_joule=replace(each, low=each.low or None).inverted("samples/J") if each and each.value else None,
         efficiency=efficiency,
-        mean_power=_over((stage.mean_power_w if stage else None for stage in measured), "W"),
+        mean_power=median_estimate(powers, "W") if powers else None,
         whole=whole,
         stages=tuple((stage, joules) for stage, joules in stages if joules is not None),
         num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
         methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
         sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
     )
-
-
-def _over(values: Iterable[float | None], unit: str) -> Estimate | None:
-    known = [value for value in values if value is not None]
-    return median_estimate(known, unit) if known else None
-
-
-def _joules(stages: Iterable[StageEnergy | None]) -> Estimate | None:
-    return _over((None if stage is None else stage.joules for stage in stages), "J")
 
 
 def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:

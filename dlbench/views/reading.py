@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -15,6 +15,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.columns import telling
 from dlbench.views.model import Group
@@ -118,7 +119,12 @@ class Reading:
 
 def reading(group: scaling.Group, table: RunTable) -> Reading | None:
     """What readers did at each rank count; None where no run says so."""
-    found = [(point, known) for point in group.points if (known := results(point, table))]
+    found = []
+    for point in group.points:
+        records = ((table.keys[run_id], table.runs[run_id].record) for run_id in point.run_ids)
+        known = {key: record.reading for key, record in records if record is not None and record.reading is not None}
+        if known:
+            found.append((point, known))
     if not found:
         return None
     return Reading(
@@ -129,20 +135,14 @@ def reading(group: scaling.Group, table: RunTable) -> Reading | None:
     )
 
 
-def results(point: Point, table: RunTable) -> list[ReadingResult]:
-    """What the runs of a point say of their reading."""
-    records = (table.runs[run_id].record for run_id in point.run_ids)
-    return [record.reading for record in records if record is not None and record.reading is not None]
-
-
-def fetch_share(known: Sequence[ReadingResult]) -> Estimate | None:
+def fetch_share(known: Mapping[RunKey, ReadingResult]) -> Estimate | None:
     """Time of fetching over that of fetching and preparing, mean over runs; None where no reader did either."""
-    shares = []
-    for one in known:
+    shares = {}
+    for key, one in known.items():
         fetch = sum(epoch.fetch_s for epoch in one.epochs)
         whole = fetch + sum(epoch.prepare_s for epoch in one.epochs)
         if whole > 0:
-            shares.append(fetch / whole)
+            shares[key] = fetch / whole
     return mean_estimate(shares, "fraction") if shares else None
 
 
@@ -158,36 +158,41 @@ def storage_share(epochs: Sequence[ReadEpoch]) -> float | None:
     return sum(storage for storage, _ in known) / total if total else None
 
 
-def _point(point: Point, known: Sequence[ReadingResult]) -> ReadingPoint:
-    cached = [one.cached_share for one in known if one.cached_share is not None]
+def _point(point: Point, known: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
+    runs = known.values()
+    cached = [one.cached_share for one in runs if one.cached_share is not None]
     return ReadingPoint(
         ranks=point.ranks,
         nodes=point.nodes,
         num_runs=len(known),
-        loader_workers=tuple(sorted({one.loader_workers for one in known})),
-        prefetch_batches=tuple(sorted({one.prefetch_batches for one in known})),
+        loader_workers=tuple(sorted({one.loader_workers for one in runs})),
+        prefetch_batches=tuple(sorted({one.prefetch_batches for one in runs})),
         fetch_share=fetch_share(known),
-        storage_share=storage_share([epoch for one in known for epoch in one.epochs]),
-        cache=tuple(dict.fromkeys(one.cache for one in known)),
-        cache_in_force=all(one.cache_in_force for one in known),
+        storage_share=storage_share([epoch for one in runs for epoch in one.epochs]),
+        cache=tuple(dict.fromkeys(one.cache for one in runs)),
+        cache_in_force=all(one.cache_in_force for one in runs),
         cached_share=fmean(cached) if cached else None,
     )
 
 
-def _epochs(point: Point, known: Sequence[ReadingResult]) -> list[EpochReads]:
-    by_number: dict[int, list[ReadEpoch]] = {}
-    for one in known:
+def _epochs(point: Point, known: Mapping[RunKey, ReadingResult]) -> list[EpochReads]:
+    by_number: dict[int, dict[RunKey, ReadEpoch]] = {}
+    for key, one in known.items():
         for epoch in one.epochs:
-            by_number.setdefault(epoch.epoch, []).append(epoch)
+            by_number.setdefault(epoch.epoch, {})[key] = epoch
     return [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
 
 
-def _epoch(point: Point, number: int, reads: Sequence[ReadEpoch]) -> EpochReads:
+def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> EpochReads:
+    def mean(value: Callable[[ReadEpoch], float]) -> Estimate:
+        return mean_estimate({key: value(one) for key, one in by_run.items()}, "s")
+
+    reads = list(by_run.values())
     tiers = {name: fmean(one.tier_bytes.get(name, 0) for one in reads) for name in ("shared", "local", "memory")}
     total = sum(tiers.values())
     counted = [one.storage_bytes for one in reads if one.storage_bytes is not None]
     storage = fmean(counted) if len(counted) == len(reads) else None
-    seconds = mean_estimate([one.seconds for one in reads], "s")
+    seconds = mean(lambda one: one.seconds)
     return EpochReads(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -201,9 +206,9 @@ def _epoch(point: Point, number: int, reads: Sequence[ReadEpoch]) -> EpochReads:
         memory_bytes=tiers["memory"],
         storage_bytes=storage,
         cached_bytes=None if storage is None else max(0.0, total - storage),
-        fetch_s=mean_estimate([one.fetch_s for one in reads], "s"),
-        prepare_s=mean_estimate([one.prepare_s for one in reads], "s"),
-        wait_s=mean_estimate([one.wait_s for one in reads], "s"),
+        fetch_s=mean(lambda one: one.fetch_s),
+        prepare_s=mean(lambda one: one.prepare_s),
+        wait_s=mean(lambda one: one.wait_s),
         seconds=seconds,
         bytes_per_s=total / seconds.value if seconds.value else None,
     )
@@ -222,9 +227,9 @@ def _temperature(reads: Sequence[ReadEpoch]) -> Temperature:
     return "warm" if share <= WARM_SHARE else "mixed"
 
 
-def _choices(point: Point, known: Sequence[ReadingResult]) -> list[ReaderChoice]:
+def _choices(point: Point, known: Mapping[RunKey, ReadingResult]) -> list[ReaderChoice]:
     """Of the first run that tried something: others tried the same, on the same machine."""
-    tried = next((one for one in known if one.trials), None)
+    tried = next((one for one in known.values() if one.trials), None)
     if tried is None:
         return []
     return [

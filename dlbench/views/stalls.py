@@ -10,6 +10,7 @@ from typing import Literal
 import dlbench
 from dlbench.reading.attribution import about_means
 from dlbench.reading.measures import measured_or_why
+from dlbench.reading.sessions import allocations_of
 from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
@@ -19,6 +20,7 @@ from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, place_text, value_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.pairing import KnownKey, RunKey, in_all
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.reading import WARM_SHARE, storage_share
@@ -109,7 +111,8 @@ def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
         key = plan.created, plan.series.id, plan.layout.ranks, plan.layout.nodes
         points.setdefault(key, []).append(run)
     with_variants = (found for _, found in sorted(points.items()) if _is_of_tiers(found))
-    return tuple(_point(found) for found in with_variants)
+    sessions = allocations_of(runs)
+    return tuple(_point(found, sessions) for found in with_variants)
 
 
 def _is_of_tiers(runs: Sequence[Run]) -> bool:
@@ -125,12 +128,13 @@ class _One:
     reading: ReadingResult | None
 
 
-def _point(runs: Sequence[Run]) -> Stalls:
-    found: dict[Tier, dict[int, _One]] = {tier: {} for tier in VARIANTS}
+def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Stalls:
+    found: dict[Tier, dict[RunKey, _One]] = {tier: {} for tier in VARIANTS}
     missing: list[str] = []
     for run in runs:
         tier = next((name for name, variant in VARIANTS.items() if variant == run.plan.series.variant), None)
-        if tier is None or run.plan.series.repeat in found[tier]:  # a copied folder
+        key = KnownKey.of("", run.plan.series.repeat, sessions[run.plan.run_id])
+        if tier is None or key in found[tier]:  # a copied folder
             continue
         measured, why = measured_or_why(run)
         if measured is None:
@@ -138,10 +142,10 @@ def _point(runs: Sequence[Run]) -> Stalls:
             continue
         assert run.record is not None
         whole = sum(measured.parts.values())
-        found[tier][run.plan.series.repeat] = _One(whole, measured.throughput, run.record.reading)
+        found[tier][key] = _One(whole, measured.throughput, run.record.reading)
     reasons = {tier: _why_not(tier, list(found[tier].values())) for tier in VARIANTS}
     usable: list[Tier] = [tier for tier in VARIANTS if not reasons[tier]]
-    repeats = sorted(set.intersection(*(set(found[tier]) for tier in usable))) if usable else []
+    repeats = in_all(*(found[tier] for tier in usable)) if usable else []
     plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
     parts, whole_is = _parts(found, repeats, reasons)
     present = [part.seconds for part in parts if part.seconds is not None]
@@ -153,16 +157,14 @@ def _point(runs: Sequence[Run]) -> Stalls:
         sample_unit=plan.workload.sample_unit,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        tiers=tuple(
-            _tier(tier, list(known.values()), plan.workload.sample_unit) for tier, known in found.items() if known
-        ),
+        tiers=tuple(_tier(tier, known, plan.workload.sample_unit) for tier, known in found.items() if known),
         ceiling=geometric_mean_estimate(
-            [one.rate for one in found["synthetic"].values()], f"{plan.workload.sample_unit}/s"
+            {key: one.rate for key, one in found["synthetic"].items()}, f"{plan.workload.sample_unit}/s"
         )
         if found["synthetic"]
         else None,
         parts=parts,
-        whole_s=geometric_mean_estimate([found[whole_is][k].step_s for k in repeats], "s") if present else None,
+        whole_s=geometric_mean_estimate({k: found[whole_is][k].step_s for k in repeats}, "s") if present else None,
         whole_is=whole_is,
         pairs=len(repeats) if present else 0,
         missing=tuple(missing),
@@ -171,7 +173,7 @@ def _point(runs: Sequence[Run]) -> Stalls:
 
 
 def _parts(
-    found: Mapping[Tier, Mapping[int, _One]], repeats: Sequence[int], reasons: Mapping[Tier, str]
+    found: Mapping[Tier, Mapping[RunKey, _One]], repeats: Sequence[RunKey], reasons: Mapping[Tier, str]
 ) -> tuple[tuple[StallPart, ...], Tier]:
     """The parts of a step over the same repeats, and whose step they sum to."""
     whole_is: Tier = "cold" if not reasons["cold"] else "cached"
@@ -191,8 +193,8 @@ def _parts(
         # Shares of the mean whole, so that they sum to 1 as the seconds sum to it.
         return StallPart(
             name=name,
-            seconds=mean_estimate(values, "s"),
-            share=mean_estimate([value / mean for value in values], "fraction"),
+            seconds=mean_estimate(dict(zip(repeats, values, strict=True)), "s"),
+            share=mean_estimate({k: value / mean for k, value in zip(repeats, values, strict=True)}, "fraction"),
             why="",
         )
 
@@ -219,14 +221,15 @@ def _why_not(tier: Tier, runs: Sequence[_One]) -> str:
     return ""
 
 
-def _tier(tier: Tier, runs: Sequence[_One], unit: str) -> TierRuns:
+def _tier(tier: Tier, by_repeat: Mapping[RunKey, _One], unit: str) -> TierRuns:
+    runs = by_repeat.values()
     shares = [share for one in runs if (share := _storage_share(one.reading)) is not None]
     epochs = [count for one in runs if (count := _epochs(one.reading)) is not None]
     reading = next((one.reading for one in runs if one.reading is not None), None)
     return TierRuns(
         tier=tier,
-        rate=geometric_mean_estimate([one.rate for one in runs], f"{unit}/s"),
-        step_s=geometric_mean_estimate([one.step_s for one in runs], "s"),
+        rate=geometric_mean_estimate({k: one.rate for k, one in by_repeat.items()}, f"{unit}/s"),
+        step_s=geometric_mean_estimate({k: one.step_s for k, one in by_repeat.items()}, "s"),
         storage_share=sum(shares) / len(shares) if shares else None,
         epochs=max(epochs, default=None),
         cache="" if tier == "synthetic" or reading is None else reading.cache,
@@ -255,7 +258,7 @@ def _unexpected_share(reading: ReadingResult | None) -> float | None:
     return storage_share(reading.epochs)
 
 
-def _notes(found: Mapping[Tier, Mapping[int, _One]]) -> list[str]:
+def _notes(found: Mapping[Tier, Mapping[RunKey, _One]]) -> list[str]:
     notes = []
     cold = [one.reading for one in found["cold"].values() if one.reading is not None and one.reading.cache_in_force]
     if any(_is_cached(epoch) for reading in cold for epoch in reading.epochs[1:]):
@@ -532,21 +535,18 @@ def _part(part: StallPart, whole_is: Tier) -> str:
         return f"whether {name} costs anything is undecided ({figure_text(part.seconds)} per step)"
     if part.seconds.value < 0:
         return f"{name} costs nothing ({figure_text(part.seconds)} per step)"
+    basis = "" if part.seconds.is_confident else f" ({basis_text(part.seconds, 'repeat')})"
     share = f"{figure_text(part.share)} of the step with a {TIER_TITLES[whole_is]}"
-    return f"{name} costs {figure_text(part.seconds)} per step, {share}{_basis(part.seconds)}"
-
-
-def _basis(seconds: Estimate) -> str:
-    if seconds.n >= MIN_RUNS:
-        return ""
-    return f" ({basis_text(seconds, 'repeat')})"
+    return f"{name} costs {figure_text(part.seconds)} per step, {share}{basis}"
 
 
 def _remarks(point: Stalls) -> Iterator[str]:
     """What must be known to read the figures of a point."""
-    few = [part.seconds.n for part in point.parts if part.seconds is not None]
-    if few and min(few) < MIN_RUNS:
-        yield f"{place(point)}: {min(few)} of {MIN_RUNS} repeats that an interval of 95 % needs: --repeats {MIN_RUNS}."
+    first = next((part.seconds for part in point.parts if part.seconds is not None), None)
+    if first is not None and (first.sessions or 1) > 1 and not first.is_confident:
+        yield f"{place(point)}: {first.sessions} of {MIN_RUNS} sessions that an interval of 95 % needs."
+    elif first is not None and not first.is_confident:
+        yield f"{place(point)}: {first.n} of {MIN_RUNS} repeats that an interval of 95 % needs: --repeats {MIN_RUNS}."
     for text in point.notes:
         yield f"{place(point)}: {text}."
     for text in point.missing:

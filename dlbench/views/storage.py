@@ -272,7 +272,7 @@ def _gives(found: Io) -> Iterator[str]:
         last = known[-1]
         assert last.samples_per_s is not None
         workers = _readers(last.loader_workers)
-        few = "" if last.samples_per_s.n >= MIN_RUNS else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
+        few = "" if last.samples_per_s.is_confident else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
         yield (
             f"{workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."

@@ -171,7 +171,7 @@ def _reading(case: Case) -> list[ReadingResult]:
 
 def _fetching(case: Case) -> Estimate | None:
     """Share of the readers' time that went into fetching, the rest into preparing; None: the runs do not say."""
-    return fetch_share(_reading(case))
+    return fetch_share({("", number): one for number, one in enumerate(_reading(case))})
 
 
 def _is_fetch_bound(case: Case) -> bool:

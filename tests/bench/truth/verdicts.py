@@ -107,7 +107,7 @@ def decomposed(generator: np.random.Generator, gap: float, scatter: float) -> st
         ({**none, "input": 0.1 * p, "forward": 0.9 * p}, {**none, "forward": (0.9 - gap) * v})
         for p, v in zip(plain.tolist(), without.tolist(), strict=True)
     ]
-    return difference("input", pairs).verdict
+    return difference("input", {("", repeat): pair for repeat, pair in enumerate(pairs)}).verdict
 
 
 # Sweeps
