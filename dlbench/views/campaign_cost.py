@@ -306,16 +306,13 @@ class CampaignCostView(ReportView):
     key = "campaign_cost"
 
     def numbers(self, source: ReportSource) -> CampaignCost | None:
-        """All runs, those without figures too."""
         return campaign_cost(source.scan.runs)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """Where node-hours went, and what a result cost."""
         found = report.of(CampaignCost)
         return () if found is None else (cost_section(found),)
 
     def remedy(self, report: Report) -> str:
-        """Jobs that have ended."""
         return "unknown: of no Slurm job of these runs Slurm told anything; `dlbench cost RUNS` asks it, and says why."
 
 

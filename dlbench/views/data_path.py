@@ -29,7 +29,7 @@ from dlbench.units import format_bytes
 from dlbench.views.columns import telling
 from dlbench.views.model import Group
 from dlbench.views.reading import complement, storage_share
-from dlbench.views.view import GroupSource, GroupView
+from dlbench.views.view import GroupSource, GroupView, place_columns
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
@@ -70,23 +70,20 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
     return found
 
 
-def facts(group: scaling.Group, middle: Sequence[Run], temperature: str) -> Iterator[tuple[str, str]]:
-    """Titles and texts, in order.
-
-    Args:
-        group: comparable runs.
-        middle: the run in the middle of each point, by rank count.
-        temperature: whether what was read was cold or warm, in words.
-    """
+def _facts(group: scaling.Group, middle: Sequence[Run], temperature: str) -> Iterator[tuple[str, str]]:
+    """Titles and texts, in order; of the run in the middle of each point, by rank count."""
     last = middle[-1]
+    records = [run.record for run in group.runs if run.record is not None]
     yield "Readers", _readers(last)
     yield "Cold or warm", temperature
     yield "Order", _order(last)
     yield "Coverage", _coverage(last)
-    yield "Equal work", _equal_work(group)
-    unreadable = _unreadable(group)
-    if unreadable:
-        yield "Unreadable samples", unreadable
+    checks = (check for record in records for check in record.checks if check.name == "equal work")
+    yield "Equal work", "; ".join(dict.fromkeys(check.detail for check in checks)) or "not checked"
+    counts = [sum(rank.bad_sample_count for rank in record.ranks) for record in records]
+    if any(counts):
+        some = f"{sum(count > 0 for count in counts)} of {len(counts)} runs had some"
+        yield "Unreadable samples", f"up to {max(counts):,} in a run, left out (data.on_bad_sample skip); {some}"
     yield "Staging", _staging(middle)
 
 
@@ -140,27 +137,6 @@ def _coverage(run: Run) -> str:
     return text
 
 
-def _equal_work(group: scaling.Group) -> str:
-    details = dict.fromkeys(
-        check.detail
-        for run in group.runs
-        if run.record is not None
-        for check in run.record.checks
-        if check.name == "equal work"
-    )
-    if not details:
-        return "not checked"
-    return "; ".join(details)
-
-
-def _unreadable(group: scaling.Group) -> str:
-    counts = [sum(rank.bad_sample_count for rank in run.record.ranks) for run in group.runs if run.record is not None]
-    bad = sum(count > 0 for count in counts)
-    if not bad:
-        return ""
-    return f"up to {max(counts):,} in a run, left out (data.on_bad_sample skip); {bad} of {len(counts)} runs had some"
-
-
 def _staging(middle: Sequence[Run]) -> str:
     """Of the run in the middle of each point: its record, else spans, which unsampled nodes hold, too."""
     data = middle[0].plan.workload.data
@@ -185,7 +161,7 @@ def _staging(middle: Sequence[Run]) -> str:
 def _staged_s(run: Run) -> float | None:
     """Seconds of staging on the node with most of it; None where no node that is looked at has spans."""
     found = []
-    for node in spread(nodes_of(run), MAX_NODES_OF_LARGE_RUN):
+    for node in _spread(nodes_of(run), MAX_NODES_OF_LARGE_RUN):
         try:
             stages = node_stages(run, node)
         except IncompleteDataError:
@@ -196,7 +172,7 @@ def _staged_s(run: Run) -> float | None:
     return max(found, default=None)
 
 
-def spread(items: Sequence[int], most: int) -> list[int]:
+def _spread(items: Sequence[int], most: int) -> list[int]:
     """At most `most` items, evenly spread, the first among them."""
     return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)
 
@@ -211,8 +187,6 @@ MAX_POINTS = 100
 AT_REST = 1e6
 """Bytes per second of all disks together below which nothing worth words was read from them."""
 
-_CACHE = "host.page_cache_bytes"
-
 _FORMATS = {
     "images": "JPEG images",
     "jpeg-tree": "JPEG images",
@@ -220,19 +194,6 @@ _FORMATS = {
     "density": "density volumes",
     "hdf5-density": "density volumes",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stalls:
-    """Single steps of one run."""
-
-    num_steps: int = 0
-    """Steps of ranks that were looked at."""
-    num_ranks: int = 0
-    stalled: float | None = None
-    """Share of the steps that wait for input for more than `STALL_SHARE` of their time (1); None: not looked at."""
-    longest_s: float | None = None
-    """Longest wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,15 +238,11 @@ class DataPath:
 
 
 def data_path(group: scaling.Group, table: RunTable) -> DataPath:
-    """Where samples come from and how long ranks wait for them, by rank count.
-
-    Args:
-        group: comparable runs.
-        table: where its runs are from.
-    """
+    """Where samples come from and how long ranks wait for them, by rank count."""
     readings = machine_readings(table)
     looked_at = set(list(readings.middle)[:MAX_POINTS])
     middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
+    middle_runs = list(middle.values())
     points = tuple(
         _point(point, table, run, readings.by_run.get(run.plan.run_id), is_looked_at=key in looked_at)
         for point, (key, run) in zip(group.points, middle.items(), strict=True)
@@ -296,7 +253,7 @@ def data_path(group: scaling.Group, table: RunTable) -> DataPath:
         format=_FORMATS.get(data.format, data.format),
         is_synthetic=data.is_synthetic,
         points=points,
-        facts=tuple(facts(group, list(middle.values()), _temperature(points, list(middle.values())))),
+        facts=tuple(_facts(group, middle_runs, _temperature(points, middle_runs))),
         verdict=_verdict(points, is_synthetic=data.is_synthetic),
         notes=(),
     )
@@ -310,7 +267,10 @@ def _point(
     share = mean_estimate(dict(zip(keys, (rows["input"] / rows.sum(axis=1)).tolist(), strict=True)), "fraction")
     runs = about_means([{name: float(row[name]) for name in PARTS} for _, row in rows.iterrows()])
     wait, copy = ({key: run[name] for key, run in zip(keys, runs, strict=True)} for name in ("input", "h2d"))
-    stalls = _stalls(middle) if is_looked_at else _Stalls()
+    stalled, longest_s, num_steps, num_ranks = _stalls(middle) if is_looked_at else (None, None, 0, 0)
+    fields = [item for node in (reading.nodes if reading else ()) for item in node.fields.items()]
+    disks = [summary.mean for name, summary in fields if re.fullmatch(r"host\.disk\..+\.read_bytes", name)]
+    cached = [summary.mean for name, summary in fields if name == "host.page_cache_bytes"]
     return DataPoint(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -318,53 +278,30 @@ def _point(
         copy=mean_estimate(copy, "s"),
         wait_share=share,
         utilisation=complement(share),
-        stalled=stalls.stalled,
-        longest_wait_s=stalls.longest_s,
-        stall_steps=stalls.num_steps,
-        stall_ranks=stalls.num_ranks,
-        disk_bytes_per_s=_read_rate(reading),
-        page_cache_bytes=_page_cache(reading),
+        stalled=stalled,
+        longest_wait_s=longest_s,
+        stall_steps=num_steps,
+        stall_ranks=num_ranks,
+        disk_bytes_per_s=sum(disks) if disks and reading and not reading.left_out else None,
+        page_cache_bytes=sum(cached) / len(cached) if cached else None,
     )
 
 
-def _stalls(run: Run) -> _Stalls:
+def _stalls(run: Run) -> tuple[float | None, float | None, int, int]:
+    """Share of the steps of a run that stall, its longest wait in seconds, and of how many steps of how many ranks."""
     import numpy as np
 
-    ranks = range(run.plan.layout.ranks)
     waits, steps = [], []
-    chosen = spread(ranks, MAX_RANKS)
+    chosen = _spread(range(run.plan.layout.ranks), MAX_RANKS)
     for rank in chosen:
         try:
             measured = read_steps(run.folder.steps(rank)).measured
         except IncompleteDataError:
-            return _Stalls()
+            return None, None, 0, 0
         waits.append(measured["input_ns"].astype(np.float64))
         steps.append(measured["step_ns"].astype(np.float64))
     wait, step = np.concatenate(waits), np.concatenate(steps)
-    return _Stalls(
-        num_steps=len(step),
-        num_ranks=len(chosen),
-        stalled=float((wait > STALL_SHARE * step).mean()),
-        longest_s=float(wait.max()) / 1e9,
-    )
-
-
-def _read_rate(reading: MachineReading | None) -> float | None:
-    if reading is None or reading.left_out:
-        return None
-    known = [
-        summary.mean
-        for node in reading.nodes
-        for name, summary in node.fields.items()
-        if re.fullmatch(r"host\.disk\..+\.read_bytes", name)
-    ]
-    return sum(known) if known else None
-
-
-def _page_cache(reading: MachineReading | None) -> float | None:
-    nodes = reading.nodes if reading is not None else ()
-    known = [node.fields[_CACHE].mean for node in nodes if _CACHE in node.fields]
-    return sum(known) / len(known) if known else None
+    return float((wait > STALL_SHARE * step).mean()), float(wait.max()) / 1e9, len(step), len(chosen)
 
 
 def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
@@ -405,12 +342,10 @@ STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted i
 UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
 
 
-def input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:
-    """Waits, stalls and disks by rank count; without a GPU there is no copy worth a column and no accelerator."""
+def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:
+    """Without a GPU there is no copy worth a column and no accelerator."""
     columns: tuple[Column[DataPoint], ...] = (
-        Column("", "At", lambda point: place_text(point.ranks, point.nodes), is_brief=True),
-        Column("ranks", "", lambda point: point.ranks),
-        Column("nodes", "", lambda point: point.nodes),
+        *place_columns(),
         Column("input_wait_s", "Input wait per step", lambda point: point.wait, has_interval=True, is_brief=True),
         Column("input_wait_share", "Share of the step", lambda point: point.wait_share, has_interval=True),
         Column(
@@ -435,12 +370,7 @@ def input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint
         title="Input by rank count",
         columns=telling(columns, points),
         rows=points,
-        caption=" ".join(
-            [
-                *([STALLS_CAPTION] if any(point.stalled for point in points) else []),
-                *([UTILISATION_CAPTION] if on_gpu else []),
-            ]
-        ),
+        caption=" ".join([STALLS_CAPTION] * any(point.stalled for point in points) + [UTILISATION_CAPTION] * on_gpu),
         is_drawn=True,
     )
 
@@ -456,22 +386,7 @@ def _disks(point: DataPoint) -> Cell:
     return Cell("unknown") if rate is None else Cell(f"{format_bytes(rate)}/s", number=rate)
 
 
-def facts_sheet(facts: Sequence[tuple[str, str]]) -> Sheet[tuple[str, str]]:
-    """Titles and texts."""
-    columns: tuple[Column[tuple[str, str]], ...] = (
-        Column("what", "What", operator.itemgetter(0)),
-        Column("known", "Known", operator.itemgetter(1)),
-    )
-    return Sheet(
-        name="data-facts",
-        title="Reading, order, coverage, staging",
-        columns=columns,
-        rows=facts,
-        is_folded=True,
-    )
-
-
-def data_charts(group: Group, found: DataPath) -> list[Chart]:
+def _charts(group: Group, found: DataPath) -> list[Chart]:
     """Input wait, and on GPUs the copy, as shares of the step; none where ranks never wait."""
     import altair as alt
 
@@ -522,7 +437,7 @@ def data_charts(group: Group, found: DataPath) -> list[Chart]:
             name="data-path",
             title="Waiting for samples",
             alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
-            table=input_sheet(found.points, on_gpu=group.on_gpu).people(),
+            table=_input_sheet(found.points, on_gpu=group.on_gpu).people(),
             size=(WIDE - 60, max(60, 34 * len(places))),
         )
     ]
@@ -536,19 +451,23 @@ class DataPathView(GroupView):
     key = "data_path"
 
     def numbers(self, source: GroupSource) -> DataPath:
-        """Every run has them."""
         return data_path(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """Waits by rank count, then what is known."""
         found = group.of(DataPath)
         if found is None:
             return None
+        columns: tuple[Column[tuple[str, str]], ...] = (
+            Column("what", "What", operator.itemgetter(0)),
+            Column("known", "Known", operator.itemgetter(1)),
+        )
+        title = "Reading, order, coverage, staging"
+        facts = Sheet(name="data-facts", title=title, columns=columns, rows=found.facts, is_folded=True)
         return Section(
             id=self.id,
             title=self.title,
             headline=found.verdict,
             words=found.notes,
-            charts=lambda: data_charts(group, found),
-            sheets=(input_sheet(found.points, on_gpu=group.on_gpu), facts_sheet(found.facts)),
+            charts=lambda: _charts(group, found),
+            sheets=(_input_sheet(found.points, on_gpu=group.on_gpu), facts),
         )

@@ -285,11 +285,9 @@ class DecompositionView(ReportView):
     key = "decomposition"
 
     def numbers(self, source: ReportSource) -> tuple[Decomposition, ...]:
-        """Every scaling point whose series has variants."""
         return decompositions(source.scan.runs)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """None where no series has variants."""
         section = decomposition_section(report.all_of(Decomposition))
         return () if section is None else (section,)
 

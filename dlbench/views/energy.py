@@ -584,11 +584,9 @@ class EnergyView(GroupView):
     key = "energy"
 
     def numbers(self, source: GroupSource) -> Energy | None:
-        """By rank count."""
         return energy(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """Joules per sample, and by stage."""
         found = group.of(Energy)
         if found is None:
             return None
@@ -605,7 +603,6 @@ class EnergyView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """What would make runs whose energy can be read."""
         if group.views.get("telemetry") is None:
             return not_sampled(group)
         return (
@@ -621,7 +618,6 @@ class DetailedEnergyView(EnergyView):
         self.slurm = slurm or {}
 
     def numbers(self, source: GroupSource) -> DetailedEnergy:
-        """By rank count, and by run."""
         return detailed_energy(source.group, source.table, self.slurm)
 
 

@@ -173,11 +173,9 @@ class NoiseView(GroupView):
     key = "noise"
 
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
-        """The noise scale at each point where it was asked for."""
         return noise_points(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """One table."""
         points = group.all_of(NoisePoint)
         if not points:
             return None
@@ -193,7 +191,6 @@ class NoiseView(GroupView):
         return Section(id=self.id, title=self.title, headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
 
     def remedy(self, group: Group) -> str:
-        """An option."""
         return "--set measure.noise_scale=true estimates it, at the cost of speed."
 
 

@@ -495,11 +495,9 @@ class PrecisionView(ReportView):
     key = "precisions"
 
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
-        """Comparisons, each with its reference."""
         return precisions(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """A table and a chart per comparison."""
         found = report.all_of(PrecisionComparison)
         if not found:
             return ()
@@ -515,7 +513,6 @@ class PrecisionView(ReportView):
         )
 
     def remedy(self, report: Report) -> str:
-        """A sweep over precisions."""
         if not report.groups:
             return ""
         command = rerun(report.groups[0], "--sweep train.precision=fp32,bf16")

@@ -267,11 +267,9 @@ class ReadingView(GroupView):
     key = "reading"
 
     def numbers(self, source: GroupSource) -> Reading | None:
-        """By rank count and epoch; None for synthetic data."""
         return reading(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """Readers, epochs, and what the automatic choice tried."""
         found = group.of(Reading)
         if found is None:
             return None

@@ -328,7 +328,6 @@ class ScalingView(GroupView):
     level = "answer"
 
     def section(self, group: Group) -> Section:
-        """One table with a line for each rank count."""
         baseline = group.baseline
         return Section(
             id=self.id,

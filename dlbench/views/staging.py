@@ -254,11 +254,9 @@ class StagingView(GroupView):
     key = "staging"
 
     def numbers(self, source: GroupSource) -> Staged | None:
-        """By rank count; None where samples were read in place."""
         return staged(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """One table."""
         found = group.of(Staged)
         if found is None:
             return None
@@ -332,11 +330,9 @@ class BreakEvenView(ReportView):
     key = "break_even"
 
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
-        """Of groups that differ in nothing but staging."""
         return break_evens(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One table; empty where no two groups are such a pair."""
         found = report.all_of(BreakEven)
         if not found:
             return ()

@@ -11,7 +11,7 @@ import dlbench
 from dlbench.reading.attribution import about_means
 from dlbench.reading.measures import measured_or_why
 from dlbench.reading.sessions import allocations_of
-from dlbench.records.data_path import ReadEpoch, ReadingResult
+from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
@@ -110,13 +110,12 @@ def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
         plan = run.plan
         key = plan.created, plan.series.id, plan.layout.ranks, plan.layout.nodes
         points.setdefault(key, []).append(run)
-    with_variants = (found for _, found in sorted(points.items()) if _is_of_tiers(found))
     sessions = allocations_of(runs)
-    return tuple(_point(found, sessions) for found in with_variants)
-
-
-def _is_of_tiers(runs: Sequence[Run]) -> bool:
-    return any(run.plan.series.variant == "cached-input" for run in runs)
+    return tuple(
+        _point(found, sessions)
+        for _, found in sorted(points.items())
+        if any(run.plan.series.variant == "cached-input" for run in found)
+    )
 
 
 @dataclass(frozen=True)
@@ -223,51 +222,32 @@ def _why_not(tier: Tier, runs: Sequence[_One]) -> str:
 
 def _tier(tier: Tier, by_repeat: Mapping[RunKey, _One], unit: str) -> TierRuns:
     runs = by_repeat.values()
-    shares = [share for one in runs if (share := _storage_share(one.reading)) is not None]
-    epochs = [count for one in runs if (count := _epochs(one.reading)) is not None]
-    reading = next((one.reading for one in runs if one.reading is not None), None)
+    readings = [one.reading for one in runs if one.reading is not None]
+    shares = [share for one in readings if (share := storage_share(one.epochs)) is not None]
     return TierRuns(
         tier=tier,
         rate=geometric_mean_estimate({k: one.rate for k, one in by_repeat.items()}, f"{unit}/s"),
         step_s=geometric_mean_estimate({k: one.step_s for k, one in by_repeat.items()}, "s"),
         storage_share=sum(shares) / len(shares) if shares else None,
-        epochs=max(epochs, default=None),
-        cache="" if tier == "synthetic" or reading is None else reading.cache,
+        epochs=max((float(len(one.epochs)) for one in readings if one.epochs), default=None),
+        cache="" if tier == "synthetic" or not readings else readings[0].cache,
     )
-
-
-def _storage_share(reading: ReadingResult | None) -> float | None:
-    return None if reading is None else storage_share(reading.epochs)
-
-
-def _epochs(reading: ReadingResult | None) -> float | None:
-    if reading is None or not reading.epochs:
-        return None
-    return float(len(reading.epochs))
-
-
-def _is_cached(epoch: ReadEpoch) -> bool:
-    """Whether samples of an epoch may have come from the page cache, as nobody saw that they were not in it."""
-    return epoch.cached_share is None or epoch.cached_share > WARM_SHARE
-
-
-def _unexpected_share(reading: ReadingResult | None) -> float | None:
-    """Share of the bytes from storage, unless all was cached: then the kernel fetched something else, e.g. programs."""
-    if reading is None or (reading.cached_share is not None and reading.cached_share > 1 - WARM_ENOUGH):
-        return None
-    return storage_share(reading.epochs)
 
 
 def _notes(found: Mapping[Tier, Mapping[RunKey, _One]]) -> list[str]:
     notes = []
     cold = [one.reading for one in found["cold"].values() if one.reading is not None and one.reading.cache_in_force]
-    if any(_is_cached(epoch) for reading in cold for epoch in reading.epochs[1:]):
+    # Where nobody saw that samples were not in the page cache, they may have been.
+    if any(epoch.cached_share is None or epoch.cached_share > WARM_SHARE for one in cold for epoch in one.epochs[1:]):
         notes.append(
             "The runs with a cold page cache read more than one epoch: from the second on samples may come from the "
             "page cache, so that the fetch stall is smaller than in the first epoch. Fewer steps, or more data, stay "
             "within one"
         )
-    warm = [share for one in found["cached"].values() if (share := _unexpected_share(one.reading)) is not None]
+    # Where all was cached, the kernel fetched something else, e.g. programs.
+    kept = [one.reading for one in found["cached"].values() if one.reading is not None]
+    kept = [one for one in kept if one.cached_share is None or one.cached_share <= 1 - WARM_ENOUGH]
+    warm = [share for one in kept if (share := storage_share(one.epochs)) is not None]
     if warm and max(warm) > WARM_ENOUGH:
         notes.append(
             f"Of the bytes read in runs with a warm page cache up to {max(warm):.0%} came from storage all the same: "
@@ -309,8 +289,7 @@ def place(point: Stalls) -> str:
     return place_text(point.ranks, point.nodes)
 
 
-def parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
-    """Ingestion, preparation stall and fetch stall of every scaling point."""
+def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
     columns: tuple[Column[PartRow], ...] = (
         Column("series", "", lambda row: row[0].series),
         Column("workload", "", lambda row: row[0].workload),
@@ -319,7 +298,14 @@ def parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
         Column("", "At", lambda row: place(row[0]), is_brief=True),
         Column("part", "", lambda row: row[1].name),
         Column("", "Part of the step", lambda row: PART_TITLES[row[1].name], is_brief=True),
-        Column("seconds", "Per step", lambda row: row[1].seconds, _seconds, has_interval=True, is_brief=True),
+        Column(
+            "seconds",
+            "Per step",
+            lambda row: row[1].seconds,
+            lambda row: row[1].seconds or Cell(NOT_MEASURED),
+            has_interval=True,
+            is_brief=True,
+        ),
         Column("share", "Share", lambda row: row[1].share, has_interval=True, is_brief=True),
         Column("share_of", "", lambda row: row[0].whole_is),
         Column("pairs", "", lambda row: row[0].pairs),
@@ -335,12 +321,7 @@ def parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
     )
 
 
-def _seconds(row: PartRow) -> Estimate | Cell:
-    return row[1].seconds or Cell(NOT_MEASURED)
-
-
-def runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
-    """The three kinds of runs."""
+def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
     columns: tuple[Column[TierRow], ...] = (
         Column("series", "", lambda row: row[0].series),
         Column("ranks", "", lambda row: row[0].ranks),
@@ -350,12 +331,7 @@ def runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
         Column("", "Runs with", lambda row: TIER_TITLES[row[1].tier], is_brief=True),
         Column("samples_per_s", "Samples/s", lambda row: row[1].rate, has_interval=True, is_brief=True),
         Column("step_s", "Step", lambda row: row[1].step_s, has_interval=True, is_brief=True),
-        Column(
-            "storage_share",
-            "From storage",
-            lambda row: row[1].storage_share,
-            lambda row: _share(row[1]),
-        ),
+        Column("storage_share", "From storage", lambda row: row[1].storage_share, lambda row: _share(row[1])),
         Column("epochs", "", lambda row: row[1].epochs),
         Column("runs", "Runs", lambda row: row[1].step_s.n),
         Column("cache", "Page cache", lambda row: row[1].cache or None),
@@ -393,7 +369,7 @@ class _Subject:
     label: str
 
 
-def stall_charts(found: Sequence[Stalls]) -> list[Chart]:
+def _charts(found: Sequence[Stalls]) -> list[Chart]:
     """A chart for each of the first series; a stall below zero is none and is not drawn."""
     series: dict[str, list[Stalls]] = {}
     for point in found:
@@ -446,49 +422,46 @@ def _chart(number: int, points: Sequence[Stalls]) -> Chart:
         name="stalls",
         title="What a step waits for",
         alt=f"Parts of the mean step by rank count, found by difference. {words}.",
-        table=parts_sheet(points).people(brief=True),
+        table=_parts_sheet(points).people(brief=True),
         size=(WIDE - 60, max(60, 34 * len(points))),
     )
 
 
-TITLE = "Input stalls"
 NEGLIGIBLE = 0.01
 """Share of a step below which a stall, interval and all, costs nothing worth words."""
-_NAMES = {"preparation": "Preparing samples (decode, augment)", "fetch": "Fetching them from storage"}
+_NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
 
 
 class StallsView(ReportView):
     """What input costs, over all series that ran with synthetic, cached and cold data."""
 
     id = "stalls"
-    title = TITLE
+    title = "Input stalls"
     key = "stalls"
 
     def numbers(self, source: ReportSource) -> tuple[Stalls, ...]:
-        """Every scaling point of `dlbench io --tiers`."""
         return stalls(source.scan.runs)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """None where no series is of that kind."""
-        section = stalls_section(report.all_of(Stalls))
-        return () if section is None else (section,)
+        return _sections(report.all_of(Stalls))
 
 
-def stalls_section(found: Sequence[Stalls]) -> Section | None:
-    """Findings, both tables, and what to be careful about; None without any point."""
+def _sections(found: Sequence[Stalls]) -> tuple[Section, ...]:
+    """One, with findings, both tables, and what to be careful about; none without any point."""
     if not found:
-        return None
-    words = tuple(_finding(point) for point in found)
-    return Section(
-        id="stalls",
-        title=TITLE,
+        return ()
+    words, notes = tuple(map(_finding, found)), tuple(text for point in found for text in _remarks(point))
+    section = Section(
+        id=StallsView.id,
+        title=StallsView.title,
         headline=_headline(found[-1]),
         words=words,
-        brief=(*words, *(text for point in found for text in _remarks(point))),
-        charts=lambda: stall_charts(found),
-        sheets=(parts_sheet(found), runs_sheet(found)),
-        notes=tuple(text for point in found for text in _remarks(point)),
+        brief=(*words, *notes),
+        charts=lambda: _charts(found),
+        sheets=(_parts_sheet(found), _runs_sheet(found)),
+        notes=notes,
     )
+    return (section,)
 
 
 def _headline(point: Stalls) -> str:
@@ -504,19 +477,17 @@ def _headline(point: Stalls) -> str:
 
 def stalls_document(found: Sequence[Stalls]) -> Document:
     """What `dlbench io --tiers` prints."""
-    section = stalls_section(found)
     return Document(
         title="dlbench io: input stalls",
         dlbench_version=dlbench.__version__,
-        sections=() if section is None else (section,),
+        sections=_sections(found),
         data=IoTiers(points=tuple(found)),
     )
 
 
 def _finding(point: Stalls) -> str:
     """The ceiling, and both stalls, in words."""
-    where = f"{point.workload} ({point.preset}, {ENGINE_TITLES[point.engine]}) at {place(point)}"
-    start = f"{where}: "
+    start = f"{point.workload} ({point.preset}, {ENGINE_TITLES[point.engine]}) at {place(point)}: "
     if point.ceiling is None:
         start += "the ingestion ceiling is not measured"
     else:
@@ -526,7 +497,6 @@ def _finding(point: Stalls) -> str:
 
 def _part(part: StallPart, whole_is: Tier) -> str:
     name = _NAMES[part.name]
-    name = name[:1].lower() + name[1:]
     if part.seconds is None or part.share is None:
         return f"{name}: {NOT_MEASURED}: {part.why}"
     if placed(part.share, -NEGLIGIBLE, NEGLIGIBLE) == "within":

@@ -34,89 +34,62 @@ class _Row:
     position: int
     """From 1, longest waited for first."""
     late: Straggler
-    is_largest: bool
-    """Whether the point is the one with most ranks."""
 
 
-def rank_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
-    """Ranks that the others waited for; the largest rank count for people."""
+def _sheet(points: Sequence[CausePoint], *, by_host: bool = False) -> Sheet[_Row]:
+    """Ranks, or hosts, that the others waited for; the largest rank count for people."""
     largest = points[-1]
-    left = len(largest.waiting_ranks) - MAX_SHOWN
-    more = f" {left} more ranks were late at times." if left > 0 else ""
-    return Sheet(
-        name="stragglers",
-        title=f"Stragglers at {place_text(largest.ranks, largest.nodes)}",
-        columns=_columns(has_rank=True),
-        rows=_rows(points, hosts=False),
-        is_shown=_is_shown,
-        caption=f"{_caption(largest)}.{more}",
-    )
-
-
-def host_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
-    """The same by host."""
-    largest = points[-1]
-    return Sheet(
-        name="straggler-hosts",
-        title=f"The same by host, at {place_text(largest.ranks, largest.nodes)}",
-        columns=_columns(has_rank=False),
-        rows=_rows(points, hosts=True),
-        is_shown=_is_shown,
-        caption=f"{_caption(largest)}, mean over the ranks of a host.",
-    )
-
-
-def _caption(largest: CausePoint) -> str:
-    return (
-        f"Means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it came last. Costs: its "
-        "share of waiting for stragglers, per step. Late by: its own time beyond that of the ranks on time, per step"
-    )
-
-
-def _columns(*, has_rank: bool) -> tuple[Column[_Row], ...]:
+    where, left = place_text(largest.ranks, largest.nodes), len(largest.waiting_ranks) - MAX_SHOWN
+    more = ", mean over the ranks of a host." if by_host else "."
+    if left > 0 and not by_host:
+        more += f" {left} more ranks were late at times."
     rank: Column[_Row] = Column("rank", "Rank", lambda row: row.late.rank)
-    return (
+    columns: tuple[Column[_Row], ...] = (
         Column("ranks", "", lambda row: row.point.ranks),
         Column("nodes", "", lambda row: row.point.nodes),
         Column("is_baseline", "", lambda row: row.point.is_baseline),
         Column("position", "", lambda row: row.position),
-        *((rank,) if has_rank else ()),
+        *(() if by_host else (rank,)),
         Column("host", "Host", lambda row: row.late.host, limit=64),
-        Column("last_share_fraction", "Last in", lambda row: row.late.last_share, _last_in),
+        Column(
+            "last_share_fraction",
+            "Last in",
+            lambda row: row.late.last_share,
+            lambda row: percent(row.late.last_share, 0),
+        ),
         Column("waited_s_per_step", "", lambda row: row.late.waited_s, unit="s"),
-        Column("costs_s_per_step", "Costs per step", lambda row: cost(row.point, row.late), unit="s"),
-        Column("waited_share_fraction", "Of all waiting", lambda row: row.late.waited_share, _of_all),
+        Column("costs_s_per_step", "Costs per step", lambda row: _cost(row.point, row.late), unit="s"),
+        Column(
+            "waited_share_fraction",
+            "Of all waiting",
+            lambda row: row.late.waited_share,
+            lambda row: percent(row.late.waited_share, 0),
+        ),
         Column("late_input_s_per_step", "", lambda row: row.late.input_s),
         Column("late_compute_s_per_step", "", lambda row: row.late.compute_s),
         Column("late_host_s_per_step", "", lambda row: row.late.host_s),
         Column("late_by", "Late by", lambda row: row.late.late_by, _late_by),
         Column("runs", "", lambda row: len(row.point.run_ids)),
     )
+    return Sheet(
+        name="straggler-hosts" if by_host else "stragglers",
+        title=f"The same by host, at {where}" if by_host else f"Stragglers at {where}",
+        columns=columns,
+        rows=[
+            _Row(point, position, late)
+            for point in points
+            for position, late in enumerate((point.waiting_hosts if by_host else point.waiting_ranks)[:MAX_LISTED], 1)
+        ],
+        is_shown=lambda row: row.point is largest and row.position <= MAX_SHOWN,
+        caption=f"Means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it came last. "
+        "Costs: its share of waiting for stragglers, per step. Late by: its own time beyond that of the ranks on time, "
+        f"per step{more}",
+    )
 
 
-def _rows(points: Sequence[CausePoint], *, hosts: bool) -> list[_Row]:
-    return [
-        _Row(point, position, late, point is points[-1])
-        for point in points
-        for position, late in enumerate((point.waiting_hosts if hosts else point.waiting_ranks)[:MAX_LISTED], start=1)
-    ]
-
-
-def _is_shown(row: _Row) -> bool:
-    return row.is_largest and row.position <= MAX_SHOWN
-
-
-def cost(point: CausePoint, late: Straggler) -> float:
+def _cost(point: CausePoint, late: Straggler) -> float:
     """Its share of what the account calls waiting for stragglers, seconds per step."""
     return late.waited_share * point.cause("straggler").seconds.value
-
-
-def _last_in(row: _Row) -> str:
-    return percent(row.late.last_share, 0)
-
-
-def _of_all(row: _Row) -> str:
-    return percent(row.late.waited_share, 0)
 
 
 def _late_by(row: _Row) -> str:
@@ -133,25 +106,21 @@ _LATE_COLOURS = {
 }
 
 
-def straggler_charts(group: Group, largest: CausePoint) -> list[Chart]:
-    """Stragglers at the largest rank count."""
-    return [_stragglers(group, largest)] if largest.waiting_ranks else []
-
-
-def _stragglers(group: Group, point: CausePoint) -> Chart:
+def _charts(group: Group, point: CausePoint) -> list[Chart]:
+    if not point.waiting_ranks:
+        return []
     import altair as alt
 
-    shown = point.waiting_ranks[:MAX_SHOWN]
     rows: Rows = [
         {
-            "rank": who(late),
-            "seconds": short(cost(point, late)),
+            "rank": _who(late),
+            "seconds": short(_cost(point, late)),
             "by": late.late_by,
-            "shown": number_text(cost(point, late), "s"),
+            "shown": number_text(_cost(point, late), "s"),
             "last": percent(late.last_share, 0),
             "share": percent(late.waited_share, 0),
         }
-        for late in shown
+        for late in point.waiting_ranks[:MAX_SHOWN]
     ]
     present = [name for name in _LATE_COLOURS if any(row["by"] == name for row in rows)]
     base = alt.Chart(alt.InlineData(values=rows)).encode(
@@ -175,19 +144,20 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
         f"late by {row['by']}"
         for row in rows[:5]
     )
-    return finish(
-        alt.layer(bars, text),
-        group,
-        name="stragglers",
-        title=f"Stragglers at {place(point)} (label: share of all waiting)",
-        alt=f"Waiting for single ranks, longest first. {words}.",
-        table=rank_sheet([point]),
-        size=(WIDE - 60, max(60, 24 * len(rows))),
-    )
+    return [
+        finish(
+            alt.layer(bars, text),
+            group,
+            name="stragglers",
+            title=f"Stragglers at {place(point)} (label: share of all waiting)",
+            alt=f"Waiting for single ranks, longest first. {words}.",
+            table=_sheet([point]),
+            size=(WIDE - 60, max(60, 24 * len(rows))),
+        )
+    ]
 
 
-def who(late: Straggler) -> str:
-    """A rank and where it ran."""
+def _who(late: Straggler) -> str:
     return f"rank {late.rank} on {late.host}"
 
 
@@ -198,7 +168,6 @@ class StragglersView(GroupView):
     title = "Stragglers"
 
     def section(self, group: Group) -> Section | None:
-        """Stragglers at the largest rank count, and hosts where there are several."""
         found = group.of(LostPercent)
         if found is None or group.largest.ranks == 1:
             return None
@@ -211,12 +180,11 @@ class StragglersView(GroupView):
             headline=_headline(points[-1]),
             caption=f"{group.parts_caption}.",
             words=tuple(_words(found)),
-            charts=lambda: straggler_charts(group, points[-1]),
-            sheets=(*((rank_sheet(points),) if has_late else ()), *((host_sheet(points),) if has_hosts else ())),
+            charts=lambda: _charts(group, points[-1]),
+            sheets=(*((_sheet(points),) if has_late else ()), *((_sheet(points, by_host=True),) if has_hosts else ())),
         )
 
     def remedy(self, group: Group) -> str:
-        """A second rank."""
         if group.of(LostPercent) is None:
             return VARIANT
         return f"one rank waits for nobody: {rerun(group, '--ranks 1,2 --repeats 5')} adds a second one."
@@ -225,8 +193,7 @@ class StragglersView(GroupView):
 def _words(found: LostPercent) -> Iterator[str]:
     """Who is waited for most at each rank count but the largest (the headline); slow hosts of all runs."""
     yield from (_waited_for(point) for point in reversed(found.diagnosed.points[:-1]) if point.ranks > 1)
-    slow = [one for one in found.nodes.hosts if one.verdict == "slow"]
-    for one in slow:
+    for one in (slow := [one for one in found.nodes.hosts if one.verdict == "slow"]):
         yield (
             f"Over all runs of this folder {one.host} is slow: {ratio_text(one.ratio)} times the work of the other "
             f"hosts ({basis_text(one.ratio)})."
@@ -241,7 +208,7 @@ def _waited_for(point: CausePoint) -> str:
         return f"{where}: no rank waited for another one."
     first = point.waiting_ranks[0]
     return (
-        f"{where}: {percent(first.waited_share, 0)} of all waiting is for {who(first)}, last in "
+        f"{where}: {percent(first.waited_share, 0)} of all waiting is for {_who(first)}, last in "
         f"{percent(first.last_share, 0)} of the steps, late by {first.late_by}."
     )
 
@@ -251,4 +218,4 @@ def _headline(point: CausePoint) -> str:
     if not point.waiting_ranks:
         return "No rank waited for another one"
     first = point.waiting_ranks[0]
-    return f"{percent(first.waited_share, 0)} of all waiting is for {who(first)}"[:80] + f", late by {first.late_by}"
+    return f"{percent(first.waited_share, 0)} of all waiting is for {_who(first)}"[:80] + f", late by {first.late_by}"

@@ -245,7 +245,6 @@ class SummaryView(ReportView):
     level = "answer"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One section: the picture and the cards."""
         if not report.groups:
             more = "Below, each run with the reason." if report.runs else "There are no runs here."
             words = (f"No run has figures. {more}",)

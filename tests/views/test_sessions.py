@@ -66,9 +66,7 @@ def write_session(out: Path, runs: int, of_session: int) -> None:
             record=record,
             data={"kind": "jpeg-tree", "num_samples": 4000},
             training=Training(values=(0.2, 0.4, 0.55)) if is_learning else None,
-            exchange=None
-            if plan.layout.ranks == 1 or plan.sync.exchange == "none"
-            else exchange_result(plan, **MESSAGES),
+            exchange=exchange_result(plan, **MESSAGES) if exchanges else None,
         )
         slow = noise.lognormvariate(0, 0.05)
         phases = [round(value * slow * MS) for value in (5.0, 1.0, 30.0, 45.0, 10.0, 10.0)]
