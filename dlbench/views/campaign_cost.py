@@ -14,10 +14,10 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Document, Section
 from dlbench.report.runs import MAX_LISTED
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import number_text, optional, percent, place_text, runs_text
+from dlbench.report.wording import number_text, optional, percent, runs_text
 from dlbench.views.columns import telling
 from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.view import ReportSource, ReportView, place_columns
 
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"]
 
@@ -123,51 +123,41 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         jobs.setdefault(one.job_id, []).append((run, one))
     partial = [job for job, held in jobs.items() if len(held) < len(held[0][1].job_runs)]
     parts = _parts(jobs, partial)
-    waits = [one[0][1].waited_s for one in jobs.values()]
-    known_waits = [wait for wait in waits if wait is not None]
+    waits = [wait for held in jobs.values() if (wait := held[0][1].waited_s) is not None]
     why_no_energy = (
         one.not_measured.get("energy_j", "")
         for _, one in told.values()
         if one.energy_j is None and not one.never_started
     )
-    energies = [_job_energy(held, job in partial) for job, held in jobs.items() if not held[0][1].never_started]
+    energies = [
+        _sum_of_all([one.energy_j for _, one in held]) if job in partial else held[0][1].job_energy_j
+        for job, held in jobs.items()
+        if not held[0][1].never_started
+    ]
+    # Of all attempts: a job that is requeued asks for its nodes again.
+    attempts = [attempt for held in jobs.values() for attempt in held[0][1].attempts]
+    asked = _sum_of_all([None if one.time_limit_s is None else one.nodes * one.time_limit_s for one in attempts])
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
         results=sum(run.state == "valid" for run, _ in told.values()),
-        asked_node_hours=None if partial else _asked([held[0][1] for held in jobs.values()]),
+        asked_node_hours=asked / 3600 if asked is not None and not partial else None,
         node_hours=sum(parts.values()) / 3600,
         parts=tuple(Part(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
-        median_wait_s=median(known_waits) if known_waits else None,
-        longest_wait_s=max(known_waits, default=None),
+        median_wait_s=median(waits) if waits else None,
+        longest_wait_s=max(waits, default=None),
         energy_j=_sum_of_all(energies),
         why_no_energy=next(why_no_energy, ""),
-        points=_points(list(told.values())),
+        points=_points(told.values()),
         runs=tuple(_run_cost(run, one) for run, one in told.values()),
         partial_jobs=len(partial),
     )
-
-
-def _asked(jobs: Iterable[RunAccounting]) -> float | None:
-    """Node-hours of all attempts: a job that is requeued asks for its nodes again."""
-    total = 0.0
-    for attempt in (attempt for job in jobs for attempt in job.attempts):
-        if attempt.time_limit_s is None:
-            return None
-        total += attempt.nodes * attempt.time_limit_s
-    return total / 3600
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
     """None where one is not known, or there is none."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def _job_energy(held: Sequence[tuple[Run, RunAccounting]], is_partial: bool) -> float | None:
-    if not is_partial:
-        return held[0][1].job_energy_j
-    return _sum_of_all([one.energy_j for _, one in held])
 
 
 def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
@@ -220,7 +210,7 @@ def _node_s(run: Run, one: RunAccounting) -> float | None:
     return 0.0 if one.run_node_s is None and never_began else one.run_node_s
 
 
-def _points(told: Sequence[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
+def _points(told: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
     groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
     for run, one in told:
         plan = run.plan
@@ -277,7 +267,7 @@ def cost_document(found: CampaignCost) -> Document:
     section = cost_section(found)
     words = (f"{section.headline}.", *section.words)  # no line stands for an open section
     return Document(
-        title=f"Cost of {runs_text(len(found.runs))} in {jobs_text(found.jobs)}",
+        title=f"Cost of {runs_text(len(found.runs))} in {_jobs_text(found.jobs)}",
         dlbench_version=dlbench.__version__,
         sections=(dataclasses.replace(section, level="answer", headline="", words=words),),
         data=found,
@@ -317,7 +307,7 @@ class CampaignCostView(ReportView):
 
 
 def cost_section(found: CampaignCost) -> Section:
-    """The whole view."""
+    """The whole view, which `dlbench cost` prints alone."""
     return Section(
         id=CampaignCostView.id,
         title=CampaignCostView.title,
@@ -328,20 +318,19 @@ def cost_section(found: CampaignCost) -> Section:
     )
 
 
-def jobs_text(count: int) -> str:
-    """E.g. ``2 jobs``."""
+def _jobs_text(count: int) -> str:
     return f"{count:,} job{'s' * (count != 1)}"
 
 
-def _hours(value: float) -> str:
-    return f"{value:,.3g}"
+def _hours(value: float | None) -> str:
+    return optional(None, "") if value is None else f"{value:,.3g}"
 
 
 def _headline(found: CampaignCost) -> str:
     # Slurm tells whole seconds.
     wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
     return (
-        f"{_hours(found.node_hours)} node-hours in {jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in "
+        f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in "
         f"measured steps; queue wait {wait}"
     )
 
@@ -386,7 +375,7 @@ def _notes(found: CampaignCost) -> Iterator[str]:
         "looked; a task is a rank with all that it started, or under mpirun all ranks of a node but the first."
     )
     if found.partial_jobs:
-        yield f"Not all runs of {jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
+        yield f"Not all runs of {_jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
     told = "" if found.energy_j is not None else found.why_no_energy
     missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason != told)
     yield from (f"Not measured: {reason}." for reason in missing)
@@ -405,18 +394,16 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     labels = {point.label for point in found.points}
     columns: tuple[Column[PointCost], ...] = (
         Column("configuration", "Runs of" if len(labels) > 1 else "", lambda point: point.label, is_brief=True),
-        Column("ranks", "", lambda point: point.ranks),
-        Column("nodes", "", lambda point: point.nodes),
-        Column("", "At", lambda point: place_text(point.ranks, point.nodes), is_brief=True),
+        *place_columns(),
         Column("runs", "", lambda point: point.runs),
         Column("results", "", lambda point: point.results),
         Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
-        Column("node_hours", "Node-hours", lambda point: point.node_hours, lambda p: _optional_hours(p.node_hours)),
+        Column("node_hours", "Node-hours", lambda point: point.node_hours, lambda point: _hours(point.node_hours)),
         Column(
             "node_hours_per_result",
             "Each",
             lambda point: point.node_hours_per_result,
-            lambda point: _optional_hours(point.node_hours_per_result),
+            lambda point: _hours(point.node_hours_per_result),
             is_brief=True,
         ),
         Column("queue_wait_s", "Wait", lambda point: point.waited_s, unit="s", is_brief=True),
@@ -435,10 +422,6 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     )
 
 
-def _optional_hours(value: float | None) -> str:
-    return optional(None, "") if value is None else _hours(value)
-
-
 def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
     columns: tuple[Column[RunCost], ...] = (
         Column("run_id", "Run", lambda run: run.run_id),
@@ -449,7 +432,7 @@ def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
         Column("source", "", lambda run: run.source),
         Column("queue_wait_s", "Wait", lambda run: run.waited_s, unit="s"),
         Column("elapsed_s", "Elapsed", lambda run: run.elapsed_s, unit="s"),
-        Column("node_hours", "Node-hours", lambda run: run.node_hours, lambda run: _optional_hours(run.node_hours)),
+        Column("node_hours", "Node-hours", lambda run: run.node_hours, lambda run: _hours(run.node_hours)),
         Column("max_rss_bytes", "Memory", lambda run: run.max_rss_bytes, unit="bytes"),
         Column("energy_j", "Energy", lambda run: run.energy_j, lambda run: _energy_text(run.energy_j)),
         Column("node_list", "Nodes", lambda run: run.node_list, limit=80),

@@ -25,7 +25,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.units import format_number
 from dlbench.views.model import Group
 from dlbench.views.telemetry.view import not_sampled
-from dlbench.views.view import GroupSource, GroupView
+from dlbench.views.view import GroupSource, GroupView, place_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,25 +110,14 @@ class DetailedEnergy(Energy):
     """Runs whose samples could not be read, one line each."""
 
 
-def energy(group: scaling.Group, table: RunTable) -> Energy | None:
-    """The energy of each rank count of which a run was read whole; None where none has a figure.
-
-    Args:
-        group: comparable runs.
-        table: where they are from.
-    """
+def _measured(group: scaling.Group, table: RunTable) -> Energy | None:
+    """The energy of each rank count of which a run was read whole; None where none has a figure."""
     points, energies, damaged = _energy(group, table, machine_readings(table))
     return Energy(points=points, notes=_notes(energies, damaged)) if any(point.kinds for point in points) else None
 
 
 def detailed_energy(group: scaling.Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
-    """The same over all runs; rank counts without a figure are there, too, with the reason.
-
-    Args:
-        group: comparable runs.
-        table: where they are from.
-        slurm: joules that Slurm counted for the job of each run, by run id.
-    """
+    """The same over all runs; rank counts without a figure are there, too, with the reason. `slurm`: joules by run."""
     points, energies, damaged = _energy(group, table, machine_readings(table, None))
     return DetailedEnergy(
         points=points,
@@ -158,11 +147,16 @@ def _energy(
             except IncompleteDataError as error:
                 damaged.append(str(error))
         if read:
-            own = {kind: _by_run(energies, kind, keys) for kind in KINDS}
+            by_key = {keys[one.run_id]: one for one in energies}
+            per_sample = {kind: {key: one.energy_per_sample_j(kind) for key, one in by_key.items()} for kind in KINDS}
+            own = {kind: {k: joules for k, joules in found.items() if joules} for kind, found in per_sample.items()}
             if point is group.baseline:
                 reference = own
-            efficiency = _efficiencies(own, reference, is_baseline=point is group.baseline)
-            by_key = {keys[one.run_id]: one for one in energies}
+            # Of the kinds that have joules per sample on both sides.
+            known = [kind for kind in KINDS if own[kind] and reference.get(kind)]
+            efficiency = {kind: ratio_estimate(reference[kind], own[kind]) for kind in known}
+            if point is group.baseline:
+                efficiency = {kind: by_definition(1.0, len(own[kind])) for kind in known}
             points.append(_point(point, by_key, efficiency, num_unread=len(point.run_ids) - len(read)))
         every += energies
     return tuple(points), every, list(dict.fromkeys(damaged))
@@ -171,26 +165,6 @@ def _energy(
 def _notes(energies: Iterable[RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
     notes = [text for energy in energies for text in energy.notes]
     return tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)]))
-
-
-def _by_run(energies: Iterable[RunEnergy], kind: Kind, keys: Mapping[str, RunKey]) -> dict[RunKey, float]:
-    """Joules per sample of the runs that have a figure."""
-    found = ((keys[energy.run_id], energy.energy_per_sample_j(kind)) for energy in energies)
-    return {key: joules for key, joules in found if joules is not None and joules > 0}
-
-
-def _efficiencies(
-    own: Mapping[Kind, Mapping[RunKey, float]],
-    reference: Mapping[Kind, Mapping[RunKey, float]],
-    *,
-    is_baseline: bool,
-) -> dict[Kind, Estimate]:
-    """Of the kinds that have joules per sample on both sides."""
-    known = [kind for kind in KINDS if own[kind] and reference.get(kind)]
-    return {
-        kind: by_definition(1.0, len(own[kind])) if is_baseline else ratio_estimate(reference[kind], own[kind])
-        for kind in known
-    }
 
 
 def _point(
@@ -261,11 +235,6 @@ CAPTION = "GPUs and processors are never added: processors are those of whole no
 SLURM_CAPTION = "Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end."
 
 
-def place_of(point: EnergyPoint, kind: Kind) -> str:
-    """``GPUs, 4 ranks on 2 nodes``."""
-    return f"{kind}, {place_text(point.ranks, point.nodes)}"
-
-
 @dataclass(frozen=True)
 class _Row:
     """GPUs, or processors, at one rank count."""
@@ -276,21 +245,20 @@ class _Row:
     """None where it was not measured."""
 
 
-def energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
+def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
     """Energy per sample; for people with a line for each kind that was not measured, and why."""
     # A kind that no rank count measured is one line.
     measured = {energy.kind for point in points for energy in point.kinds}
-    rows = [
-        _Row(point, kind, energy)
-        for point in points
-        for kind, energy in _kinds(point)
-        if kind in measured or point is points[0]
-    ]
+    rows: list[_Row] = []
+    for point in points:
+        rows += [_Row(point, one.kind, one) for one in point.kinds]
+        left = [kind for kind in KINDS if kind not in {one.kind for one in point.kinds}]
+        rows += [_Row(point, kind, None) for kind in left if kind in measured or point is points[0]]
     columns: tuple[Column[_Row], ...] = (
         Column(
             "",
             "Energy of",
-            lambda row: place_of(row.point, row.kind) if row.kind in measured else row.kind,
+            lambda row: f"{row.kind}, {place_of(row.point)}" if row.kind in measured else row.kind,
             is_brief=True,
         ),
         Column("ranks", "", lambda row: row.point.ranks),
@@ -330,15 +298,6 @@ def energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
     )
 
 
-def _kinds(point: EnergyPoint) -> Iterator[tuple[Kind, KindEnergy | None]]:
-    """Those that were measured first."""
-    for energy in point.kinds:
-        yield energy.kind, energy
-    for kind in KINDS:
-        if all(energy.kind != kind for energy in point.kinds):
-            yield kind, None
-
-
 def _of(value: Callable[[KindEnergy], Value]) -> Callable[[_Row], Value]:
     """A value of what was measured."""
     return lambda row: None if row.energy is None else value(row.energy)
@@ -368,7 +327,7 @@ class _Stage:
     joules: Estimate
 
 
-def stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
+def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
     """Joules by stage; for people a column for each stage, and the whole run as the last."""
     columns: tuple[Column[_Stage], ...] = (
         Column("ranks", "", lambda row: row.point.ranks),
@@ -387,7 +346,7 @@ def stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
         rows=[*stages, *(_Stage(point, kind.kind, "", kind.whole) for point, kind in kinds)],
         pivot=Pivot(
             corner="Energy of",
-            down=lambda row: place_of(row.point, row.kind),
+            down=lambda row: f"{row.kind}, {place_of(row.point)}",
             across=lambda row: f"{row.stage or 'whole run'}, J",
             cell=lambda row: row.joules,
         ),
@@ -396,8 +355,7 @@ def stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
     )
 
 
-def slurm_sheet(checks: Sequence[SlurmCheck]) -> Sheet[SlurmCheck]:
-    """What Slurm counted beside what was sampled, one job per line."""
+def _slurm_sheet(checks: Sequence[SlurmCheck]) -> Sheet[SlurmCheck]:
     columns: tuple[Column[SlurmCheck], ...] = (
         Column("run_id", "Run", lambda check: check.run_id),
         Column("slurm_j", "Slurm, J", lambda check: check.slurm_j, unit="J"),
@@ -458,12 +416,6 @@ KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
 _STAGE_COLOURS = {**STAGE_COLOURS, "idle": "#d8dee4"}
 
 
-def energy_charts(group: Group, found: Energy) -> list[Chart]:
-    """Joules per sample over ranks, and joules by stage."""
-    charts = [_joules_chart(group, found)] if len(found.points) > 1 else []
-    return [chart for chart in (*charts, _stages(group, found)) if chart is not None]
-
-
 def _kinds_by_place(found: Energy) -> list[tuple[str, int, KindEnergy]]:
     return [(place_text(point.ranks, point.nodes), point.ranks, kind) for point in found.points for kind in point.kinds]
 
@@ -485,7 +437,7 @@ def _joules_chart(group: Group, found: Energy) -> Chart | None:
         for place, ranks, kind in _kinds_by_place(found)
         if (figure := kind.energy_per_sample) is not None
     ]
-    if not rows:
+    if not rows or len(found.points) == 1:
         return None
     words = "; ".join(f"{row['place']}: {row['kind']} {row['shown']} J" for row in rows)
     present = [kind for kind in KIND_COLOURS if any(row["kind"] == kind for row in rows)]
@@ -514,12 +466,12 @@ def _joules_chart(group: Group, found: Energy) -> Chart | None:
         name="energy",
         title="Energy per sample",
         alt=f"Joules per sample over ranks, in the measured window. {words}.",
-        table=energy_sheet(found.points).people(brief=True),
+        table=_energy_sheet(found.points).people(brief=True),
         size=(NARROW, HEIGHT),
     )
 
 
-def _stages(group: Group, found: Energy) -> Chart | None:
+def _stages_chart(group: Group, found: Energy) -> Chart | None:
     import altair as alt
 
     rows: Rows = [
@@ -567,7 +519,7 @@ def _stages(group: Group, found: Energy) -> Chart | None:
         name="energy-stages",
         title="Energy of a run by stage",
         alt=f"Joules of a run by stage. {'; '.join(words)}.",
-        table=stages_sheet(found.points),
+        table=_stages_sheet(found.points),
         size=(WIDE - 60, max(60, 30 * len(places))),
     )
 
@@ -584,21 +536,21 @@ class EnergyView(GroupView):
     key = "energy"
 
     def numbers(self, source: GroupSource) -> Energy | None:
-        return energy(source.group, source.table)
+        return _measured(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
         found = group.of(Energy)
         if found is None:
             return None
-        sheets: list[Sheet[Any]] = [energy_sheet(found.points), stages_sheet(found.points)]
+        sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
         if isinstance(found, DetailedEnergy):
-            sheets += [slurm_sheet(found.slurm), sources_sheet(found.runs)]
+            sheets += [_slurm_sheet(found.slurm), sources_sheet(found.runs)]
         return Section(
             id=self.id,
             title=self.title,
             headline=_headline(found),
             words=tuple(_words(found)),
-            charts=lambda: energy_charts(group, found),
+            charts=lambda: [chart for draw in (_joules_chart, _stages_chart) if (chart := draw(group, found))],
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 

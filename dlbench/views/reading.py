@@ -318,7 +318,11 @@ def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
     columns: tuple[Column[ReadingPoint], ...] = (
         *place_columns(),
         Column(
-            "loader_workers", "Readers per rank", lambda point: _several(point.loader_workers), _workers, is_brief=True
+            "loader_workers",
+            "Readers per rank",
+            lambda point: _several(point.loader_workers),
+            lambda point: _several(point.loader_workers, "none (training process)"),
+            is_brief=True,
         ),
         Column(
             "prefetch_batches",
@@ -337,14 +341,14 @@ def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
             "storage_share",
             "From storage",
             lambda point: point.storage_share,
-            lambda point: Cell(NOT_COUNTED) if point.storage_share is None else _share_cell(point.storage_share),
+            lambda point: _share_cell(point.storage_share, NOT_COUNTED),
             is_brief=True,
         ),
         Column(
             "cached_share",
             "Data set cached at the start",
             lambda point: point.cached_share,
-            lambda point: Cell("unknown") if point.cached_share is None else _share_cell(point.cached_share),
+            lambda point: _share_cell(point.cached_share, "unknown"),
         ),
         Column(
             "cache_in_force",
@@ -362,17 +366,17 @@ def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
     )
 
 
-def _several(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
+def _several(values: Sequence[int], none: str = "") -> str:
+    return none if none and values == (0,) else ", ".join(map(str, values))
 
 
-def _workers(point: ReadingPoint) -> str:
-    return "none (training process)" if point.loader_workers == (0,) else _several(point.loader_workers)
-
-
-def _share_cell(share: float) -> Cell:
+def _share_cell(share: float | None, unknown: str) -> Cell:
     # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
-    return Cell(percent(min(1.0, share)), number=share)
+    return Cell(unknown) if share is None else Cell(percent(min(1.0, share)), number=share)
+
+
+def _bytes_cell(value: float | None) -> Cell:
+    return Cell(NOT_COUNTED) if value is None else Cell(format_bytes(value), number=value)
 
 
 def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
@@ -384,6 +388,12 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
             f"{name}_bytes", title if has_any else "", lambda one: getattr(one, f"{name}_bytes"), unit="bytes"
         )
 
+    def storage(one: EpochReads) -> Cell:
+        return _bytes_cell(one.storage_bytes)
+
+    def cached(one: EpochReads) -> Cell:
+        return _bytes_cell(one.cached_bytes)
+
     columns: tuple[Column[EpochReads], ...] = (
         *place_columns(),
         Column("epoch", "Epoch", lambda one: one.epoch, _epoch_text, is_brief=True),
@@ -392,8 +402,20 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
         tier("shared", "From the shared file system"),
         tier("local", "From node-local disk"),
         tier("memory", "From memory of the node"),
-        Column("storage_bytes", "Of it from storage", lambda one: one.storage_bytes, _storage, is_brief=True),
-        Column("page_cache_bytes", "From the page cache", lambda one: one.cached_bytes, _cached, is_brief=True),
+        Column(
+            "storage_bytes",
+            "Of it from storage",
+            lambda one: one.storage_bytes,
+            lambda one: _bytes_cell(one.storage_bytes),
+            is_brief=True,
+        ),
+        Column(
+            "page_cache_bytes",
+            "From the page cache",
+            lambda one: one.cached_bytes,
+            lambda one: _bytes_cell(one.cached_bytes),
+            is_brief=True,
+        ),
         Column("fetch_s", "Fetching", lambda one: one.fetch_s, has_interval=True),
         Column("prepare_s", "Preparing", lambda one: one.prepare_s, has_interval=True),
         Column("wait_s", "Wait of a rank", lambda one: one.wait_s, has_interval=True),
@@ -414,18 +436,6 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
 
 def _epoch_text(one: EpochReads) -> Cell:
     return Cell(str(one.epoch) + ("" if one.is_whole else " (a part)"), number=one.epoch)
-
-
-def _storage(one: EpochReads) -> Cell:
-    if one.storage_bytes is None:
-        return Cell(NOT_COUNTED)
-    return Cell(format_bytes(one.storage_bytes), number=one.storage_bytes)
-
-
-def _cached(one: EpochReads) -> Cell:
-    if one.cached_bytes is None:
-        return Cell(NOT_COUNTED)
-    return Cell(format_bytes(one.cached_bytes), number=one.cached_bytes)
 
 
 def _rate(one: EpochReads) -> Cell | None:
