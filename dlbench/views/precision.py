@@ -12,7 +12,7 @@ from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.style import IDEAL, INK, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
@@ -425,19 +425,6 @@ MAX_CHARTS = 4
 PRECISION_COLOURS = {"fp32": "#8a8f98", "tf32": "#009e73", "bf16": "#0072b2", "fp16": "#d55e00"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """A chart of the whole report; see `dlbench.report.charts.chart.Subject`."""
-
-    id: str
-    label: str
-
-
-def precision_charts(found: Sequence[PrecisionComparison]) -> list[Chart]:
-    """Throughput over the reference's by rank count, for the first comparisons."""
-    return [_chart(comparison, place) for place, comparison in enumerate(found[:MAX_CHARTS])]
-
-
 def _chart(found: PrecisionComparison, place: int) -> Chart:
     import altair as alt
 
@@ -478,7 +465,7 @@ def _chart(found: PrecisionComparison, place: int) -> Chart:
     words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
     return finish(
         alt.layer(*layers),
-        _Subject(id=f"report-{place}", label=found.label),
+        ReportSubject(id=f"report-{place}", label=found.label),
         name="precision",
         title=f"Throughput over {found.reference}",
         alt=f"Throughput of each precision over that of {found.reference}, which is the dashed line. {words}.",
@@ -507,7 +494,7 @@ class PrecisionView(ReportView):
                 title=self.title,
                 headline=_headline(found[0]),
                 words=tuple(f"{one.label}. {text}" for one in found for text in _sentences(one)),
-                charts=lambda: precision_charts(found),
+                charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
                 sheets=tuple(map(precision_sheet, found)),
             ),
         )

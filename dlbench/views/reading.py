@@ -388,12 +388,6 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
             f"{name}_bytes", title if has_any else "", lambda one: getattr(one, f"{name}_bytes"), unit="bytes"
         )
 
-    def storage(one: EpochReads) -> Cell:
-        return _bytes_cell(one.storage_bytes)
-
-    def cached(one: EpochReads) -> Cell:
-        return _bytes_cell(one.cached_bytes)
-
     columns: tuple[Column[EpochReads], ...] = (
         *place_columns(),
         Column("epoch", "Epoch", lambda one: one.epoch, _epoch_text, is_brief=True),

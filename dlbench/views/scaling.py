@@ -190,8 +190,7 @@ class _Quantity:
     ideal: Callable[[Point], float]
 
 
-def scaling_charts(group: Group) -> list[Chart]:
-    """The three charts of a group; none for a single point."""
+def _charts(group: Group) -> list[Chart]:
     if len(group.points) == 1:
         return []
     base = group.baseline
@@ -224,7 +223,28 @@ def scaling_charts(group: Group) -> list[Chart]:
 def _chart(group: Group, quantity: _Quantity) -> Chart:
     import altair as alt
 
-    rows = [_row(point, quantity) for point in group.points]
+    rows: Rows = []
+    for point in group.points:
+        figure = quantity.figure(point)
+        rows.append(
+            {
+                "ranks": point.ranks,
+                "value": figure.value,
+                "low": figure.low,
+                "high": figure.high,
+                "ideal": quantity.ideal(point),
+                "shown": figure_text(figure),
+                "label": value_text(figure),
+                "place": place_text(point.ranks, point.nodes),
+                "basis": basis_text(figure),
+            }
+        )
+    columns: tuple[Column[Point], ...] = (
+        Column("", "At", lambda point: place_text(point.ranks, point.nodes)),
+        Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
+        Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
+        Column("", "Interval", lambda point: basis_text(quantity.figure(point))),
+    )
     words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     return finish(
         alt.layer(*_layers(alt, rows, quantity)),
@@ -232,35 +252,10 @@ def _chart(group: Group, quantity: _Quantity) -> Chart:
         name=quantity.name,
         title=quantity.title,
         alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}.",
-        table=_sheet(group, quantity),
+        table=Sheet(name=quantity.name, title=quantity.title, columns=columns, rows=group.points),
         size=(NARROW, HEIGHT),
         axes="" if quantity.name == "efficiency" else "xy",
     )
-
-
-def _row(point: Point, quantity: _Quantity) -> dict[str, Any]:
-    figure = quantity.figure(point)
-    return {
-        "ranks": point.ranks,
-        "value": figure.value,
-        "low": figure.low,
-        "high": figure.high,
-        "ideal": quantity.ideal(point),
-        "shown": figure_text(figure),
-        "label": value_text(figure),
-        "place": place_text(point.ranks, point.nodes),
-        "basis": basis_text(figure),
-    }
-
-
-def _sheet(group: Group, quantity: _Quantity) -> Sheet[Point]:
-    columns: tuple[Column[Point], ...] = (
-        Column("", "At", lambda point: place_text(point.ranks, point.nodes)),
-        Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
-        Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
-        Column("", "Interval", lambda point: basis_text(quantity.figure(point))),
-    )
-    return Sheet(name=quantity.name, title=quantity.title, columns=columns, rows=group.points)
 
 
 def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
@@ -334,7 +329,7 @@ class ScalingView(GroupView):
             title=self.title,
             caption=f"{group.caption}. [low, high]: the interval; (low to high): a mere range.",
             about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
-            charts=lambda: scaling_charts(group),
+            charts=lambda: _charts(group),
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
             brief=(),
@@ -349,12 +344,7 @@ class ScalingView(GroupView):
 
 
 def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Point]:
-    """Scaling points.
-
-    Args:
-        points: of one group.
-        unit: what a sample is called.
-    """
+    """The points of a group; `unit`: what a sample is called."""
     is_spread = any(point.nodes > 1 for point in points)
     has_fraction = any(point.serial_fraction for point in points)
     columns: tuple[Column[Point], ...] = (
@@ -377,7 +367,12 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
         Column("speedup", "Speed-up", lambda point: point.speedup, has_interval=True),
         Column("ideal_speedup", "Ideal", lambda point: point.ideal_speedup, unit="ratio"),
         Column(
-            "efficiency", "Efficiency", lambda point: point.efficiency, _efficiency, has_interval=True, is_brief=True
+            "efficiency",
+            "Efficiency",
+            lambda point: point.efficiency,
+            lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
+            has_interval=True,
+            is_brief=True,
         ),
         Column("step_s", "Step, median", lambda point: point.step, has_interval=True, is_brief=True),
         Column("step_p95_s", "Step, p95", lambda point: point.step_p95, has_interval=True),
@@ -393,10 +388,6 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
         ),
     )
     return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True)
-
-
-def _efficiency(point: Point) -> Estimate | Cell:
-    return Cell("baseline", number=1.0) if point.is_baseline else point.efficiency
 
 
 def _basis(point: Point) -> str:

@@ -13,7 +13,7 @@ from dlbench.reading.measures import measured_or_why
 from dlbench.reading.sessions import allocations_of
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet
@@ -361,14 +361,6 @@ COLOURS = {"ingestion": PART_COLOURS["other"], "preparation": PART_COLOURS["inpu
 """Both stalls are of the colour of input wait, light and dark."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """A chart of the whole report; see `dlbench.report.charts.chart.Subject`."""
-
-    id: str
-    label: str
-
-
 def _charts(found: Sequence[Stalls]) -> list[Chart]:
     """A chart for each of the first series; a stall below zero is none and is not drawn."""
     series: dict[str, list[Stalls]] = {}
@@ -418,7 +410,7 @@ def _chart(number: int, points: Sequence[Stalls]) -> Chart:
     label = f"{first.workload}, {first.preset} preset, {ENGINE_TITLES[first.engine]}, series {first.series}"
     return finish(
         alt.layer(bars),
-        _Subject(id=f"stalls-{number}", label=label),
+        ReportSubject(id=f"stalls-{number}", label=label),
         name="stalls",
         title="What a step waits for",
         alt=f"Parts of the mean step by rank count, found by difference. {words}.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from dlbench.history.page.report import TrendsReport
@@ -12,7 +11,7 @@ from dlbench.history.page.words import percent_change, since_text
 from dlbench.history.trends.change_points import MIN_NIGHTS
 from dlbench.history.trends.series import Trend
 from dlbench.reading.scaling import Point
-from dlbench.report.charts.chart import Chart, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, finish
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import (
@@ -48,29 +47,20 @@ def rating(group: Group, report: Report) -> Rating:
     References in order: what the exchange model leaves attainable, a published figure of the same work, the usual range
     of the same point in the history of the report.
     """
-    last = group.largest
+    last, history = group.largest, report.of(TrendsReport)
     if len(group.points) > 1:
-        for text, reference in _references(group, last):
-            return _against(last, reference, text)
-    trend = _trend(report, group.id, last)
-    if trend is not None:
-        return _usual(trend)
+        for bound in group.all_of(ExchangePoint):
+            if (bound.ranks, bound.nodes) == (last.ranks, last.nodes) and bound.prediction is not None:
+                return _against(last, bound.prediction.efficiency.value, "against the exchange model's bound of")
+        for one in forecast.same_work if (forecast := group.of(Forecast)) else ():
+            return _against(last, one.efficiency, f"against the published efficiency at {ranks_text(one.ranks)},")
+    wanted = (group.id, last.ranks, last.nodes, STEP)
+    for trend in history.series if history else ():
+        if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
+            return _usual(trend)
     if len(group.points) == 1:
         return Rating(tone="unknown", text="no reference (run more rank counts)")
     return Rating(tone="unknown", text="no reference (make one: dlbench history)")
-
-
-def _references(group: Group, last: Point) -> list[tuple[str, float]]:
-    """References for a point: what they are, and their efficiency (fraction)."""
-    found = [
-        ("against the exchange model's bound of", one.prediction.efficiency.value)
-        for one in group.all_of(ExchangePoint)
-        if (one.ranks, one.nodes) == (last.ranks, last.nodes) and one.prediction is not None
-    ]
-    forecast = group.of(Forecast)
-    same_work = forecast.same_work if forecast else ()
-    published = [(f"against the published efficiency at {ranks_text(one.ranks)},", one.efficiency) for one in same_work]
-    return [*found, *published]
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
@@ -84,16 +74,6 @@ def _against(point: Point, reference: float, text: str) -> Rating:
     word: Literal["good", "low"] = "good" if is_good else "low"
     doubt = " (within the noise)" if where == "undecided" else ""
     return Rating(tone=word, text=f"{word}{doubt} {text} {percent(reference)}")
-
-
-def _trend(report: Report, group: str, point: Point) -> Trend | None:
-    """The series of step times of a point, if it has an earlier night to compare with."""
-    history = report.of(TrendsReport)
-    wanted = (group, point.ranks, point.nodes, STEP)
-    for trend in history.series if history else ():
-        if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
-            return trend
-    return None
 
 
 def _usual(trend: Trend) -> Rating:
@@ -124,21 +104,8 @@ _ROOM = 190
 """Height of a picture of few groups, pixels: their cards fit the same screen."""
 
 
-@dataclass(frozen=True)
-class _AllGroups:
-    """What the picture is about."""
-
-    id: str = "all-groups"
-    label: str = "Share of the ideal throughput; each group's fewest ranks are its 100 %"
-
-
-def efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:
-    """The picture; none where no group has a second rank count.
-
-    Args:
-        groups: all of the report.
-        names: of the groups, short and unique.
-    """
+def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:
+    """The picture; none where no group has a second rank count."""
     if all(len(group.points) == 1 for group in groups):
         return []
     import altair as alt
@@ -153,7 +120,7 @@ def efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Char
     return [
         finish(
             alt.layer(*_layers(alt, rows, list(names), offset=is_wide and most > 1)),
-            _AllGroups(),
+            ReportSubject("all-groups", "Share of the ideal throughput; each group's fewest ranks are its 100 %"),
             name="efficiency",
             title="Scaling efficiency",
             alt=f"Scaling efficiency of every group, with the ideal (100 %) as a line. {words}.",
@@ -255,7 +222,7 @@ class SummaryView(ReportView):
                 id=self.id,
                 title=self.title,
                 about=_shared(report.groups),
-                charts=lambda: efficiency_chart(report.groups, names),
+                charts=lambda: _efficiency_chart(report.groups, names),
                 charts_per_row=1,
                 cards=tuple(_card(group, name, report) for group, name in zip(report.groups, names, strict=True)),
                 brief=(),
@@ -275,12 +242,12 @@ def _shared(groups: Sequence[Group]) -> tuple[str, ...]:
 
 def short_names(groups: Sequence[Group]) -> list[str]:
     """The workload of each group and what tells it from others of that workload; the labels, where that does not."""
-    names = [_name(group, [one for one in groups if _workload(one) == _workload(group)]) for group in groups]
+    workloads = [group.condition("workload") for group in groups]
+    names = [
+        _name(group, [one for one, other in zip(groups, workloads, strict=True) if other == workload])
+        for group, workload in zip(groups, workloads, strict=True)
+    ]
     return names if len(set(names)) == len(names) else [group.label for group in groups]
-
-
-def _workload(group: Group) -> str:
-    return group.condition("workload")
 
 
 def _name(group: Group, alike: Sequence[Group]) -> str:
@@ -297,7 +264,7 @@ def _name(group: Group, alike: Sequence[Group]) -> str:
         ):
             telling.append(_value(name, value))
         left = same
-    return ", ".join((_workload(group), *telling, *chosen))
+    return ", ".join((group.condition("workload"), *telling, *chosen))
 
 
 def _value(name: str, value: str) -> str:
