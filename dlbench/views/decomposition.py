@@ -37,7 +37,7 @@ from dlbench.views.view import ReportSource, ReportView
 
 Verdict = Literal["agree", "differ", "undecided", "insufficient"]
 """agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
-it reaches over an end. insufficient: fewer than `MIN_RUNS` pairs have no 95 % interval, and allow no verdict."""
+it reaches over an end. insufficient: fewer than `MIN_RUNS` pairs, or sessions of several, allow no verdict."""
 
 _VERDICTS: Mapping[Placed, Verdict] = {
     "within": "agree",

@@ -1,4 +1,4 @@
-"""The views of the scaling report, in the order of the page. A new view is a folder and a line here."""
+"""The views of the scaling report, in the order of the page. A new view is a module and a line here."""
 
 from __future__ import annotations
 
