@@ -47,10 +47,10 @@ from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
-from dlbench.views.diagnosis.document import views_of as diagnosis_views
+from dlbench.views.diagnosis import views_of as diagnosis_views
 from dlbench.views.out_of_core.planned import MemoryPlan
 from dlbench.views.registry import SCALING
-from dlbench.views.stalls.numbers import IoTiers
+from dlbench.views.stalls import IoTiers
 from dlbench.views.storage import Io
 from tests.support.paths import ROOT
 from tests.thresholds import THRESHOLDS

@@ -118,7 +118,7 @@ THRESHOLDS = (
         halved="losses of 0.5 to 1 % are diagnosed too, and most of them are within the noise",
     ),
     Threshold(
-        module="views.stalls.view",
+        module="views.stalls",
         name="NEGLIGIBLE",
         decides="share of a step below which an input stall costs nothing worth words",
         why="as above",

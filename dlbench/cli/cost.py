@@ -35,8 +35,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     """
     from dlbench.jobs.slurm.accounting import with_accounting
     from dlbench.report.wording import clean
-    from dlbench.views.campaign_cost.document import cost_document
-    from dlbench.views.campaign_cost.numbers import campaign_cost
+    from dlbench.views.campaign_cost import campaign_cost, cost_document
 
     if output is not None:
         check_writable(output)

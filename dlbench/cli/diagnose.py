@@ -74,7 +74,7 @@ def diagnose(
     chosen = format_by_suffix(output, format_name, SUFFIXES, "text")
     require_modules("diagnose", "numpy", "pandas")
     from dlbench.records.network import read_network
-    from dlbench.views.diagnosis.document import diagnosis
+    from dlbench.views.diagnosis import diagnosis
 
     costs = None if network is None else read_network(network)
     scanned = read_runs(runs, where)

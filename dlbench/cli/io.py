@@ -150,8 +150,7 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     following = f"dlbench report {shown(options['out'])} -o report.html"
     bar = sys.stderr.isatty() and not options["no_progress"]
     code = run_all(plans, options["out"], following, fail_fast=False, bar=bar)
-    from dlbench.views.stalls.numbers import stalls
-    from dlbench.views.stalls.view import stalls_document
+    from dlbench.views.stalls import stalls, stalls_document
 
     _print(stalls_document(stalls(runs_found(plans, options["out"]).runs)), as_json=as_json)
     return int(code)

@@ -23,7 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, overload
 
 from dlbench.stats.multiplicity import paired_p, student_quantile, welch_error, welch_p
-from dlbench.stats.pairing import Pairing, RunKey, pairing, session_of
+from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -308,13 +308,14 @@ def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
     return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
 
 
-def typical_estimate(values: Sequence[float], unit: str = "") -> Estimate:
+def typical_estimate(values: Values, unit: str = "") -> Estimate:
     """The geometric mean over runs, whose ratios are those of `ratio_estimate`; the median where some run has 0.
 
     Raises:
         ValueError: no values, or one that is not finite.
     """
-    return geometric_mean_estimate(values, unit) if min(values) > 0 else median_estimate(values, unit)
+    least = min(values.values() if isinstance(values, Mapping) else values)
+    return (geometric_mean_estimate if least > 0 else median_estimate)(values, unit)
 
 
 def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "") -> Estimate:
@@ -459,7 +460,7 @@ def _count(sessions: Sequence[str | None]) -> int | None:
 
 def _of_pairs(pairs: Pairing, top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> dict[RunKey, float]:
     differences = _checked(pairs.of(top)) - _checked(pairs.of(bottom))
-    return dict(zip(pairs.known_keys(top, bottom), differences.tolist(), strict=True))
+    return dict(zip(in_all(top, bottom), differences.tolist(), strict=True))
 
 
 def _apart(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple[Array, Array, int | None]:

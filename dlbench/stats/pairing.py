@@ -27,6 +27,19 @@ def session_of(key: RunKey) -> str | None:
     return key.session if isinstance(key, KnownKey) else None
 
 
+def in_all(first: Iterable[RunKey], *others: Iterable[RunKey]) -> list[RunKey]:
+    """The keys that all sides hold, in their order.
+
+    Each is of the session of its runs together; plain where a run does not know its own.
+    """
+    sides = [{key: session_of(key) for key in side} for side in (first, *others)]
+    found = []
+    for key in sorted(set(sides[0]).intersection(*sides[1:])):
+        sessions = [session for side in sides if (session := side[key]) is not None]
+        found.append(KnownKey.of(*key, ", ".join(sessions)) if len(sessions) == len(sides) else (key[0], key[1]))
+    return found
+
+
 ENOUGH_PAIRS = 5
 """So many pairs carry an interval of their own, however many runs have no partner."""
 ENOUGH_SHARE = 0.8
@@ -51,12 +64,6 @@ class Pairing:
     def of(self, side: Mapping[RunKey, float]) -> list[float]:
         """The values of a side that take part: those of the pairs, or all, in the order of their keys."""
         return [side[key] for key in (self.keys or sorted(side))]
-
-    def known_keys(self, top: Iterable[RunKey], bottom: Iterable[RunKey]) -> list[RunKey]:
-        """Those of the pairs, whose session is the one of both runs together; plain where a run does not know it."""
-        sides = [{key: session_of(key) for key in side} for side in (top, bottom)]
-        known = [(key, sides[0][key], sides[1][key]) for key in self.keys]
-        return [key if a is None or b is None else KnownKey.of(*key, f"{a}, {b}") for key, a, b in known]
 
 
 def pairing(top: Mapping[RunKey, object], bottom: Mapping[RunKey, object]) -> Pairing:

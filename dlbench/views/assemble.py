@@ -31,8 +31,7 @@ from dlbench.views.controls import controls, is_control
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.words import quality_verdict
-from dlbench.views.scaling.single_rank import baseline_note
-from dlbench.views.scaling.verdict import next_step, verdict
+from dlbench.views.scaling import baseline_note, next_step, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 
 TITLE = "dlbench scaling report"

@@ -63,11 +63,9 @@ class CostView(GroupView):
     key = "cost"
 
     def numbers(self, source: GroupSource) -> Cost:
-        """By rank count."""
         return cost(source.group)
 
     def section(self, group: Group) -> Section | None:
-        """One table."""
         found = group.of(Cost)
         if found is None:
             return None

@@ -14,7 +14,7 @@ Both need not agree: the gap between them is, part by part, what other parts of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,12 +22,14 @@ from dlbench.reading.attribution import about_means
 from dlbench.reading.comparability import told_of
 from dlbench.reading.measures import PARTS, measured_or_why
 from dlbench.reading.repeats import unlike_runs
+from dlbench.reading.sessions import allocations_of
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import ENGINE_TITLES, PART_TITLES, basis_text, figure_text, percent, place_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.pairing import KnownKey, RunKey, in_all
 from dlbench.stats.verdicts import Placed, placed
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
@@ -35,7 +37,7 @@ from dlbench.views.view import ReportSource, ReportView
 
 Verdict = Literal["agree", "differ", "undecided", "insufficient"]
 """agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
-it reaches over an end. insufficient: fewer than `MIN_RUNS` pairs have no 95 % interval, and allow no verdict."""
+it reaches over an end. insufficient: fewer than `MIN_RUNS` pairs, or sessions of several, allow no verdict."""
 
 _VERDICTS: Mapping[Placed, Verdict] = {
     "within": "agree",
@@ -110,7 +112,8 @@ def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
         axes = ", ".join(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))
         key = plan.created, plan.series.id, axes, plan.layout.ranks, plan.layout.nodes
         points.setdefault(key, []).append(run)
-    return tuple(_point(found) for _, found in sorted(points.items()) if _has_variants(found))
+    sessions = allocations_of(runs)
+    return tuple(_point(found, sessions) for _, found in sorted(points.items()) if _has_variants(found))
 
 
 def _has_variants(runs: Sequence[Run]) -> bool:
@@ -119,28 +122,29 @@ def _has_variants(runs: Sequence[Run]) -> bool:
     return any(run.plan.series.variant in TAKEN_AWAY.values() for run in runs)
 
 
-def _point(runs: Sequence[Run]) -> Decomposition:
-    measured: dict[Variant, dict[int, Parts]] = {}
+def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Decomposition:
+    measured: dict[Variant, dict[RunKey, Parts]] = {}
     told: dict[str, dict[str, Mapping[str, str]]] = {}
     missing: list[str] = []
     for run in runs:
         series = run.plan.series
         known = measured.setdefault(series.variant, {})
-        if series.repeat in known:  # a copied folder
+        key = KnownKey.of("", series.repeat, sessions[run.plan.run_id])
+        if key in known:  # a copied folder
             continue
         found, why = measured_or_why(run)
         if found is None:
             missing.append(why)
             continue
         told.setdefault(series.variant, {})[run.plan.run_id] = told_of(run)
-        known[series.repeat] = {name: found.parts[name] for name in OWN_PARTS}
+        known[key] = {name: found.parts[name] for name in OWN_PARTS}
     plain = measured.get("plain", {})
     planned = {run.plan.series.variant for run in runs}
     differences = []
     for what, variant in TAKEN_AWAY.items():
-        pairs = sorted(plain.keys() & measured.get(variant, {}).keys())
+        pairs = in_all(plain, measured.get(variant, {}))
         if pairs:
-            differences.append(difference(what, [(plain[k], measured[variant][k]) for k in pairs]))
+            differences.append(difference(what, {k: (plain[k], measured[variant][k]) for k in pairs}))
         elif variant in planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
     plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
@@ -152,32 +156,36 @@ def _point(runs: Sequence[Run]) -> Decomposition:
         scaling=plan.series.scaling,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        step_s=geometric_mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,
+        step_s=geometric_mean_estimate({k: _whole(parts) for k, parts in plain.items()}, "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
         doubts=tuple(doubt.text for doubt in unlike_runs(told)),
     )
 
 
-def difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
+def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> Difference:
     """What taking something away saves, and whether that is what its phase holds.
 
     Args:
         what: was taken away.
-        pairs: the plain run and its variant, one pair for each repeat that has figures of both.
+        by_repeat: the plain run and its variant, one pair for each repeat that has figures of both.
     """
-    pairs = list(zip(*(about_means([pair[side] for pair in pairs]) for side in (0, 1)), strict=True))
+
+    def mean(values: Iterable[float], unit: str = "s") -> Estimate:
+        return mean_estimate(dict(zip(by_repeat, values, strict=True)), unit)
+
+    pairs = list(zip(*(about_means([pair[side] for pair in by_repeat.values()]) for side in (0, 1)), strict=True))
     spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
     gaps = [_gap_parts(what, plain, variant) for plain, variant in pairs]
-    gap = mean_estimate([sum(parts.values()) for parts in gaps], "s")
-    moved = {name: mean_estimate([parts[name] for parts in gaps], "s") for name in OWN_PARTS}
+    gap = mean(sum(parts.values()) for parts in gaps)
+    moved = {name: mean(parts[name] for parts in gaps) for name in OWN_PARTS}
     step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
     verdict = _VERDICTS[placed(gap, -MARGIN * step, MARGIN * step)]
     return Difference(
         what=what,
-        seconds=mean_estimate(spared, "s"),
-        share=mean_estimate([each / step for each in spared], "fraction"),
-        phase_s=mean_estimate([plain[what] for plain, _ in pairs], "s"),
+        seconds=mean(spared),
+        share=mean((each / step for each in spared), "fraction"),
+        phase_s=mean(plain[what] for plain, _ in pairs),
         gap_s=gap,
         moved_s=moved,
         verdict=verdict,
@@ -277,11 +285,9 @@ class DecompositionView(ReportView):
     key = "decomposition"
 
     def numbers(self, source: ReportSource) -> tuple[Decomposition, ...]:
-        """Every scaling point whose series has variants."""
         return decompositions(source.scan.runs)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """None where no series has variants."""
         section = decomposition_section(report.all_of(Decomposition))
         return () if section is None else (section,)
 
@@ -354,7 +360,10 @@ def _verdict(one: Difference) -> str:
     amount = figure_text(_turned(one.gap_s, is_less))
     gap = f"removing it saves {amount} {'less' if is_less else 'more'} than the phase"
     if one.verdict == "insufficient":
-        return f"{gap}; {one.gap_s.n} of {MIN_RUNS} pairs measured that a verdict needs: use --repeats {MIN_RUNS}"
+        found = one.gap_s
+        if (found.sessions or 1) > 1:
+            return f"{gap}; {found.sessions} of {MIN_RUNS} sessions measured that a verdict needs"
+        return f"{gap}; {found.n} of {MIN_RUNS} pairs measured that a verdict needs: use --repeats {MIN_RUNS}"
     if one.verdict == "undecided":
         return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: more repeats decide"
     return f"{gap}; {one.reason}"

@@ -229,11 +229,9 @@ class DifferencesView(ReportView):
     key = "differences"
 
     def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
-        """Keys with more than one value."""
         return differences([run for group in source.results for run in group.runs])
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """What differs, and where there are several groups, which of them has what."""
         found = report.all_of(RunDifference)
         if not found:
             return ()
@@ -250,7 +248,6 @@ class DifferencesView(ReportView):
         )
 
     def remedy(self, report: Report) -> str:
-        """Nothing to do: runs are alike."""
         return "No two runs differ in a setting, a tag or the environment." if len(report.runs) > 1 else ""
 
 

@@ -10,9 +10,9 @@ from dlbench.report.wording import basis_text, counts_text, figure_text, place_t
 from dlbench.views import registry
 from dlbench.views.causes.tables import account_sheet
 from dlbench.views.model import Group, Report
-from dlbench.views.runs.view import runs_sheet
-from dlbench.views.scaling.view import points_sheet
-from dlbench.views.summary.view import short_names
+from dlbench.views.runs import runs_sheet
+from dlbench.views.scaling import points_sheet
+from dlbench.views.summary import short_names
 from dlbench.views.view import GroupView, ReportView, Views
 
 GROUP_COLUMNS = ("group", "label")

@@ -64,11 +64,9 @@ class LayersView(ReportView):
     key = "layers"
 
     def numbers(self, source: ReportSource) -> tuple[LayerTable, ...]:
-        """The networks of all groups."""
         return layer_tables(source.groups)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One table for each network."""
         found = report.all_of(LayerTable)
         if not found:
             return ()
@@ -79,7 +77,6 @@ class LayersView(ReportView):
         )
 
     def remedy(self, report: Report) -> str:
-        """They are recorded since dlbench counts them."""
         return "not recorded by these runs; newer runs do."
 
 

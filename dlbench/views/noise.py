@@ -12,18 +12,19 @@ ratio is taken (appendix A.1 there). A run that is left out because its own rati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading import scaling
 from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
 from dlbench.records.record import NoiseScale
-from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import figure_text, percent, place_text, runs_text, times_value
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
@@ -53,22 +54,20 @@ class NoisePoint:
     """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
 
 
-def noise_points(group: scaling.Group) -> tuple[NoisePoint, ...]:
+def noise_points(group: scaling.Group, table: RunTable) -> tuple[NoisePoint, ...]:
     """The noise scale at each point where it was asked for."""
-    runs = {run.plan.run_id: run for run in group.runs}
-    return tuple(
-        _point(point, measured, runs[point.run_ids[0]].plan.global_batch)
-        for point in group.points
-        if (measured := _measured([runs[run_id] for run_id in point.run_ids]))
-    )
+    made = []
+    for point in group.points:
+        runs = {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids}
+        records = ((key, run.record) for key, run in runs.items())
+        found = {key: record.noise_scale for key, record in records if record and record.noise_scale}
+        if found:
+            made.append(_point(point, found, next(iter(runs.values())).plan.global_batch))
+    return tuple(made)
 
 
-def _measured(runs: Sequence[Run]) -> list[NoiseScale]:
-    return [run.record.noise_scale for run in runs if run.record and run.record.noise_scale]
-
-
-def _point(point: Point, measured: Sequence[NoiseScale], batch: int) -> NoisePoint:
-    share = _share(measured, batch)
+def _point(point: Point, by_run: Mapping[RunKey, NoiseScale], batch: int) -> NoisePoint:
+    share, measured = _share(by_run, batch), list(by_run.values())
     is_bounded = share is not None and (share.low is None or share.low > 0)
     first, steps = measured[0], min(found.steps for found in measured)
     return NoisePoint(
@@ -82,18 +81,19 @@ def _point(point: Point, measured: Sequence[NoiseScale], batch: int) -> NoisePoi
     )
 
 
-def _share(measured: Sequence[NoiseScale], batch: int) -> Estimate | None:
+def _share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate | None:
     """Batch x mean |G|^2 / mean tr(Sigma). A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method)."""
-    known = [
-        (batch * found.gradient_norm2, found.covariance_trace)
-        for found in measured
+    known = {
+        key: (batch * found.gradient_norm2, found.covariance_trace)
+        for key, found in measured.items()
         if found.gradient_norm2 is not None and found.covariance_trace is not None
-    ]
-    norm2, trace = (sum(one[place] for one in known) for place in (0, 1))
+    }
+    norm2, trace = (sum(one[place] for one in known.values()) for place in (0, 1))
     if norm2 <= 0 or trace <= 0:
         return None
     share = norm2 / trace
-    return mean_estimate([share + (top - share * below) * len(known) / trace for top, below in known], "ratio")
+    moved = {key: share + (top - share * below) * len(known) / trace for key, (top, below) in known.items()}
+    return mean_estimate(moved, "ratio")
 
 
 def _advice_text(share: Estimate | None, num_runs: int) -> str:
@@ -173,11 +173,9 @@ class NoiseView(GroupView):
     key = "noise"
 
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
-        """The noise scale at each point where it was asked for."""
-        return noise_points(source.group)
+        return noise_points(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """One table."""
         points = group.all_of(NoisePoint)
         if not points:
             return None
@@ -193,7 +191,6 @@ class NoiseView(GroupView):
         return Section(id=self.id, title=self.title, headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
 
     def remedy(self, group: Group) -> str:
-        """An option."""
         return "--set measure.noise_scale=true estimates it, at the cost of speed."
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +12,7 @@ from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.style import IDEAL, INK, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
@@ -32,7 +32,7 @@ from dlbench.report.wording import (
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, ratio_estimate
-from dlbench.stats.pairing import RunKey, pairing
+from dlbench.stats.pairing import KnownKey, RunKey, pairing
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.rerun import rerun
@@ -120,7 +120,7 @@ def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionCompa
         if len(by_precision) < 2:
             continue
         ordered = sorted(by_precision.values(), key=lambda group: PRECISIONS.index(_precision(group)))
-        rows = _rows(ordered, readings)
+        rows = _rows(ordered, readings, table)
         if rows:
             comparisons.append(_comparison(digest, ordered, rows))
     return tuple(comparisons)
@@ -155,14 +155,14 @@ def _precision(group: Group) -> str:
     return group.sample.plan.workload.train.precision
 
 
-def _rows(groups: Sequence[Group], readings: MachineReadings) -> tuple[PrecisionRow, ...]:
+def _rows(groups: Sequence[Group], readings: MachineReadings, table: RunTable) -> tuple[PrecisionRow, ...]:
     by_place: dict[tuple[int, int], list[tuple[Group, Point]]] = {}
     for group in groups:
         for point in group.points:
             by_place.setdefault((point.ranks, point.nodes), []).append((group, point))
     rows: list[PrecisionRow] = []
     for place in sorted(by_place):
-        members = [_Side(group, point, readings) for group, point in by_place[place]]
+        members = [_Side(group, point, readings, table) for group, point in by_place[place]]
         if len(members) > 1:
             rows += [_row(side, members[0]) for side in members]
     return tuple(rows)
@@ -171,12 +171,11 @@ def _rows(groups: Sequence[Group], readings: MachineReadings) -> tuple[Precision
 class _Side:
     """One precision at one rank count: its runs by block and repeat."""
 
-    def __init__(self, group: Group, point: Point, readings: MachineReadings) -> None:
+    def __init__(self, group: Group, point: Point, readings: MachineReadings, table: RunTable) -> None:
         self.group, self.point = group, point
-        runs = {run.plan.run_id: run for run in group.runs}
-        self.runs = [runs[run_id] for run_id in point.run_ids]
-        self.speeds = {pairing_key(run): _speed(run) for run in self.runs}
-        self.peaks = {pairing_key(run): float(_peak(run)) for run in self.runs}
+        self.runs = {_key(run := table.runs[run_id], table.sessions[run_id]): run for run_id in point.run_ids}
+        self.speeds = {key: _speed(run) for key, run in self.runs.items()}
+        self.peaks = {key: float(_peak(run)) for key, run in self.runs.items()}
         self.energy_of: Kind | Literal[""] = ""
         self.energies: dict[RunKey, float] = {}
         for kind in ("GPUs", "processors"):
@@ -185,58 +184,59 @@ class _Side:
                 self.energy_of = kind if self.energies else ""
 
 
-def _energies(runs: Sequence[Run], readings: MachineReadings, kind: Kind) -> dict[RunKey, float]:
+def _energies(runs: Mapping[RunKey, Run], readings: MachineReadings, kind: Kind) -> dict[RunKey, float]:
     """Joules per sample of the runs whose samples were read and tell of this kind."""
     found = {}
-    for run in runs:
+    for key, run in runs.items():
         reading = readings.by_run.get(run.plan.run_id)
         joules = None if reading is None or reading.energy is None else reading.energy.energy_per_sample_j(kind)
         if joules:
-            found[pairing_key(run)] = joules
+            found[key] = joules
     return found
 
 
-def pairing_key(run: Run) -> RunKey:
+def _key(run: Run, session: str) -> RunKey:
     """Block and repeat without the swept precision: runs with equal keys ran interleaved."""
     series = run.plan.series
     axes = {key: value for key, value in series.axes.items() if key.removeprefix("train.") not in PRECISION_KEYS}
-    return " ".join([series.id, run.plan.created, *(f"{key}={axes[key]}" for key in sorted(axes))]), series.repeat
+    block = " ".join([series.id, run.plan.created, *(f"{key}={axes[key]}" for key in sorted(axes))])
+    return KnownKey.of(block, series.repeat, session)
 
 
 def _row(side: _Side, reference: _Side) -> PrecisionRow:
     is_reference = side is reference
-    records = [run.record for run in side.runs if run.record is not None]
-    losses = [_loss(run) for run in side.runs]
-    finite = [loss for loss in losses if loss is not None]
-    results = [record.quality for record in records if record.quality is not None]
-    values = [result.evaluations[-1].value for result in results if result.evaluations]
-    overflows = [float(record.overflow_steps) for record in records if record.overflow_steps is not None]
+    records = {key: run.record for key, run in side.runs.items() if run.record is not None}
+    losses = {key: _loss(run) for key, run in side.runs.items()}
+    results = {key: record.quality for key, record in records.items() if record.quality is not None}
+    values = {key: result.evaluations[-1].value for key, result in results.items() if result.evaluations}
+    overflows = {key: record.overflow_steps for key, record in records.items()}
     same_kind = side.energy_of == reference.energy_of
     return PrecisionRow(
         precision=_precision(side.group),
-        in_force="; ".join(dict.fromkeys(record.precision for record in records if record.precision)),
+        in_force="; ".join(dict.fromkeys(record.precision for record in records.values() if record.precision)),
         ranks=side.point.ranks,
         nodes=side.point.nodes,
         is_reference=is_reference,
         is_paired=not is_reference and pairing(side.speeds, reference.speeds).is_paired,
         throughput=side.point.throughput,
         ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
-        peak=median_estimate(list(side.peaks.values()), "bytes"),
+        peak=median_estimate(side.peaks, "bytes"),
         memory_ratio=None if is_reference else _ratio(side.peaks, reference.peaks),
-        energy_per_sample=geometric_mean_estimate(list(side.energies.values()), "J") if side.energies else None,
+        energy_per_sample=geometric_mean_estimate(side.energies, "J") if side.energies else None,
         energy_of=side.energy_of,
         energy_ratio=_ratio(side.energies, reference.energies) if same_kind and not is_reference else None,
-        loss=_median(finite, "loss"),
-        num_not_finite=len(losses) - len(finite),
-        quality=_median([value for value in values if value is not None], "ratio"),
-        num_reached=sum(result.reached for result in results) if results else None,
+        loss=_median(losses, "loss"),
+        num_not_finite=sum(loss is None for loss in losses.values()),
+        quality=_median(values, "ratio"),
+        num_reached=sum(result.reached for result in results.values()) if results else None,
         num_runs=len(side.runs),
         overflow_steps=_median(overflows, "steps"),
     )
 
 
-def _median(values: Collection[float], unit: str) -> Estimate | None:
-    return median_estimate(list(values), unit) if values else None
+def _median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
+    known = {key: float(value) for key, value in values.items() if value is not None}
+    return median_estimate(known, unit) if known else None
 
 
 def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> Estimate | None:
@@ -425,19 +425,6 @@ MAX_CHARTS = 4
 PRECISION_COLOURS = {"fp32": "#8a8f98", "tf32": "#009e73", "bf16": "#0072b2", "fp16": "#d55e00"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """A chart of the whole report; see `dlbench.report.charts.chart.Subject`."""
-
-    id: str
-    label: str
-
-
-def precision_charts(found: Sequence[PrecisionComparison]) -> list[Chart]:
-    """Throughput over the reference's by rank count, for the first comparisons."""
-    return [_chart(comparison, place) for place, comparison in enumerate(found[:MAX_CHARTS])]
-
-
 def _chart(found: PrecisionComparison, place: int) -> Chart:
     import altair as alt
 
@@ -478,7 +465,7 @@ def _chart(found: PrecisionComparison, place: int) -> Chart:
     words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
     return finish(
         alt.layer(*layers),
-        _Subject(id=f"report-{place}", label=found.label),
+        ReportSubject(id=f"report-{place}", label=found.label),
         name="precision",
         title=f"Throughput over {found.reference}",
         alt=f"Throughput of each precision over that of {found.reference}, which is the dashed line. {words}.",
@@ -495,11 +482,9 @@ class PrecisionView(ReportView):
     key = "precisions"
 
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
-        """Comparisons, each with its reference."""
         return precisions(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """A table and a chart per comparison."""
         found = report.all_of(PrecisionComparison)
         if not found:
             return ()
@@ -509,13 +494,12 @@ class PrecisionView(ReportView):
                 title=self.title,
                 headline=_headline(found[0]),
                 words=tuple(f"{one.label}. {text}" for one in found for text in _sentences(one)),
-                charts=lambda: precision_charts(found),
+                charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
                 sheets=tuple(map(precision_sheet, found)),
             ),
         )
 
     def remedy(self, report: Report) -> str:
-        """A sweep over precisions."""
         if not report.groups:
             return ""
         command = rerun(report.groups[0], "--sweep train.precision=fp32,bf16")

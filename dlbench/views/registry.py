@@ -1,32 +1,32 @@
-"""The views of the scaling report, in the order of the page. A new view is a folder and a line here."""
+"""The views of the scaling report, in the order of the page. A new view is a module and a line here."""
 
 from __future__ import annotations
 
-from dlbench.views.campaign_cost.view import CampaignCostView
+from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.view import CausesView
 from dlbench.views.cost import CostView
-from dlbench.views.data_path.view import DataPathView
+from dlbench.views.data_path import DataPathView
 from dlbench.views.differences import DifferencesView
-from dlbench.views.energy.view import EnergyView
+from dlbench.views.energy import EnergyView
 from dlbench.views.exchange.view import ExchangeView
 from dlbench.views.forecast.view import ForecastView
-from dlbench.views.history.view import HistoryView
+from dlbench.views.history import HistoryView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory.view import MemoryView
 from dlbench.views.noise import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.view import QualityView
-from dlbench.views.reading.view import ReadingView
-from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
-from dlbench.views.scaling.view import ScalingView
+from dlbench.views.reading import ReadingView
+from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView
+from dlbench.views.scaling import ScalingView
 from dlbench.views.shuffling.view import ShuffleAuditView, ShufflingView
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.staging import BreakEvenView, StagingView
-from dlbench.views.stalls.view import StallsView
+from dlbench.views.stalls import StallsView
 from dlbench.views.steps.view import RanksView, StepsView
-from dlbench.views.stragglers.view import StragglersView
-from dlbench.views.summary.view import SummaryView
+from dlbench.views.stragglers import StragglersView
+from dlbench.views.summary import SummaryView
 from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems import SystemsView
 from dlbench.views.telemetry.view import TelemetryView

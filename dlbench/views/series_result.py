@@ -21,7 +21,7 @@ from dlbench.views.causes.view import CausesView
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.view import QualityView
-from dlbench.views.scaling.verdict import loss_text
+from dlbench.views.scaling import loss_text
 from dlbench.views.view import Views
 
 VIEWS = Views(group=(QualityView(), CausesView()))

@@ -149,11 +149,9 @@ class SlowNodesView(ReportView):
     key = "slow_nodes"
 
     def numbers(self, source: ReportSource) -> SlowNodes:
-        """All hosts of all runs."""
         return slow_nodes(source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """The option, and every host."""
         found = report.of(SlowNodes)
         if found is None or not found.hosts:
             return ()
@@ -168,7 +166,6 @@ class SlowNodesView(ReportView):
         return (section,)
 
     def remedy(self, report: Report) -> str:
-        """Runs on two hosts."""
         found = report.of(SlowNodes)
         faulty = f" {runs_text(found.num_faulty)} with a planted fault left out." if found and found.num_faulty else ""
         return f"unknown: no run had ranks on two hosts or more.{faulty}"

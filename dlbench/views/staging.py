@@ -27,7 +27,7 @@ from dlbench.stats.estimates import (
 )
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_bytes
-from dlbench.views.data_path.epochs import STAGING_KEYS, alike, epoch_times
+from dlbench.views.data_path import STAGING_KEYS, alike, epoch_times
 from dlbench.views.model import Group, Report
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
 
@@ -74,15 +74,16 @@ def staged(group: scaling.Group, table: RunTable) -> Staged | None:
     return Staged(points=points) if points else None
 
 
-def _results(point: Point, table: RunTable) -> list[StagingResult]:
-    records = (table.runs[run_id].record for run_id in point.run_ids)
-    return [record.staging for record in records if record is not None and record.staging is not None]
+def _results(point: Point, table: RunTable) -> dict[RunKey, StagingResult]:
+    records = ((table.keys[run_id], table.runs[run_id].record) for run_id in point.run_ids)
+    return {key: record.staging for key, record in records if record is not None and record.staging is not None}
 
 
 def _point(point: Point, table: RunTable) -> StagingPoint | None:
-    results = _results(point, table)
-    if not results:
+    by_run = _results(point, table)
+    if not by_run:
         return None
+    results = list(by_run.values())
     first = results[0]
     nodes = [node for result in results for node in result.nodes]
     rates = [node.copied_bytes / node.seconds for node in nodes if node.copied_bytes and node.seconds]
@@ -93,7 +94,7 @@ def _point(point: Point, table: RunTable) -> StagingPoint | None:
         tier=first.tier,
         method=", ".join(dict.fromkeys(result.method for result in results)),
         streams=first.streams,
-        seconds=_seconds(results),
+        seconds=_seconds(by_run),
         num_reused=sum(_has_reused(result) for result in results),
         num_runs=len(results),
         needed_bytes=max((node.needed_bytes for node in nodes), default=0),
@@ -111,10 +112,10 @@ def _has_reused(result: StagingResult) -> bool:
     return any(node.reused_bytes for node in result.nodes)
 
 
-def _seconds(results: Sequence[StagingResult]) -> Estimate:
+def _seconds(results: Mapping[RunKey, StagingResult]) -> Estimate:
     """Runs that found samples of an earlier run say nothing of what copying takes."""
-    whole = [result.seconds for result in results if not _has_reused(result)]
-    return median_estimate(whole or [result.seconds for result in results], "s")
+    whole = {key: result for key, result in results.items() if not _has_reused(result)}
+    return median_estimate({key: result.seconds for key, result in (whole or results).items()}, "s")
 
 
 # Against reading in place
@@ -208,8 +209,8 @@ def _row(
         strategy=plan.workload.data.staging,
         tier=plan.workload.data.staging_tier,
         staging=staging,
-        unstaged_epoch=geometric_mean_estimate(list(reference.values()), "s"),
-        staged_epoch=geometric_mean_estimate(list(own.values()), "s"),
+        unstaged_epoch=geometric_mean_estimate(reference, "s"),
+        staged_epoch=geometric_mean_estimate(own, "s"),
         gain=gain,
         factor=ratio_estimate(reference, own),
         is_paired=pairing(reference, own).is_paired,
@@ -253,11 +254,9 @@ class StagingView(GroupView):
     key = "staging"
 
     def numbers(self, source: GroupSource) -> Staged | None:
-        """By rank count; None where samples were read in place."""
         return staged(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """One table."""
         found = group.of(Staged)
         if found is None:
             return None
@@ -331,11 +330,9 @@ class BreakEvenView(ReportView):
     key = "break_even"
 
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
-        """Of groups that differ in nothing but staging."""
         return break_evens(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One table; empty where no two groups are such a pair."""
         found = report.all_of(BreakEven)
         if not found:
             return ()

@@ -20,7 +20,7 @@ from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, percent, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate, median_estimate
 from dlbench.units import format_number
-from dlbench.views.reading.numbers import complement
+from dlbench.views.reading import complement
 
 FORMAT = "dlbench.io"
 
@@ -156,25 +156,22 @@ def _storage_share(repeats: Sequence[RateRepeat]) -> float | None:
 def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
     """One demand beside all supplies with figures."""
     sizes = [one.sample_bytes for one in supplies if one.sample_bytes is not None]
-    return Need(
-        demand=demand,
-        bytes_per_s=demand.samples_per_s * sizes[0] if sizes else None,
-        fed=tuple(found for one in supplies if (found := _fed(demand, one)) is not None),
+    fed = tuple(
+        Fed(
+            ranks=one.ranks,
+            cache=one.cache,
+            accelerators=one.samples_per_s.scaled(1 / demand.samples_per_s, "accelerators"),
+            by_fetching=(
+                one.fetch_samples_per_s.scaled(1 / demand.samples_per_s, "accelerators")
+                if one.fetch_samples_per_s
+                else None
+            ),
+            limit=one.limit,
+        )
+        for one in supplies
+        if one.samples_per_s is not None and one.limit is not None
     )
-
-
-def _fed(demand: Demand, supply: Supply) -> Fed | None:
-    if supply.samples_per_s is None or supply.limit is None:
-        return None
-    factor = 1 / demand.samples_per_s
-    fetching = supply.fetch_samples_per_s
-    return Fed(
-        ranks=supply.ranks,
-        cache=supply.cache,
-        accelerators=supply.samples_per_s.scaled(factor, "accelerators"),
-        by_fetching=None if fetching is None else fetching.scaled(factor, "accelerators"),
-        limit=supply.limit,
-    )
+    return Need(demand=demand, bytes_per_s=demand.samples_per_s * sizes[0] if sizes else None, fed=fed)
 
 
 LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
@@ -222,16 +219,25 @@ def io_document(found: Io) -> Document:
     )
 
 
-def _megabytes(figure: Estimate | None) -> Estimate | None:
-    return None if figure is None else figure.scaled(1 / _MB, "MB/s")
-
-
 def _gives_sheet(supplies: Sequence[Supply]) -> Sheet[Supply]:
     columns: tuple[Column[Supply], ...] = (
         Column("cache", "Page cache", lambda one: one.cache, is_brief=True),
         Column("ranks", "Ranks", lambda one: one.ranks, is_brief=True),
-        Column("samples_per_s", "Samples/s", lambda one: one.samples_per_s, _or_not, has_interval=True, is_brief=True),
-        Column("mb_per_s", "MB/s", lambda one: _megabytes(one.bytes_per_s), has_interval=True, is_brief=True),
+        Column(
+            "samples_per_s",
+            "Samples/s",
+            lambda one: one.samples_per_s,
+            lambda one: one.samples_per_s or Cell(_NOT_MEASURED),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column(
+            "mb_per_s",
+            "MB/s",
+            lambda one: one.bytes_per_s.scaled(1 / _MB, "MB/s") if one.bytes_per_s else None,
+            has_interval=True,
+            is_brief=True,
+        ),
         Column("fetch_share", "Fetching", lambda one: one.fetch_share, has_interval=True, is_brief=True),
         Column("prepare_share", "Preparing", lambda one: one.prepare_share, has_interval=True, is_brief=True),
         Column("storage_share", "From storage", lambda one: one.storage_share, _storage, is_brief=True),
@@ -248,10 +254,6 @@ def _gives_sheet(supplies: Sequence[Supply]) -> Sheet[Supply]:
         caption=GIVES_CAPTION,
         in_terminal=True,
     )
-
-
-def _or_not(one: Supply) -> Estimate | Cell:
-    return one.samples_per_s or Cell(_NOT_MEASURED)
 
 
 def _storage(one: Supply) -> Cell | None:
@@ -271,20 +273,16 @@ def _gives(found: Io) -> Iterator[str]:
     if known:
         last = known[-1]
         assert last.samples_per_s is not None
-        workers = _readers(last.loader_workers)
-        few = "" if last.samples_per_s.n >= MIN_RUNS else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
+        count = last.loader_workers
+        workers = f"has {count} reader process{'es' * (count > 1)} (data.loader_workers)"
+        if not count:
+            workers = "reads by itself (data.loader_workers 0)"
+        few = "" if last.samples_per_s.is_confident else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
         yield (
-            f"{workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
+            f"Each rank {workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
         )
     yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
-
-
-def _readers(workers: int) -> str:
-    """What reads in each rank."""
-    if not workers:
-        return "Each rank reads by itself (data.loader_workers 0)"
-    return f"Each rank has {workers} reader process{'es' * (workers > 1)} (data.loader_workers)"
 
 
 def _needs_sheet(needs: Sequence[Need]) -> Sheet[Need]:
@@ -325,7 +323,14 @@ def _fed_sheet(needs: Sequence[Need]) -> Sheet[FedRow]:
         Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True),
         Column("ranks", "Ranks", lambda row: row[1].ranks, is_brief=True),
         Column("cache", "Page cache", lambda row: row[1].cache, is_brief=True),
-        Column("accelerators", "How many", lambda row: row[1].accelerators, _many, has_interval=True, is_brief=True),
+        Column(
+            "accelerators",
+            "How many",
+            lambda row: row[1].accelerators,
+            lambda row: _count(row[1].accelerators),
+            has_interval=True,
+            is_brief=True,
+        ),
         Column("limit", "Limited by", lambda row: row[1].limit, lambda row: LIMIT_TITLES[row[1].limit], is_brief=True),
         Column(
             "by_fetching",
@@ -344,10 +349,6 @@ def _fed_sheet(needs: Sequence[Need]) -> Sheet[FedRow]:
         caption=FED_CAPTION,
         in_terminal=True,
     )
-
-
-def _many(row: FedRow) -> Cell:
-    return _count(row[1].accelerators)
 
 
 def _count(figure: Estimate) -> Cell:

@@ -292,11 +292,9 @@ class SystemsView(ReportView):
     key = "systems"
 
     def numbers(self, source: ReportSource) -> tuple[SystemDescription, ...]:
-        """Systems by name."""
         return systems(source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One table; nothing without a run that has a record."""
         found = report.all_of(SystemDescription)
         if not found:
             return ()

@@ -427,11 +427,9 @@ class UtilisationView(GroupView):
     key = "utilisation"
 
     def numbers(self, source: GroupSource) -> Utilisation | None:
-        """MFU and time to train of every point."""
         return utilisation(source.group)
 
     def section(self, group: Group) -> Section | None:
-        """Use of the hardware, and published rates of the same card."""
         found = group.of(Utilisation)
         if found is None:
             return None
@@ -440,7 +438,6 @@ class UtilisationView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """Newer runs."""
         return "these runs record no FLOPs per sample, and their recipe names no length of a training; newer runs do."
 
 

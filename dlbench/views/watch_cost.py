@@ -7,15 +7,17 @@ geometric means over runs, in pairs, less one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.measures import measured_or_why
+from dlbench.reading.sessions import allocations_of
 from dlbench.records.scan import Run
 from dlbench.records.watch import WatchOverhead
 from dlbench.report.wording import basis_text, interval_text, place_text, value_text
 from dlbench.specs.variants import MIN_WATCH_REPEATS
 from dlbench.stats.estimates import Estimate, ratio_estimate
+from dlbench.stats.pairing import KnownKey, RunKey
 
 PointKey = tuple[str, str, int, int]
 """Creation and id of the series, ranks, nodes."""
@@ -46,31 +48,36 @@ def watch_costs(runs: Sequence[Run]) -> list[MeasuredCost]:
         plan = run.plan
         key = plan.created, plan.series.id, plan.layout.ranks, plan.layout.nodes
         points.setdefault(key, []).append(run)
+    sessions = allocations_of(runs)
     return [
-        _cost(key, found)
+        _cost(key, found, sessions)
         for key, found in sorted(points.items())
         if any(run.plan.series.variant == "unwatched" for run in found)
     ]
 
 
-def _cost(key: PointKey, runs: Sequence[Run]) -> MeasuredCost:
-    watched: dict[int, tuple[Run, float]] = {}
-    unwatched: dict[int, tuple[Run, float]] = {}
+def _cost(key: PointKey, runs: Sequence[Run], sessions: Mapping[str, str]) -> MeasuredCost:
+    watched: dict[RunKey, float] = {}
+    unwatched: dict[RunKey, float] = {}
+    kept: dict[RunKey, Run] = {}
     reasons: list[str] = []
     sides = {"plain": watched, "unwatched": unwatched}
     for run in runs:
         side = sides.get(run.plan.series.variant)
-        if side is None or run.plan.series.repeat in side:  # a copied folder
+        of_run = KnownKey.of("", run.plan.series.repeat, sessions[run.plan.run_id])
+        if side is None or of_run in side:  # a copied folder
             continue
         found, reason = measured_or_why(run)
         if found is None:
             reasons.append(reason)
         else:
-            side[run.plan.series.repeat] = run, found.measured_s / found.steps
-    pairs = sorted(watched.keys() & unwatched.keys())
+            side[of_run] = found.measured_s / found.steps
+            if side is watched:
+                kept[of_run] = run
+    pairs = watched.keys() & unwatched.keys()
     overhead, why = None, ""
     if len(pairs) >= MIN_WATCH_REPEATS:
-        overhead = _overhead([watched[k][1] for k in pairs], [unwatched[k][1] for k in pairs])
+        overhead = _overhead(*({k: v for k, v in side.items() if k in pairs} for side in (watched, unwatched)))
     else:
         first = f": {reasons[0]}" if reasons else ""
         why = f"{len(pairs)} of {MIN_WATCH_REPEATS} pairs of runs that an interval needs have figures{first}"
@@ -78,15 +85,15 @@ def _cost(key: PointKey, runs: Sequence[Run]) -> MeasuredCost:
         series=key[1],
         ranks=key[2],
         nodes=key[3],
-        watched=tuple(watched[k][0] for k in sorted(watched)),
+        watched=tuple(kept[k] for k in sorted(kept)),
         overhead=overhead,
         why=why,
     )
 
 
-def _overhead(watched: Sequence[float], unwatched: Sequence[float]) -> WatchOverhead:
-    """Of mean steps by repeat, seconds; both in the same order."""
-    ratio = ratio_estimate({("", k): v for k, v in enumerate(watched)}, {("", k): v for k, v in enumerate(unwatched)})
+def _overhead(watched: Mapping[RunKey, float], unwatched: Mapping[RunKey, float]) -> WatchOverhead:
+    """Of mean steps of the same repeats, seconds."""
+    ratio = ratio_estimate(watched, unwatched)
     assert ratio.low is not None  # two pairs or more
     assert ratio.high is not None
     return WatchOverhead(

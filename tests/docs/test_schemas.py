@@ -19,7 +19,7 @@ from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.json import to_json
 from dlbench.views.assemble import assemble
-from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.diagnosis import diagnosis
 from dlbench.views.document import document_of
 from tests import reference
 from tests.support.run_factory import write_scaling

@@ -35,8 +35,8 @@ from dlbench.report.formats.html import to_html
 from dlbench.report.formats.json import to_json
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.formats.terminal import to_text
-from dlbench.views.history.view import HistoryView
-from dlbench.views.summary.rating import rating
+from dlbench.views.history import HistoryView
+from dlbench.views.summary import rating
 from tests.support.history_factory import write_history
 
 START = datetime(2026, 1, 1, 2, tzinfo=UTC)

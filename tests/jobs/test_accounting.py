@@ -30,9 +30,7 @@ from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
 from dlbench.report.formats.html import to_html
 from dlbench.units import utc_now
-from dlbench.views.campaign_cost.document import cost_document
-from dlbench.views.campaign_cost.numbers import campaign_cost
-from dlbench.views.campaign_cost.view import cost_section
+from dlbench.views.campaign_cost import campaign_cost, cost_document, cost_section
 from tests.support.run_factory import Story, constant, plans, write_run
 
 START = 1_772_366_400

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.reading.causes import CAUSES, Causes, causes_of
+from dlbench.reading.late_ranks import Straggler, main_host, main_straggler, ranking
 from dlbench.reading.measures import measure
 from dlbench.reading.scaling import Group, groups
 from dlbench.reading.table import RunTable, tabulate
@@ -18,7 +19,6 @@ from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.views.causes.numbers import CausePoint, lost_percent
-from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
 from tests.support.run_factory import MS, StepTimes, Story, plans, write_run
 from tests.support.watch_factory import watch_result, write_samples
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from dlbench.reading.causes import CAUSES, Causes
 from dlbench.reading.hosts.slow_nodes import SlowNodes, slow_nodes
+from dlbench.reading.late_ranks import ranking
 from dlbench.reading.measures import RunSteps
 from dlbench.reading.stragglers import WORK, WORK_PHASES, LateRank, Waiting, waiting
 from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import scan
 from dlbench.specs.fault import FaultSpec
-from dlbench.views.stragglers.numbers import ranking
 from tests.support.run_factory import MS, Story, plans, write_run
 
 Row = Sequence[int]

@@ -17,7 +17,7 @@ from dlbench.views.assemble import assemble
 from dlbench.views.decomposition import decompositions
 from dlbench.views.document import document_of
 from dlbench.views.model import Report
-from dlbench.views.stalls.numbers import stalls
+from dlbench.views.stalls import stalls
 from tests.support.data_path_factory import REAL, reading_result
 from tests.support.run_factory import Story, constant, plans, write_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dlbench.report.charts import series as chart_series
 from dlbench.report.charts.style import SUBTITLE_PIXELS
@@ -43,6 +43,13 @@ class Subject(Protocol):
     @property
     def label(self) -> str:
         """In words."""
+
+
+class ReportSubject(NamedTuple):
+    """What a chart of the whole report is about."""
+
+    id: str
+    label: str
 
 
 def finish(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import CAUSES
+from dlbench.reading.late_ranks import Straggler
 from dlbench.reading.scaling import Point
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.exchange import ExchangeResult
@@ -19,8 +20,7 @@ from dlbench.specs.system.hostlist import compressed
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
-from dlbench.views.reading.numbers import WARM_SHARE, complement, fetch_share, storage_share
-from dlbench.views.stragglers.numbers import Straggler
+from dlbench.views.reading import WARM_SHARE, complement, fetch_share, storage_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def _reading(case: Case) -> list[ReadingResult]:
 
 def _fetching(case: Case) -> Estimate | None:
     """Share of the readers' time that went into fetching, the rest into preparing; None: the runs do not say."""
-    return fetch_share(_reading(case))
+    return fetch_share({("", number): one for number, one in enumerate(_reading(case))})
 
 
 def _is_fetch_bound(case: Case) -> bool:

@@ -22,6 +22,7 @@ from dlbench.reading.causes import (
     Causes,
 )
 from dlbench.reading.hosts.slow_nodes import SlowNodes, slow_nodes
+from dlbench.reading.late_ranks import Straggler, main_host, main_straggler, ranking
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
@@ -31,7 +32,6 @@ from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_esti
 from dlbench.stats.pairing import RunKey
 from dlbench.views.causes.diagnosis import Verdict, adjusted_p, diagnose
 from dlbench.views.causes.experiments import Case
-from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from dlbench.views.forecast.laws import Law
 from dlbench.views.forecast.numbers import Forecast, forecast
 from dlbench.views.forecast.tables import anchor_sheet, coefficients_text, efficiency_cell, forecast_sheet, law_sheet
 from dlbench.views.model import Group
-from dlbench.views.scaling.verdict import more_ranks
+from dlbench.views.scaling import more_ranks
 from dlbench.views.view import GroupSource, GroupView
 
 

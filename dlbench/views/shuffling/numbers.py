@@ -11,7 +11,7 @@ from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import pairing
-from dlbench.views.data_path.epochs import SHUFFLE_KEYS, STAGING_KEYS, alike, epoch_times
+from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, alike, epoch_times
 
 MAX_EPOCHS = 50
 """Epochs of a table, of each rank count."""

@@ -29,7 +29,7 @@ from dlbench.stats.selection import gain_of_best
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
 from dlbench.views.causes.experiments import Case
 from dlbench.views.decomposition import OWN_PARTS, difference
-from dlbench.views.scaling.verdict import verdict
+from dlbench.views.scaling import verdict
 from dlbench.views.sweep.axes import MARGIN, Measured, contrasts, deviations, levels_of
 from dlbench.views.sweep.numbers import Draft, family_of
 from tests.bench.figures import Figure
@@ -107,7 +107,7 @@ def decomposed(generator: np.random.Generator, gap: float, scatter: float) -> st
         ({**none, "input": 0.1 * p, "forward": 0.9 * p}, {**none, "forward": (0.9 - gap) * v})
         for p, v in zip(plain.tolist(), without.tolist(), strict=True)
     ]
-    return difference("input", pairs).verdict
+    return difference("input", {("", repeat): pair for repeat, pair in enumerate(pairs)}).verdict
 
 
 # Sweeps

@@ -44,7 +44,7 @@ from dlbench.specs.watch import WatchSpec
 from dlbench.stats.estimates import Estimate
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
-from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.diagnosis import diagnosis
 from tests.support.run_factory import (
     NOW,
     Story,

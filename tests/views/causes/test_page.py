@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dlbench.reading.late_ranks import Straggler
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
@@ -29,13 +30,11 @@ from dlbench.views.causes.diagnosis import NextExperiment
 from dlbench.views.causes.numbers import Diagnosed, LostPercent, lost_percent
 from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.causes.view import CausesView
-from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.diagnosis import diagnosis
 from dlbench.views.document import document_of
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.steps.view import RanksView, StepsView
-from dlbench.views.stragglers.numbers import Straggler
-from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
-from dlbench.views.stragglers.view import StragglersView
+from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, StragglersView
 from dlbench.views.view import GroupView
 from tests.reading.test_causes import simulate
 from tests.report.test_report import Outline

@@ -280,7 +280,7 @@ def test_noise_is_no_agreement() -> None:
             ({**NOTHING, "input": 0.1 * p, "forward": 0.9 * p}, {**NOTHING, "forward": 0.85 * v})
             for p, v in zip(whole, without, strict=True)
         ]
-        found.append(difference("input", pairs).verdict)
+        found.append(difference("input", {("", repeat): pair for repeat, pair in enumerate(pairs)}).verdict)
     assert found.count("agree") <= 10
     assert found.count("undecided") > 20
 

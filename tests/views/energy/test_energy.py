@@ -32,9 +32,8 @@ from dlbench.records.scan import Run, read_run, scan
 from dlbench.report.formats.json import dumped
 from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
-from dlbench.views.diagnosis.document import diagnosis
-from dlbench.views.energy.numbers import DetailedEnergy, KindEnergy, detailed_energy
-from dlbench.views.energy.tables import sources_sheet
+from dlbench.views.diagnosis import diagnosis
+from dlbench.views.energy import DetailedEnergy, KindEnergy, detailed_energy, sources_sheet
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
 

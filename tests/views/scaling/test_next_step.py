@@ -13,7 +13,7 @@ from dlbench.report.document import Document
 from dlbench.report.formats.terminal import to_text
 from dlbench.views.assemble import assemble
 from dlbench.views.model import Group
-from dlbench.views.scaling.verdict import more_ranks, next_step
+from dlbench.views.scaling import more_ranks, next_step
 from dlbench.views.series_result import result_of
 from tests.support.run_factory import (
     Story,

@@ -34,11 +34,9 @@ from dlbench.report.wording import percent
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.views.assemble import assemble
-from dlbench.views.data_path.numbers import DataPath, data_path
-from dlbench.views.data_path.view import DataPathView
+from dlbench.views.data_path import DataPath, DataPathView, data_path
 from dlbench.views.document import document_of
-from dlbench.views.energy.numbers import Energy
-from dlbench.views.energy.view import EnergyView
+from dlbench.views.energy import Energy, EnergyView
 from dlbench.views.memory.numbers import Memory, memory
 from dlbench.views.memory.view import MemoryView
 from dlbench.views.model import Group

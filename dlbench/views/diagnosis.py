@@ -13,13 +13,12 @@ from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
 from dlbench.views.decomposition import DecompositionView
 from dlbench.views.document import document_of
-from dlbench.views.energy.numbers import DetailedEnergy
-from dlbench.views.energy.view import DetailedEnergyView
+from dlbench.views.energy import DetailedEnergy, DetailedEnergyView
 from dlbench.views.model import Report
-from dlbench.views.runs.view import WithoutFiguresView
+from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.slow_nodes import SlowNodesView
-from dlbench.views.stalls.view import StallsView
-from dlbench.views.stragglers.view import StragglersView
+from dlbench.views.stalls import StallsView
+from dlbench.views.stragglers import StragglersView
 from dlbench.views.telemetry.view import DetailedTelemetryView
 from dlbench.views.view import Views
 

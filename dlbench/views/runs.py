@@ -23,7 +23,6 @@ class RunsView(ReportView):
     level = "appendix"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One table."""
         if not report.runs:
             return ()
         without = len(report.without_figures)
@@ -85,7 +84,6 @@ class WithoutFiguresView(ReportView):
     level = "appendix"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One table, and the damaged files."""
         return without_figures(report.without_figures, report.damaged)
 
 
@@ -106,7 +104,6 @@ class EnvironmentView(ReportView):
     level = "appendix"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """What differs first, then all that was recorded."""
         found = report.environment
         if not found.num_runs:
             return ()

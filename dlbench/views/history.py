@@ -26,11 +26,9 @@ class HistoryView(ReportView):
     key = "history"
 
     def numbers(self, source: ReportSource) -> TrendsReport | None:
-        """The trends of the history that the report is made with."""
         return source.history
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """The finding, series with the newest changes, slow hosts."""
         found = report.of(TrendsReport)
         if found is None:
             return ()
@@ -52,7 +50,6 @@ class HistoryView(ReportView):
         return (section,)
 
     def remedy(self, report: Report) -> str:
-        """A history."""
         return "dlbench history import RUNS --store DIR, then report with --history DIR."
 
 

@@ -1,0 +1,450 @@
+"""The view `campaign-cost`: what the runs of a report cost on a Slurm cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import dlbench
+from dlbench.records.job.accounting import RunAccounting
+from dlbench.records.scan import Run
+from dlbench.report.document import Document, Section
+from dlbench.report.runs import MAX_LISTED
+from dlbench.report.table import Column, Sheet
+from dlbench.report.wording import number_text, optional, percent, runs_text
+from dlbench.views.columns import telling
+from dlbench.views.model import Report
+from dlbench.views.view import ReportSource, ReportView, place_columns
+
+PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCost:
+    """One run of a job that has ended."""
+
+    run_id: str
+    state: str
+    job_id: str
+    job_state: str
+    exit_code: str
+    """Of its last step, else of its job; empty: not told."""
+    source: str
+    waited_s: float | None
+    elapsed_s: float | None
+    node_hours: float | None
+    """Nodes of the job, while the run was in it."""
+    max_rss_bytes: float | None
+    energy_j: float | None
+    node_list: str
+    switches: tuple[str, ...]
+    """Leaf switches of its nodes, by their paths from the root; empty where Slurm tells none."""
+    not_measured: tuple[str, ...]
+    """Why figures are missing, each a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointCost:
+    """The runs of one configuration at one number of ranks and nodes."""
+
+    label: str
+    ranks: int
+    nodes: int
+    runs: int
+    results: int
+    """Runs with figures."""
+    node_hours: float | None
+    """None where that of a run is not known."""
+    waited_s: float | None
+    """Median over its jobs."""
+    max_rss_bytes: float | None
+    energy_j: float | None
+    node_sets: int
+    """Different sets of nodes that its runs with figures had."""
+    most_switches: int
+    """Leaf switches that a run spans at most; 0: not told."""
+
+    @property
+    def node_hours_per_result(self) -> float | None:
+        """What a run with figures cost, those without included."""
+        return None if self.node_hours is None or not self.results else self.node_hours / self.results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Where node-hours went."""
+
+    name: PartName
+    node_hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignCost:
+    """Of all runs of the report whose jobs have ended."""
+
+    jobs: int
+    untold: int
+    """Runs of Slurm jobs of which nothing is known; they are in no figure."""
+    results: int
+    asked_node_hours: float | None
+    """Nodes times time limit; None where a job has no limit, or not all its runs are here."""
+    node_hours: float
+    """Nodes times elapsed time."""
+    parts: tuple[Part, ...]
+    median_wait_s: float | None
+    longest_wait_s: float | None
+    energy_j: float | None
+    why_no_energy: str
+    points: tuple[PointCost, ...]
+    runs: tuple[RunCost, ...]
+    partial_jobs: int
+    """Jobs of which not all runs are here: counted with what these runs took."""
+
+    @property
+    def share_measured(self) -> float:
+        """Of the node-hours held, those in measured steps."""
+        measured = sum(part.node_hours for part in self.parts if part.name == "measured")
+        return measured / self.node_hours if self.node_hours else 0.0
+
+
+def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
+    """The cost of runs of Slurm jobs; None where nothing of any is known. Copies of a run count once."""
+    told: dict[str, tuple[Run, RunAccounting]] = {}
+    for run in runs:
+        if run.accounting is not None:
+            told.setdefault(run.plan.run_id, (run, run.accounting))
+    if not told:
+        return None
+    jobs: dict[str, list[tuple[Run, RunAccounting]]] = {}
+    for run, one in told.values():
+        jobs.setdefault(one.job_id, []).append((run, one))
+    partial = [job for job, held in jobs.items() if len(held) < len(held[0][1].job_runs)]
+    parts = _parts(jobs, partial)
+    waits = [wait for held in jobs.values() if (wait := held[0][1].waited_s) is not None]
+    why_no_energy = (
+        one.not_measured.get("energy_j", "")
+        for _, one in told.values()
+        if one.energy_j is None and not one.never_started
+    )
+    energies = [
+        _sum_of_all([one.energy_j for _, one in held]) if job in partial else held[0][1].job_energy_j
+        for job, held in jobs.items()
+        if not held[0][1].never_started
+    ]
+    # Of all attempts: a job that is requeued asks for its nodes again.
+    attempts = [attempt for held in jobs.values() for attempt in held[0][1].attempts]
+    asked = _sum_of_all([None if one.time_limit_s is None else one.nodes * one.time_limit_s for one in attempts])
+    return CampaignCost(
+        jobs=len(jobs),
+        untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
+        results=sum(run.state == "valid" for run, _ in told.values()),
+        asked_node_hours=asked / 3600 if asked is not None and not partial else None,
+        node_hours=sum(parts.values()) / 3600,
+        parts=tuple(Part(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
+        median_wait_s=median(waits) if waits else None,
+        longest_wait_s=max(waits, default=None),
+        energy_j=_sum_of_all(energies),
+        why_no_energy=next(why_no_energy, ""),
+        points=_points(told.values()),
+        runs=tuple(_run_cost(run, one) for run, one in told.values()),
+        partial_jobs=len(partial),
+    )
+
+
+def _sum_of_all(values: Sequence[float | None]) -> float | None:
+    """None where one is not known, or there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
+    """Node-seconds of each part, largest meaning first."""
+    parts: dict[PartName, float] = dict.fromkeys(
+        ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"), 0.0
+    )
+    for job, held in jobs.items():
+        of_runs = 0.0
+        is_known = True
+        for run, one in held:
+            own = _run_parts(run, one)
+            if own is None:
+                is_known = False
+                continue
+            of_runs += sum(own.values())
+            for name, seconds in own.items():
+                parts[name] += seconds
+        if job not in partial:
+            rest = max(0.0, held[0][1].job_node_s - of_runs)
+            parts["between" if is_known else "unknown"] += rest
+    return parts
+
+
+def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
+    """Node-seconds of what the job held while a run was in it; None where that is not told."""
+    whole, seconds, nodes = _node_s(run, one), one.run_s, run.plan.layout.nodes
+    if whole is None:
+        return None
+    if seconds is None:
+        return {}
+    used = min(whole, nodes * seconds)
+    parts: dict[PartName, float] = {"idle": whole - used}
+    if run.state != "valid" or run.record is None:
+        return {**parts, "no_figure": used}
+    earlier = one.steps[:-1] if one.steps else one.attempts[:-1]
+    lost = min(used, nodes * sum(each.elapsed_s for each in earlier))
+    # Slurm counts whole seconds: a run cannot have measured for longer than it ran.
+    measured = min(used - lost, nodes * max(rank.measured_s for rank in run.record.ranks))
+    return {**parts, "lost": lost, "measured": measured, "overhead": used - lost - measured}
+
+
+def _node_s(run: Run, one: RunAccounting) -> float | None:
+    """Node-seconds of its job while a run was in it; None where that is not told.
+
+    Without a step of its own a run that srun was to start never began, and took nothing.
+    """
+    has_steps = one.source == "sacct" and run.plan.system.launch.launcher.startswith("srun")
+    never_began = one.never_started or (has_steps and run.record is None)
+    return 0.0 if one.run_node_s is None and never_began else one.run_node_s
+
+
+def _points(told: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
+    groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
+    for run, one in told:
+        plan = run.plan
+        label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
+        groups.setdefault((label, plan.layout.ranks, plan.layout.nodes), []).append((run, one))
+    return tuple(_point(*key, held) for key, held in sorted(groups.items()))
+
+
+def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAccounting]]) -> PointCost:
+    costs = [_run_cost(run, one) for run, one in held]
+    hours = [cost.node_hours for cost in costs]
+    energies = [cost.energy_j for cost in costs if cost.node_hours != 0]
+    waits = {one.job_id: one.waited_s for _, one in held if one.waited_s is not None}
+    return PointCost(
+        label=label,
+        ranks=ranks,
+        nodes=nodes,
+        runs=len(held),
+        results=sum(run.state == "valid" for run, _ in held),
+        node_hours=None if None in hours else sum(one for one in hours if one is not None),
+        waited_s=median(waits.values()) if waits else None,
+        max_rss_bytes=max((cost.max_rss_bytes for cost in costs if cost.max_rss_bytes is not None), default=None),
+        energy_j=_sum_of_all(energies),
+        node_sets=len({cost.node_list for cost in costs if cost.state == "valid"}),
+        most_switches=max(len(cost.switches) for cost in costs),
+    )
+
+
+def _run_cost(run: Run, one: RunAccounting) -> RunCost:
+    last = one.attempts[-1]
+    ranks = run.record.ranks if run.record is not None else ()
+    hosts = sorted({rank.host for rank in ranks})
+    node_s = _node_s(run, one)
+    return RunCost(
+        run_id=run.plan.run_id,
+        state=run.state,
+        job_id=one.job_id,
+        job_state=last.state,
+        exit_code=(one.steps[-1].exit_code if one.steps else last.exit_code) or "",
+        source=one.source,
+        waited_s=one.waited_s,
+        elapsed_s=one.run_s,
+        node_hours=None if node_s is None else node_s / 3600,
+        max_rss_bytes=one.max_rss_bytes,
+        energy_j=one.energy_j,
+        node_list=",".join(hosts) or (one.steps[-1].node_list if one.steps else last.node_list),
+        switches=tuple(sorted({rank.switch for rank in ranks if rank.switch})),
+        not_measured=tuple(dict.fromkeys(one.not_measured.values())),
+    )
+
+
+def cost_document(found: CampaignCost) -> Document:
+    """One section, open, for every format."""
+    section = cost_section(found)
+    words = (f"{section.headline}.", *section.words)  # no line stands for an open section
+    return Document(
+        title=f"Cost of {runs_text(len(found.runs))} in {_jobs_text(found.jobs)}",
+        dlbench_version=dlbench.__version__,
+        sections=(dataclasses.replace(section, level="answer", headline="", words=words),),
+        data=found,
+        file_prefix="cost-",
+        command="dlbench cost RUNS",
+    )
+
+
+_PARTS: dict[PartName, str] = {
+    "measured": "Measured steps",
+    "overhead": "Start, warm-up, evaluation, end of these runs",
+    "lost": "Attempts that were preempted or failed before",
+    "no_figure": "Runs without a figure",
+    "idle": "Nodes idle beside a smaller run",
+    "between": "Job outside its runs",
+    "unknown": "Not told apart",
+}
+_MANY_JOULES = 1e6
+
+
+class CampaignCostView(ReportView):
+    """Node-hours asked for, used and wasted."""
+
+    id = "campaign-cost"
+    title = "What this campaign cost"
+    key = "campaign_cost"
+
+    def numbers(self, source: ReportSource) -> CampaignCost | None:
+        return campaign_cost(source.scan.runs)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        found = report.of(CampaignCost)
+        return () if found is None else (cost_section(found),)
+
+    def remedy(self, report: Report) -> str:
+        return "unknown: of no Slurm job of these runs Slurm told anything; `dlbench cost RUNS` asks it, and says why."
+
+
+def cost_section(found: CampaignCost) -> Section:
+    """The whole view, which `dlbench cost` prints alone."""
+    return Section(
+        id=CampaignCostView.id,
+        title=CampaignCostView.title,
+        headline=_headline(found),
+        words=tuple(_words(found)),
+        sheets=(_parts_sheet(found), _points_sheet(found), _runs_sheet(found)),
+        notes=tuple(_notes(found)),
+    )
+
+
+def _jobs_text(count: int) -> str:
+    return f"{count:,} job{'s' * (count != 1)}"
+
+
+def _hours(value: float | None) -> str:
+    return optional(None, "") if value is None else f"{value:,.3g}"
+
+
+def _headline(found: CampaignCost) -> str:
+    # Slurm tells whole seconds.
+    wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
+    return (
+        f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in "
+        f"measured steps; queue wait {wait}"
+    )
+
+
+def _words(found: CampaignCost) -> Iterator[str]:
+    asked = "Asked for: not told."
+    if found.asked_node_hours is not None:
+        asked = f"Asked for {_hours(found.asked_node_hours)} node-hours (nodes x time limit)"
+        if found.asked_node_hours:
+            asked += f", of which {percent(found.node_hours / found.asked_node_hours, 0)} were held"
+        asked += "."
+    each = f", {_hours(found.node_hours / found.results)} node-hours each" if found.results else ""
+    yield f"{asked} {runs_text(found.results)} with figures{each}."
+    if found.longest_wait_s is not None and found.jobs > 1:
+        yield f"Longest queue wait: {number_text(found.longest_wait_s, 's')}."
+    if found.energy_j is not None:
+        yield f"Energy of the nodes by Slurm: {_energy_text(found.energy_j)}."
+    elif found.why_no_energy:
+        yield f"Energy: not measured: {found.why_no_energy}."
+    sets = max(point.node_sets for point in found.points)
+    if max(point.results for point in found.points) > 1:
+        yield (
+            "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
+            if sets == 1
+            else f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
+        )
+    if found.untold:
+        yield f"{runs_text(found.untold)} left out: not ended, or Slurm tells nothing (`dlbench cost` says)."
+
+
+def _energy_text(joules: float | None) -> str:
+    if joules is None:
+        return optional(None, "")
+    return f"{joules / 3.6e6:,.3g} kWh" if joules >= _MANY_JOULES else f"{joules:,.3g} J"
+
+
+def _notes(found: CampaignCost) -> Iterator[str]:
+    sources = " and ".join(sorted({run.source for run in found.runs}))
+    yield (
+        f"Source: {sources}, in whole seconds; measured steps: the runs' records. Queue wait: from when a job could "
+        "have started, all its starts added. Memory: resident memory of the largest task of srun, as often as Slurm "
+        "looked; a task is a rank with all that it started, or under mpirun all ranks of a node but the first."
+    )
+    if found.partial_jobs:
+        yield f"Not all runs of {_jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
+    told = "" if found.energy_j is not None else found.why_no_energy
+    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason != told)
+    yield from (f"Not measured: {reason}." for reason in missing)
+
+
+def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
+    columns: tuple[Column[Part], ...] = (
+        Column("part", "Node-hours went into", lambda part: part.name, lambda part: _PARTS[part.name]),
+        Column("node_hours", "Node-hours", lambda part: part.node_hours, lambda part: _hours(part.node_hours)),
+        Column("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction"),
+    )
+    return Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
+
+
+def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
+    labels = {point.label for point in found.points}
+    columns: tuple[Column[PointCost], ...] = (
+        Column("configuration", "Runs of" if len(labels) > 1 else "", lambda point: point.label, is_brief=True),
+        *place_columns(),
+        Column("runs", "", lambda point: point.runs),
+        Column("results", "", lambda point: point.results),
+        Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
+        Column("node_hours", "Node-hours", lambda point: point.node_hours, lambda point: _hours(point.node_hours)),
+        Column(
+            "node_hours_per_result",
+            "Each",
+            lambda point: point.node_hours_per_result,
+            lambda point: _hours(point.node_hours_per_result),
+            is_brief=True,
+        ),
+        Column("queue_wait_s", "Wait", lambda point: point.waited_s, unit="s", is_brief=True),
+        Column("max_rss_bytes", "Memory", lambda point: point.max_rss_bytes, unit="bytes", is_brief=True),
+        Column("energy_j", "Energy", lambda point: point.energy_j, lambda point: _energy_text(point.energy_j)),
+        Column("node_sets", "Node sets", lambda point: point.node_sets, is_brief=True),
+        Column("most_leaf_switches", "Switches", lambda point: point.most_switches, is_brief=True),
+    )
+    return Sheet(
+        name="cost-points",
+        title="What a result cost",
+        columns=telling(columns, found.points, keep=("queue_wait_s",)),
+        rows=found.points,
+        in_terminal=True,
+        caption="Each: node-hours for a run with figures. Wait: median over jobs. Switches: leaf switches a run spans.",
+    )
+
+
+def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
+    columns: tuple[Column[RunCost], ...] = (
+        Column("run_id", "Run", lambda run: run.run_id),
+        Column("state", "State", lambda run: run.state),
+        Column("job_id", "Job", lambda run: run.job_id),
+        Column("job_state", "Job's state", lambda run: run.job_state),
+        Column("exit_code", "Exit", lambda run: run.exit_code),
+        Column("source", "", lambda run: run.source),
+        Column("queue_wait_s", "Wait", lambda run: run.waited_s, unit="s"),
+        Column("elapsed_s", "Elapsed", lambda run: run.elapsed_s, unit="s"),
+        Column("node_hours", "Node-hours", lambda run: run.node_hours, lambda run: _hours(run.node_hours)),
+        Column("max_rss_bytes", "Memory", lambda run: run.max_rss_bytes, unit="bytes"),
+        Column("energy_j", "Energy", lambda run: run.energy_j, lambda run: _energy_text(run.energy_j)),
+        Column("node_list", "Nodes", lambda run: run.node_list, limit=80),
+        Column("leaf_switches", "Switches", lambda run: ",".join(run.switches), limit=80),
+        Column("not_measured", "", lambda run: "; ".join(run.not_measured)),
+    )
+    return Sheet(
+        name="cost-runs",
+        title="Run by run",
+        columns=telling(columns, found.runs),
+        rows=found.runs,
+        is_sortable=True,
+        is_folded=True,
+        max_rows=MAX_LISTED,
+    )

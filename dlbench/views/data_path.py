@@ -1,0 +1,473 @@
+"""The view `data-path`: how long ranks wait for their samples, and what is known of reading."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from dlbench.errors import IncompleteDataError
+from dlbench.reading import scaling
+from dlbench.reading.attribution import about_means
+from dlbench.reading.comparability import averaged_id_without
+from dlbench.reading.measures import PARTS
+from dlbench.reading.samples.node_samples import node_stages, nodes_of
+from dlbench.reading.samples.readings import MAX_NODES_OF_LARGE_RUN, MachineReading, machine_readings
+from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import PART_COLOURS, WIDE
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, runs_text, value_text
+from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.pairing import KnownKey, RunKey
+from dlbench.units import format_bytes
+from dlbench.views.columns import telling
+from dlbench.views.model import Group
+from dlbench.views.reading import complement, storage_share
+from dlbench.views.view import GroupSource, GroupView, place_columns
+
+STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
+SHUFFLE_KEYS = ("shuffle", "partition")
+
+
+def alike(groups: Sequence[scaling.Group], keys: Collection[str]) -> list[list[scaling.Group]]:
+    """Groups of real data that differ in nothing but some keys of `data`, in sets of two or more, in their order."""
+    found: dict[str, list[scaling.Group]] = {}
+    for group in groups:
+        if not group.sample.plan.workload.data.is_synthetic:
+            found.setdefault(averaged_id_without(group.sample, keys), []).append(group)
+    return [members for members in found.values() if len(members) > 1]
+
+
+def epoch_samples(run: Run) -> int | None:
+    """Samples of an epoch over all ranks; None where the record names no size of the data set."""
+    data = {} if run.record is None else run.record.data
+    size, dropped = data.get("num_samples"), data.get("dropped_per_epoch")
+    if not isinstance(size, int) or size <= 0:
+        return None
+    return max(1, size - dropped) if isinstance(dropped, int) else size
+
+
+def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
+    """Seconds that an epoch takes at the measured rate of each run, by series and repeat.
+
+    Runs of one series and repeat ran beside each other, whatever the group.
+    """
+    rates = table.figures.set_index("run_id")["throughput"]
+    found: dict[RunKey, float] = {}
+    for run_id in point.run_ids:
+        run = table.runs[run_id]
+        samples = epoch_samples(run)
+        if samples is not None:
+            place = run.plan.series
+            key = KnownKey.of(f"{run.plan.created} {place.id}", place.repeat, table.sessions[run_id])
+            found[key] = samples / float(rates[run_id])
+    return found
+
+
+def _facts(group: scaling.Group, middle: Sequence[Run], temperature: str) -> Iterator[tuple[str, str]]:
+    """Titles and texts, in order; of the run in the middle of each point, by rank count."""
+    last = middle[-1]
+    records = [run.record for run in group.runs if run.record is not None]
+    yield "Readers", _readers(last)
+    yield "Cold or warm", temperature
+    yield "Order", _order(last)
+    yield "Coverage", _coverage(last)
+    checks = (check for record in records for check in record.checks if check.name == "equal work")
+    yield "Equal work", "; ".join(dict.fromkeys(check.detail for check in checks)) or "not checked"
+    counts = [sum(rank.bad_sample_count for rank in record.ranks) for record in records]
+    if any(counts):
+        some = f"{sum(count > 0 for count in counts)} of {len(counts)} runs had some"
+        yield "Unreadable samples", f"up to {max(counts):,} in a run, left out (data.on_bad_sample skip); {some}"
+    yield "Staging", _staging(middle)
+
+
+def _readers(run: Run) -> str:
+    data = run.plan.workload.data
+    if data.is_synthetic:
+        return "none: batches are made once and used again" + ", on the device" * (data.synthetic_on == "device")
+    found = None if run.record is None else run.record.reading
+    workers = data.loader_workers if found is None else found.loader_workers
+    asked = f"data.loader_workers {data.loader_workers}"
+    recorded = dict(run.record.data) if run.record is not None else {}
+    decoder = f"; decoder {recorded['decoder']}" if "decoder" in recorded else ""
+    if not workers:
+        return f"the training process itself reads ({asked}){decoder}"
+    ahead = "" if found is None else f", each {found.prefetch_batches} batches ahead"
+    return f"{workers} reader processes per rank{ahead} ({asked}){decoder}"
+
+
+def _order(run: Run) -> str:
+    data, seed = run.plan.workload.data, run.plan.workload.train.seed
+    if data.is_synthetic:
+        return "a pool of batches in turn; no shuffling"
+    if data.shuffle == "global":
+        how = f"global shuffling: one permutation of the whole data set per epoch, seed {seed}"
+    else:
+        first = "drawn from the whole data set" if data.partition == "shuffled" else "its part in the order of storage"
+        how = f"{data.shuffle} shuffling: each rank permutes the samples that it holds ({first}), seed {seed}"
+        if data.shuffle != "local":
+            how += f", of which {percent(data.exchanged_share)} are exchanged per epoch"
+    audit = None if run.record is None else run.record.shuffle
+    if audit is None:
+        return f"{how}; not audited"
+    wrong = sum(one.twice + one.never for one in audit.epochs)
+    return f"{how}; audit: " + (f"{wrong:,} samples read twice or never" if wrong else "no sample twice, none missed")
+
+
+def _coverage(run: Run) -> str:
+    assert run.record is not None
+    data = run.record.data
+    seen = run.record.steps * run.plan.global_batch
+    size = data.get("num_samples")
+    if run.plan.workload.data.is_synthetic:
+        pool = f" of {size:,} samples" if isinstance(size, int) else ""
+        return f"a pool{pool} per rank, used again and again"
+    if not isinstance(size, int) or size <= 0:
+        return "unknown: the record names no size of the data set"
+    text = f"{seen:,} samples of a set of {size:,} ({number_text(seen / size, 'epochs')} epochs), warm-up included"
+    dropped = data.get("dropped_per_epoch")
+    if isinstance(dropped, int) and dropped:
+        text += f"; {dropped:,} per epoch left out because they fill no batch"
+    return text
+
+
+def _staging(middle: Sequence[Run]) -> str:
+    """Of the run in the middle of each point: its record, else spans, which unsampled nodes hold, too."""
+    data = middle[0].plan.workload.data
+    if data.is_synthetic:
+        return "no file is read"
+    told = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
+    if told:
+        if data.staging == "lazy":
+            return f"samples were kept on the node ({data.staging_tier}) when they were first read"
+        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(told), 's')} until all nodes were ready"
+    if data.staging != "none":
+        return f"{data.staging} to {data.staging_tier} was asked for; the runs do not say what it took"
+    found = [seconds for run in middle if (seconds := _staged_s(run)) is not None]
+    if not found:
+        return "none asked for (data.staging none): ranks read the data source where it lies"
+    whose = f"by the spans of {runs_text(len(found))}, the middle one of each rank count"
+    if not max(found):
+        return f"not done by these runs: ranks read the data source where it lies ({whose})"
+    return f"up to {number_text(max(found), 's')} on a node ({whose})"
+
+
+def _staged_s(run: Run) -> float | None:
+    """Seconds of staging on the node with most of it; None where no node that is looked at has spans."""
+    found = []
+    for node in _spread(nodes_of(run), MAX_NODES_OF_LARGE_RUN):
+        try:
+            stages = node_stages(run, node)
+        except IncompleteDataError:
+            # Damage is reported by the views of telemetry and steps.
+            continue
+        if stages.has_spans:
+            found.append(sum(end - begin for stage, begin, end in stages.pieces if stage == "staging") / 1e9)
+    return max(found, default=None)
+
+
+def _spread(items: Sequence[int], most: int) -> list[int]:
+    """At most `most` items, evenly spread, the first among them."""
+    return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)
+
+
+STALL_SHARE = 0.1
+"""A step whose input wait is a larger share of it is a stall."""
+MAX_RANKS = 16
+"""Ranks of a run whose single steps are looked at, evenly spread."""
+MAX_POINTS = 100
+"""Points of a table whose single steps are looked at: those with most ranks."""
+
+AT_REST = 1e6
+"""Bytes per second of all disks together below which nothing worth words was read from them."""
+
+_FORMATS = {
+    "images": "JPEG images",
+    "jpeg-tree": "JPEG images",
+    "text": "text",
+    "density": "density volumes",
+    "hdf5-density": "density volumes",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPoint:
+    """Input at one rank count."""
+
+    ranks: int
+    nodes: int
+    wait: Estimate
+    """Mean wait for input, seconds per step; as the parts of a step."""
+    copy: Estimate
+    """Host-to-device copy, likewise."""
+    wait_share: Estimate
+    """Wait over step (fraction)."""
+    utilisation: Estimate
+    """1 - wait_share: accelerator utilisation as MLPerf Storage has it."""
+    stalled: float | None
+    """Share of steps that wait for more than `STALL_SHARE` of their time (1), in the run in the middle; None: not
+    looked at."""
+    longest_wait_s: float | None
+    stall_steps: int
+    """Steps of ranks that were looked at."""
+    stall_ranks: int
+    disk_bytes_per_s: float | None
+    """Read from the disks of all its nodes in the measured window; None where no sample holds it."""
+    page_cache_bytes: float | None
+    """Per node, mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPath:
+    """Where samples come from and how long the ranks wait for them."""
+
+    source: str
+    format: str
+    is_synthetic: bool
+    points: tuple[DataPoint, ...]
+    facts: tuple[tuple[str, str], ...]
+    """What is known of reading, order, coverage and staging: title and text."""
+    verdict: str
+    notes: tuple[str, ...]
+
+
+def data_path(group: scaling.Group, table: RunTable) -> DataPath:
+    """Where samples come from and how long ranks wait for them, by rank count."""
+    readings = machine_readings(table)
+    looked_at = set(list(readings.middle)[:MAX_POINTS])
+    middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
+    middle_runs = list(middle.values())
+    points = tuple(
+        _point(point, table, run, readings.by_run.get(run.plan.run_id), is_looked_at=key in looked_at)
+        for point, (key, run) in zip(group.points, middle.items(), strict=True)
+    )
+    data = group.sample.plan.workload.data
+    return DataPath(
+        source=data.source,
+        format=_FORMATS.get(data.format, data.format),
+        is_synthetic=data.is_synthetic,
+        points=points,
+        facts=tuple(_facts(group, middle_runs, _temperature(points, middle_runs))),
+        verdict=_verdict(points, is_synthetic=data.is_synthetic),
+        notes=(),
+    )
+
+
+def _point(
+    point: Point, table: RunTable, middle: Run, reading: MachineReading | None, *, is_looked_at: bool
+) -> DataPoint:
+    rows = table.parts.loc[list(point.run_ids)][list(PARTS)]
+    keys = [table.keys[run_id] for run_id in point.run_ids]
+    share = mean_estimate(dict(zip(keys, (rows["input"] / rows.sum(axis=1)).tolist(), strict=True)), "fraction")
+    runs = about_means([{name: float(row[name]) for name in PARTS} for _, row in rows.iterrows()])
+    wait, copy = ({key: run[name] for key, run in zip(keys, runs, strict=True)} for name in ("input", "h2d"))
+    stalled, longest_s, num_steps, num_ranks = _stalls(middle) if is_looked_at else (None, None, 0, 0)
+    fields = [item for node in (reading.nodes if reading else ()) for item in node.fields.items()]
+    disks = [summary.mean for name, summary in fields if re.fullmatch(r"host\.disk\..+\.read_bytes", name)]
+    cached = [summary.mean for name, summary in fields if name == "host.page_cache_bytes"]
+    return DataPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        wait=mean_estimate(wait, "s"),
+        copy=mean_estimate(copy, "s"),
+        wait_share=share,
+        utilisation=complement(share),
+        stalled=stalled,
+        longest_wait_s=longest_s,
+        stall_steps=num_steps,
+        stall_ranks=num_ranks,
+        disk_bytes_per_s=sum(disks) if disks and reading and not reading.left_out else None,
+        page_cache_bytes=sum(cached) / len(cached) if cached else None,
+    )
+
+
+def _stalls(run: Run) -> tuple[float | None, float | None, int, int]:
+    """Share of the steps of a run that stall, its longest wait in seconds, and of how many steps of how many ranks."""
+    import numpy as np
+
+    waits, steps = [], []
+    chosen = _spread(range(run.plan.layout.ranks), MAX_RANKS)
+    for rank in chosen:
+        try:
+            measured = read_steps(run.folder.steps(rank)).measured
+        except IncompleteDataError:
+            return None, None, 0, 0
+        waits.append(measured["input_ns"].astype(np.float64))
+        steps.append(measured["step_ns"].astype(np.float64))
+    wait, step = np.concatenate(waits), np.concatenate(steps)
+    return float((wait > STALL_SHARE * step).mean()), float(wait.max()) / 1e9, len(step), len(chosen)
+
+
+def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
+    worst = max(points, key=lambda point: point.wait_share.value)
+    largest = ", the largest" if len(points) > 1 else ""
+    text = (
+        f"mean input wait {value_text(worst.wait_share)} of the step ({place_text(worst.ranks, worst.nodes)}{largest})"
+    )
+    if is_synthetic:
+        return f"synthetic data, no storage involved; {text}"
+    stalled = max((point.stalled for point in points if point.stalled is not None), default=0.0)
+    return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
+
+
+def _temperature(points: tuple[DataPoint, ...], middle: Sequence[Run]) -> str:
+    """From what the kernel counted for the readers; without that, from the disks."""
+    if middle[-1].plan.workload.data.is_synthetic:
+        return "no file is read"
+    found = None if middle[-1].record is None else middle[-1].record.reading
+    share = None if found is None else storage_share(found.epochs)
+    if share is not None:
+        return f"{percent(min(1.0, share))} of the bytes read came from storage, the rest from the page cache"
+    known = [(point.disk_bytes_per_s, point) for point in points if point.disk_bytes_per_s is not None]
+    if not known:
+        return "unknown: no sample holds what disks read (needs watch.sampler, and disks that the kernel counts)"
+    rate, point = max(known, key=lambda item: item[0])
+    cache = f"; page cache {format_bytes(point.page_cache_bytes)} per node" if point.page_cache_bytes else ""
+    where = place_text(point.ranks, point.nodes)
+    if rate < AT_REST:
+        return (
+            f"warm, or over the network: local disks read less than {format_bytes(AT_REST)}/s in the measured "
+            f"steps{cache}"
+        )
+    return f"cold at least in part: local disks read {format_bytes(rate)}/s in the measured steps at {where}{cache}"
+
+
+STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
+UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
+
+
+def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:
+    """Without a GPU there is no copy worth a column and no accelerator."""
+    columns: tuple[Column[DataPoint], ...] = (
+        *place_columns(),
+        Column("input_wait_s", "Input wait per step", lambda point: point.wait, has_interval=True, is_brief=True),
+        Column("input_wait_share", "Share of the step", lambda point: point.wait_share, has_interval=True),
+        Column(
+            "copy_s", "Copy to the device" if on_gpu else "", lambda point: point.copy, has_interval=True, is_brief=True
+        ),
+        Column(
+            "accelerator_utilisation",
+            "Accelerator utilisation" if on_gpu else "",
+            lambda point: point.utilisation,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("runs", "", lambda point: point.wait.n),
+        Column("stalled_share", "Steps that stall", lambda point: point.stalled, _stalled),
+        Column("stall_steps", "", lambda point: point.stall_steps),
+        Column("longest_wait_s", "Longest wait", lambda point: point.longest_wait_s, unit="s"),
+        Column("disk_read_bytes_per_s", "Disks read", lambda point: point.disk_bytes_per_s, _disks),
+        Column("page_cache_bytes", "", lambda point: point.page_cache_bytes),
+    )
+    return Sheet(
+        name="data-path",
+        title="Input by rank count",
+        columns=telling(columns, points),
+        rows=points,
+        caption=" ".join([STALLS_CAPTION] * any(point.stalled for point in points) + [UTILISATION_CAPTION] * on_gpu),
+        is_drawn=True,
+    )
+
+
+def _stalled(point: DataPoint) -> Cell:
+    if point.stalled is None:
+        return Cell("not looked at")
+    return Cell(f"{percent(point.stalled)} of {point.stall_steps:,}", number=point.stalled)
+
+
+def _disks(point: DataPoint) -> Cell:
+    rate = point.disk_bytes_per_s
+    return Cell("unknown") if rate is None else Cell(f"{format_bytes(rate)}/s", number=rate)
+
+
+def _charts(group: Group, found: DataPath) -> list[Chart]:
+    """Input wait, and on GPUs the copy, as shares of the step; none where ranks never wait."""
+    import altair as alt
+
+    steps = {(point.ranks, point.nodes): point.mean_step.value for point in group.points}
+    rows: Rows = [
+        {
+            "place": place_text(point.ranks, point.nodes),
+            "part": PART_TITLES[part],
+            "order": number,
+            "share": figure.value / steps[point.ranks, point.nodes],
+            "shown": figure_text(figure),
+        }
+        for point in found.points
+        for number, (part, figure) in enumerate((("input", point.wait), ("h2d", point.copy)))
+        if figure.value > 0 and (part == "input" or group.on_gpu)
+    ]
+    if not rows:
+        return []
+    places = [place_text(point.ranks, point.nodes) for point in found.points]
+    present = [part for part in ("input", "h2d") if any(row["part"] == PART_TITLES[part] for row in rows)]
+    colour = alt.Color("part:N", title=None).scale(
+        domain=[PART_TITLES[part] for part in present], range=[PART_COLOURS[part] for part in present]
+    )
+    bars = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_bar(height={"band": 0.72})
+        .encode(
+            y=alt.Y("place:N", title=None, sort=places),
+            x=alt.X("share:Q", title="share of the mean step").stack("zero").axis(format="~%", tickCount=5),
+            color=colour.legend(orient="bottom", columns=2),
+            order="order:Q",
+            tooltip=[
+                alt.Tooltip("place:N", title="at"),
+                alt.Tooltip("part:N", title="part"),
+                alt.Tooltip("shown:N", title="per step"),
+                alt.Tooltip("share:Q", title="of the step", format=".1%"),
+            ],
+        )
+    )
+    words = "; ".join(
+        f"{place}: {figure_text(point.wait)}, {figure_text(point.wait_share)} of the step"
+        for place, point in zip(places, found.points, strict=True)
+    )
+    return [
+        finish(
+            alt.layer(bars),
+            group,
+            name="data-path",
+            title="Waiting for samples",
+            alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
+            table=_input_sheet(found.points, on_gpu=group.on_gpu).people(),
+            size=(WIDE - 60, max(60, 34 * len(places))),
+        )
+    ]
+
+
+class DataPathView(GroupView):
+    """From the data source to the device."""
+
+    id = "data-path"
+    title = "Data path"
+    key = "data_path"
+
+    def numbers(self, source: GroupSource) -> DataPath:
+        return data_path(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        found = group.of(DataPath)
+        if found is None:
+            return None
+        columns: tuple[Column[tuple[str, str]], ...] = (
+            Column("what", "What", operator.itemgetter(0)),
+            Column("known", "Known", operator.itemgetter(1)),
+        )
+        title = "Reading, order, coverage, staging"
+        facts = Sheet(name="data-facts", title=title, columns=columns, rows=found.facts, is_folded=True)
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=found.verdict,
+            words=found.notes,
+            charts=lambda: _charts(group, found),
+            sheets=(_input_sheet(found.points, on_gpu=group.on_gpu), facts),
+        )

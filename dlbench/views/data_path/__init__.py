@@ -1,1 +1,0 @@
-"""Data path: a subject of the scaling report."""

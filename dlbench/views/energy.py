@@ -1,0 +1,598 @@
+"""The view `energy`: joules per sample and by stage, GPUs and processors apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dlbench.errors import IncompleteDataError
+from dlbench.reading import scaling
+from dlbench.reading.samples.energy import RunEnergy
+from dlbench.reading.samples.energy_sources import KINDS, Kind, SourceEnergy
+from dlbench.reading.samples.integral import Amount
+from dlbench.reading.samples.node_samples import STAGES
+from dlbench.reading.samples.readings import MachineReadings, machine_readings
+from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE, si_label
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Pivot, Sheet, Value, times_cell
+from dlbench.report.wording import basis_text, figure_text, percent, place_text, value_text
+from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate, typical_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.units import format_number
+from dlbench.views.model import Group
+from dlbench.views.telemetry.view import not_sampled
+from dlbench.views.view import GroupSource, GroupView, place_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindEnergy:
+    """GPUs, or processors, at one rank count, over the runs whose samples hold them.
+
+    Energy per sample is a geometric mean, of which the efficiency is a ratio; the others are medians.
+    """
+
+    kind: Kind
+    energy_per_sample: Estimate | None
+    """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
+    samples_per_joule: Estimate | None
+    """Its reciprocal."""
+    efficiency: Estimate | None
+    """Energy per sample of the baseline over that of this point (ratio); None where one of them is not known."""
+    mean_power: Estimate | None
+    """Of the measured window, all sources of all nodes together, watts."""
+    whole: Estimate
+    """Joules from the start of the processes to their end, of what was sampled."""
+    stages: tuple[tuple[str, Estimate], ...]
+    """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
+    num_sources: tuple[int, ...]
+    """GPUs or processor packages per run, each number once."""
+    methods: tuple[str, ...]
+    """How the energy is known, each way once."""
+    sampled_share: float
+    """Sampled share of the measured window (1), of the run with the least."""
+
+    @property
+    def stages_j(self) -> float:
+        """Joules of all stages together."""
+        return sum(joules.value for _, joules in self.stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyPoint:
+    """One rank count, over the runs whose samples were read."""
+
+    ranks: int
+    nodes: int
+    kinds: tuple[KindEnergy, ...]
+    why: tuple[tuple[Kind, str], ...]
+    """Why runs have no figure of a kind, each reason once; a kind may be here and in `kinds`."""
+    doubts: tuple[str, ...]
+    num_unread: int
+    """Runs whose samples were not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Energy of a group of runs."""
+
+    points: tuple[EnergyPoint, ...]
+    notes: tuple[str, ...]
+    """What a reader must know, and what is damaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCheck:
+    """Slurm's account of a job beside the samples of its run."""
+
+    run_id: str
+    slurm_j: float
+    """ConsumedEnergyRaw of the whole job."""
+    sampled_j: float | None
+    """Of the whole run; None where nothing was sampled."""
+    sampled_kinds: tuple[Kind, ...]
+    """Of what."""
+    ratio: float | None
+    """slurm_j / sampled_j."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailedEnergy(Energy):
+    """Energy over all runs, with what it is made of."""
+
+    runs: tuple[RunEnergy, ...]
+    slurm: tuple[SlurmCheck, ...]
+    """Of the runs whose jobs Slurm counted; empty where it was not asked."""
+    damaged: tuple[str, ...]
+    """Runs whose samples could not be read, one line each."""
+
+
+def _measured(group: scaling.Group, table: RunTable) -> Energy | None:
+    """The energy of each rank count of which a run was read whole; None where none has a figure."""
+    points, energies, damaged = _energy(group, table, machine_readings(table))
+    return Energy(points=points, notes=_notes(energies, damaged)) if any(point.kinds for point in points) else None
+
+
+def detailed_energy(group: scaling.Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
+    """The same over all runs; rank counts without a figure are there, too, with the reason. `slurm`: joules by run."""
+    points, energies, damaged = _energy(group, table, machine_readings(table, None))
+    return DetailedEnergy(
+        points=points,
+        notes=_notes(energies, damaged),
+        runs=tuple(energies),
+        slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
+        damaged=tuple(damaged),
+    )
+
+
+def _energy(
+    group: scaling.Group, table: RunTable, readings: MachineReadings
+) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
+    """Points, the runs behind them, and what is damaged."""
+    keys = table.keys
+    runs = {run.plan.run_id: run for run in group.runs}
+    points: list[EnergyPoint] = []
+    every: list[RunEnergy] = []
+    damaged: list[str] = []
+    reference: Mapping[Kind, Mapping[RunKey, float]] = {}
+    for point in group.points:
+        read = [runs[run_id] for run_id in point.run_ids if readings.has_energy(runs[run_id])]
+        energies: list[RunEnergy] = []
+        for run in read:
+            try:
+                energies.append(readings.energy_of(run))
+            except IncompleteDataError as error:
+                damaged.append(str(error))
+        if read:
+            by_key = {keys[one.run_id]: one for one in energies}
+            per_sample = {kind: {key: one.energy_per_sample_j(kind) for key, one in by_key.items()} for kind in KINDS}
+            own = {kind: {k: joules for k, joules in found.items() if joules} for kind, found in per_sample.items()}
+            if point is group.baseline:
+                reference = own
+            # Of the kinds that have joules per sample on both sides.
+            known = [kind for kind in KINDS if own[kind] and reference.get(kind)]
+            efficiency = {kind: ratio_estimate(reference[kind], own[kind]) for kind in known}
+            if point is group.baseline:
+                efficiency = {kind: by_definition(1.0, len(own[kind])) for kind in known}
+            points.append(_point(point, by_key, efficiency, num_unread=len(point.run_ids) - len(read)))
+        every += energies
+    return tuple(points), every, list(dict.fromkeys(damaged))
+
+
+def _notes(energies: Iterable[RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
+    notes = [text for energy in energies for text in energy.notes]
+    return tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)]))
+
+
+def _point(
+    point: Point, by_key: Mapping[RunKey, RunEnergy], efficiency: Mapping[Kind, Estimate], *, num_unread: int
+) -> EnergyPoint:
+    energies = by_key.values()
+    kinds = (_kind(kind, {k: one for k, one in by_key.items() if one.of(kind)}, efficiency.get(kind)) for kind in KINDS)
+    why = ((kind, energy.why[kind]) for kind in KINDS for energy in energies if kind in energy.why)
+    return EnergyPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        kinds=tuple(kind for kind in kinds if kind is not None),
+        why=tuple(dict.fromkeys(why)),
+        doubts=tuple(dict.fromkeys(text for energy in energies for text in energy.doubts)),
+        num_unread=num_unread,
+    )
+
+
+def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate | None) -> KindEnergy | None:
+    if not by_key:
+        return None
+
+    def known(value: Callable[[RunEnergy], float | None]) -> dict[RunKey, float]:
+        return {key: found for key, energy in by_key.items() if (found := value(energy)) is not None}
+
+    def joules(*stages: str) -> Estimate | None:
+        found = known(lambda energy: stage.joules if (stage := energy.stage(kind, *stages)) else None)
+        return median_estimate(found, "J") if found else None
+
+    energies = by_key.values()
+    by_sample = known(lambda energy: energy.energy_per_sample_j(kind))
+    each = typical_estimate(by_sample, "J") if by_sample else None
+    powers = known(lambda energy: stage.mean_power_w if (stage := energy.stage(kind, "measured")) else None)
+    measured = [energy.stage(kind, "measured") for energy in energies]
+    stages = ((stage, joules(stage)) for stage in STAGES)
+    whole = joules()
+    assert whole is not None
+    return KindEnergy(
+        kind=kind,
+        energy_per_sample=each,
+        # An end of 0 has no reciprocal.
+        samples_per_joule=replace(each, low=each.low or None).inverted("samples/J") if each and each.value else None,
+        efficiency=efficiency,
+        mean_power=median_estimate(powers, "W") if powers else None,
+        whole=whole,
+        stages=tuple((stage, joules) for stage, joules in stages if joules is not None),
+        num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
+        methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
+        sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
+    )
+
+
+def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
+    sampled = {kind: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
+    total = sum(sampled.values())
+    return SlurmCheck(
+        run_id=energy.run_id,
+        slurm_j=slurm_j,
+        sampled_j=total if sampled else None,
+        sampled_kinds=tuple(sampled),
+        ratio=slurm_j / total if total else None,
+    )
+
+
+NOT_MEASURED = "not measured"
+
+CAPTION = "GPUs and processors are never added: processors are those of whole nodes."
+SLURM_CAPTION = "Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end."
+
+
+@dataclass(frozen=True)
+class _Row:
+    """GPUs, or processors, at one rank count."""
+
+    point: EnergyPoint
+    kind: Kind
+    energy: KindEnergy | None
+    """None where it was not measured."""
+
+
+def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
+    """Energy per sample; for people with a line for each kind that was not measured, and why."""
+    # A kind that no rank count measured is one line.
+    measured = {energy.kind for point in points for energy in point.kinds}
+    rows: list[_Row] = []
+    for point in points:
+        rows += [_Row(point, one.kind, one) for one in point.kinds]
+        left = [kind for kind in KINDS if kind not in {one.kind for one in point.kinds}]
+        rows += [_Row(point, kind, None) for kind in left if kind in measured or point is points[0]]
+    columns: tuple[Column[_Row], ...] = (
+        Column(
+            "",
+            "Energy of",
+            lambda row: f"{row.kind}, {place_of(row.point)}" if row.kind in measured else row.kind,
+            is_brief=True,
+        ),
+        Column("ranks", "", lambda row: row.point.ranks),
+        Column("nodes", "", lambda row: row.point.nodes),
+        Column("kind", "", lambda row: row.kind),
+        Column(
+            "energy_per_sample_j",
+            "J per sample",
+            _of(lambda energy: energy.energy_per_sample),
+            _joules_cell,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("samples_per_joule", "Samples per J", _of(lambda energy: energy.samples_per_joule), has_interval=True),
+        Column(
+            "energy_efficiency",
+            "Efficiency",
+            _of(lambda energy: energy.efficiency),
+            lambda row: times_cell(None if row.energy is None else row.energy.efficiency),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("mean_power_w", "Mean power, W", _of(lambda energy: energy.mean_power), has_interval=True),
+        Column("runs", "", _of(lambda energy: energy.whole.n)),
+        Column("sources", "Sources", _of(lambda energy: " or ".join(map(str, energy.num_sources)))),
+        Column("methods", "Method", _of(lambda energy: "; ".join(energy.methods)), _method),
+        Column("sampled_share", "Sampled", _of(lambda energy: energy.sampled_share), unit="fraction", is_brief=True),
+    )
+    return Sheet(
+        name="energy",
+        title="Energy per sample",
+        columns=columns,
+        rows=rows,
+        caption=CAPTION,
+        is_data=lambda row: row.energy is not None,
+        in_terminal=True,
+    )
+
+
+def _of(value: Callable[[KindEnergy], Value]) -> Callable[[_Row], Value]:
+    """A value of what was measured."""
+    return lambda row: None if row.energy is None else value(row.energy)
+
+
+def _joules_cell(row: _Row) -> Estimate | Cell:
+    if row.energy is None:
+        return Cell(NOT_MEASURED)
+    return row.energy.energy_per_sample or Cell("too little sampled")
+
+
+def _method(row: _Row) -> str:
+    """How the energy is known, or why it is not."""
+    if row.energy is not None:
+        return "; ".join(row.energy.methods)
+    return "; ".join(reason for kind, reason in row.point.why if kind == row.kind) or "no sample holds it"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage, or the whole, of one kind at one rank count."""
+
+    point: EnergyPoint
+    kind: Kind
+    stage: str
+    """Empty for the whole run."""
+    joules: Estimate
+
+
+def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
+    """Joules by stage; for people a column for each stage, and the whole run as the last."""
+    columns: tuple[Column[_Stage], ...] = (
+        Column("ranks", "", lambda row: row.point.ranks),
+        Column("nodes", "", lambda row: row.point.nodes),
+        Column("kind", "", lambda row: row.kind),
+        Column("stage", "", lambda row: row.stage),
+        Column("joules", "", lambda row: row.joules, has_interval=True),
+        Column("runs", "", lambda row: row.joules.n),
+    )
+    kinds = [(point, kind) for point in points for kind in point.kinds]
+    stages = [_Stage(point, kind.kind, stage, joules) for point, kind in kinds for stage, joules in kind.stages]
+    return Sheet(
+        name="energy-stages",
+        title="Energy by stage",
+        columns=columns,
+        rows=[*stages, *(_Stage(point, kind.kind, "", kind.whole) for point, kind in kinds)],
+        pivot=Pivot(
+            corner="Energy of",
+            down=lambda row: f"{row.kind}, {place_of(row.point)}",
+            across=lambda row: f"{row.stage or 'whole run'}, J",
+            cell=lambda row: row.joules,
+        ),
+        is_data=lambda row: row.stage != "",
+        is_drawn=True,
+    )
+
+
+def _slurm_sheet(checks: Sequence[SlurmCheck]) -> Sheet[SlurmCheck]:
+    columns: tuple[Column[SlurmCheck], ...] = (
+        Column("run_id", "Run", lambda check: check.run_id),
+        Column("slurm_j", "Slurm, J", lambda check: check.slurm_j, unit="J"),
+        Column("sampled_j", "Sampled, J", lambda check: check.sampled_j, unit="J"),
+        Column("sampled_kinds", "Of", lambda check: " and ".join(check.sampled_kinds) or None),
+        Column("slurm_over_sampled", "Ratio", lambda check: check.ratio, unit="ratio"),
+    )
+    return Sheet(
+        name="energy-slurm",
+        title="Slurm's account beside the samples",
+        columns=columns,
+        rows=checks,
+        caption=SLURM_CAPTION,
+    )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One stage of one source in one run."""
+
+    run_id: str
+    source: SourceEnergy
+    stage: str
+    amount: Amount
+
+
+def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[_Source]:
+    """Every GPU and processor package of every run, stage by stage; for programs only."""
+    columns: tuple[Column[_Source], ...] = (
+        Column("run_id", "", lambda row: row.run_id),
+        Column("node", "", lambda row: row.source.node_rank),
+        Column("host", "", lambda row: row.source.host),
+        Column("source", "", lambda row: row.source.name),
+        Column("kind", "", lambda row: row.source.kind),
+        Column("method", "", lambda row: row.source.method),
+        Column("counter_over_power", "", lambda row: row.source.counter_over_power),
+        Column("samples_in_window", "", lambda row: row.source.samples_in_window),
+        Column("stage", "", lambda row: row.stage),
+        Column("joules", "", lambda row: row.amount.value),
+        Column("seconds", "", lambda row: row.amount.length_ns / 1e9),
+        Column("sampled_share", "", lambda row: row.amount.coverage),
+    )
+    return Sheet(
+        name="energy-sources",
+        title="Energy of each source",
+        columns=columns,
+        rows=[
+            _Source(run.run_id, source, stage, amount)
+            for run in runs
+            for source in run.sources
+            for stage, amount in source.stages.items()
+        ],
+        is_shown=lambda row: False,
+    )
+
+
+KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
+_STAGE_COLOURS = {**STAGE_COLOURS, "idle": "#d8dee4"}
+
+
+def _kinds_by_place(found: Energy) -> list[tuple[str, int, KindEnergy]]:
+    return [(place_text(point.ranks, point.nodes), point.ranks, kind) for point in found.points for kind in point.kinds]
+
+
+def _joules_chart(group: Group, found: Energy) -> Chart | None:
+    import altair as alt
+
+    rows: Rows = [
+        {
+            "ranks": ranks,
+            "place": place,
+            "kind": kind.kind,
+            "value": figure.value,
+            "low": figure.low,
+            "high": figure.high,
+            "shown": figure_text(figure),
+            "basis": basis_text(figure),
+        }
+        for place, ranks, kind in _kinds_by_place(found)
+        if (figure := kind.energy_per_sample) is not None
+    ]
+    if not rows or len(found.points) == 1:
+        return None
+    words = "; ".join(f"{row['place']}: {row['kind']} {row['shown']} J" for row in rows)
+    present = [kind for kind in KIND_COLOURS if any(row["kind"] == kind for row in rows)]
+    counts = sorted({row["ranks"] for row in rows})
+    x = alt.X("ranks:Q", title="ranks").scale(
+        type="log", base=2, domain=[counts[0] / 1.2, counts[-1] * 1.2], nice=False
+    )
+    colour = alt.Color("kind:N", title=None).scale(domain=present, range=[KIND_COLOURS[kind] for kind in present])
+    tooltip = [
+        alt.Tooltip("place:N", title="at"),
+        alt.Tooltip("kind:N", title="of"),
+        alt.Tooltip("shown:N", title="J per sample"),
+        alt.Tooltip("basis:N", title="interval"),
+    ]
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=x.axis(values=counts, grid=False, format="d"), color=colour.legend(orient="bottom", columns=2)
+    )
+    y = alt.Y("value:Q", title="J per sample").scale(domainMin=0, nice=True).axis(tickCount=5, labelExpr=si_label("J"))
+    layers: list[Any] = [base.mark_line(strokeWidth=2).encode(y=y)]
+    if any(row["low"] is not None for row in rows):
+        layers.append(base.mark_rule(strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q"))
+    layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(y=alt.Y("value:Q"), tooltip=tooltip))
+    return finish(
+        alt.layer(*layers),
+        group,
+        name="energy",
+        title="Energy per sample",
+        alt=f"Joules per sample over ranks, in the measured window. {words}.",
+        table=_energy_sheet(found.points).people(brief=True),
+        size=(NARROW, HEIGHT),
+    )
+
+
+def _stages_chart(group: Group, found: Energy) -> Chart | None:
+    import altair as alt
+
+    rows: Rows = [
+        {
+            "place": f"{place}, {kind.kind}",
+            "stage": stage,
+            "order": number,
+            "joules": figure.value,
+            "shown": f"{figure_text(figure)} J",
+        }
+        for place, _, kind in _kinds_by_place(found)
+        for number, (stage, figure) in enumerate(kind.stages)
+        if figure.value > 0
+    ]
+    if not rows:
+        return None
+    places = list(dict.fromkeys(row["place"] for row in rows))
+    present = [stage for stage in _STAGE_COLOURS if any(row["stage"] == stage for row in rows)]
+    colour = alt.Color("stage:N", title=None).scale(domain=present, range=[_STAGE_COLOURS[stage] for stage in present])
+    label = si_label("J")
+    bars = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_bar(height={"band": 0.72})
+        .encode(
+            y=alt.Y("place:N", title=None, sort=places).axis(labelLimit=220),
+            x=alt.X("joules:Q", title="energy of a run").stack("zero").axis(tickCount=5, labelExpr=label),
+            color=colour.legend(orient="bottom", columns=3),
+            order="order:Q",
+            tooltip=[
+                alt.Tooltip("place:N", title="at"),
+                alt.Tooltip("stage:N", title="stage"),
+                alt.Tooltip("shown:N", title="energy"),
+            ],
+        )
+    )
+    words = []
+    for place, _, kind in _kinds_by_place(found):
+        measured = dict(kind.stages).get("measured")
+        if measured is not None and kind.stages_j > 0:
+            share = percent(measured.value / kind.stages_j, 0)
+            words.append(f"{place}, {kind.kind}: {format_number(kind.stages_j)} J, {share} of it measured steps")
+    return finish(
+        alt.layer(bars),
+        group,
+        name="energy-stages",
+        title="Energy of a run by stage",
+        alt=f"Joules of a run by stage. {'; '.join(words)}.",
+        table=_stages_sheet(found.points),
+        size=(WIDE - 60, max(60, 30 * len(places))),
+    )
+
+
+MAX_DOUBTS = 6
+"""That a report prints; the diagnosis prints all of them."""
+
+
+class EnergyView(GroupView):
+    """What a sample costs."""
+
+    id = "energy"
+    title = "Energy"
+    key = "energy"
+
+    def numbers(self, source: GroupSource) -> Energy | None:
+        return _measured(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        found = group.of(Energy)
+        if found is None:
+            return None
+        sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
+        if isinstance(found, DetailedEnergy):
+            sheets += [_slurm_sheet(found.slurm), sources_sheet(found.runs)]
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=_headline(found),
+            words=tuple(_words(found)),
+            charts=lambda: [chart for draw in (_joules_chart, _stages_chart) if (chart := draw(group, found))],
+            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+        )
+
+    def remedy(self, group: Group) -> str:
+        if group.views.get("telemetry") is None:
+            return not_sampled(group)
+        return (
+            "neither a GPU's power nor a processor's energy counter could be read; dlbench doctor says what is missing."
+        )
+
+
+class DetailedEnergyView(EnergyView):
+    """The same over the samples of all runs, with every source of every run, and what Slurm counted."""
+
+    def __init__(self, slurm: Mapping[str, float] | None = None) -> None:
+        """The view; `slurm`: joules that Slurm counted for the jobs of runs, by run id."""
+        self.slurm = slurm or {}
+
+    def numbers(self, source: GroupSource) -> DetailedEnergy:
+        return detailed_energy(source.group, source.table, self.slurm)
+
+
+def _headline(found: Energy) -> str:
+    last = found.points[-1]
+    known = [f"{value_text(kind.energy_per_sample)} J of {kind.kind}" for kind in last.kinds if kind.energy_per_sample]
+    return f"{' and '.join(known) or 'too little sampled'} per sample at {place_text(last.ranks, last.nodes)}"
+
+
+def _words(found: Energy) -> Iterator[str]:
+    is_detailed = isinstance(found, DetailedEnergy)
+    for point in found.points if is_detailed else ():
+        for kind in point.kinds:
+            why = "; ".join(reason for name, reason in point.why if name == kind.kind)
+            if why:
+                where = place_text(point.ranks, point.nodes)
+                yield f"At {where} some runs have no figure of {kind.kind}: {why}."
+    unread = sum(point.num_unread for point in found.points)
+    if unread:
+        yield f"Samples of {unread} more runs were not read; dlbench diagnose reads them all."
+    doubts = list(dict.fromkeys(text for point in found.points for text in point.doubts))
+    shown = len(doubts) if is_detailed else MAX_DOUBTS
+    yield from (f"Warning: {text}." for text in doubts[:shown])
+    if len(doubts) > shown:
+        yield f"{len(doubts) - shown} more warnings: dlbench diagnose prints them."
+    yield from (f"{note[0].upper()}{note[1:]}." for note in found.notes)

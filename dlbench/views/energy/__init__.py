@@ -1,1 +1,0 @@
-"""Energy: a subject of the scaling report."""

@@ -1,1 +1,0 @@
-"""What changed over months, beside the runs of a report."""

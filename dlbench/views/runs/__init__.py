@@ -1,1 +1,0 @@
-"""The runs themselves: all of them, those without figures, and what they ran in."""

@@ -1,0 +1,398 @@
+"""The view `scaling`: throughput, speed-up and efficiency of every rank count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlbench.reading import scaling
+from dlbench.reading.hosts.core_load import LOAD_CODES
+from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import basis_text, figure_text, percent, place_text, times_text, value_text
+from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
+from dlbench.stats.verdicts import placed
+from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
+from dlbench.views.causes.numbers import CausePoint, LostPercent
+from dlbench.views.model import Group
+from dlbench.views.quality.numbers import Quality
+from dlbench.views.view import GroupView
+
+
+def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable) -> str:
+    """What a reader must know of the baseline, in a sentence; empty where nothing holds it back.
+
+    Args:
+        group: the runs with several rank counts.
+        groups: all of the report, this one too.
+        table: what they are made of.
+    """
+    base, largest = group.baseline, group.points[-1]
+    if len(group.points) == 1 or group.sample.plan.series.variant != "plain":
+        return ""
+    alone = [(point, other) for other in groups for point in other.points if _is_same_work(group, other, point)]
+    point, other = max(alone, key=lambda one: one[0].throughput.value, default=(base, group))
+    if point.throughput.value > base.throughput_per_rank.value and point is not base:
+        plan, unit = other.sample.plan, group.sample.plan.workload.sample_unit
+        rates = table.figures.set_index("run_id")["throughput"]
+        top, bottom = ({table.keys[run_id]: float(rates[run_id]) for run_id in one.run_ids} for one in (largest, point))
+        ratio = ratio_estimate(top, bottom)
+        rate = f"{figure_text(point.throughput)} {unit}/s"
+        return (
+            f"Against the best single-rank run here ({plan.engine.name}, {_cores(other)}; {rate}): {times_text(ratio)} "
+            f"with {place_text(largest.ranks, largest.nodes)} ({basis_text(ratio)}); ranks of the baseline have "
+            f"{_cores(group)}."
+        )
+    is_on_cpu = group.sample.record is not None and group.sample.record.ranks[0].device.startswith("cpu")
+    if is_on_cpu and largest.ranks * base.nodes > base.ranks * largest.nodes:
+        return (
+            f"Every rank has the cores that the fullest point leaves it ({_cores(group)}), the "
+            "baseline's too: a single rank with all cores may be faster, and was not measured here."
+        )
+    return ""
+
+
+def _cores(group: scaling.Group) -> str:
+    count = group.sample.plan.layout.cores_per_rank
+    return f"{count} core{'s' * (count > 1)}"
+
+
+def _is_same_work(group: scaling.Group, other: scaling.Group, point: Point) -> bool:
+    """Whether a point is of one rank that trains the same, with whatever cores and engine."""
+    own, plan = group.sample.plan, other.sample.plan
+    batch = own.global_batch if group.scaling == "strong" else group.baseline.batch_per_rank
+    return (
+        point.ranks == 1
+        and point.batch_per_rank == batch
+        and plan.series.variant == "plain"
+        and plan.fault == own.fault
+        and plan.system.name == own.system.name
+        and _work(other.sample) == _work(group.sample)
+    )
+
+
+def _work(run: Run) -> dict[str, Any]:
+    """What is trained, where on, and nothing of how batches are cut and read."""
+    device = run.record.ranks[0].device.split(":")[0] if run.record is not None else ""
+    workload = run.plan.workload.model_dump(
+        exclude={"train": {"batch_per_rank"}, "data": {"loader_workers", "prefetch_batches"}}
+    )
+    return {**workload, "device": device, "phases": run.plan.measure.phases}
+
+
+def verdict(unit: str, all_points: tuple[Point, ...], *, is_crowded: bool, causes: LostPercent | None = None) -> str:
+    """What the largest scaling point says, in two sentences: the efficiency with its interval, and what it lost.
+
+    Args:
+        unit: what a sample is called.
+        all_points: points of the group, baseline first.
+        is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
+        causes: the account of the lost percent, where there is one.
+    """
+    base, last = all_points[0], all_points[-1]
+    where = place_text(last.ranks, last.nodes)
+    if len(all_points) == 1:
+        return (
+            f"{figure_text(base.throughput)} {unit}/s at {where} ({basis_text(base.throughput)}). "
+            "Scaling needs a second rank count."
+        )
+    sentence = (
+        f"Scaling efficiency {figure_text(last.efficiency)} at {where} "
+        f"({place_text(base.ranks, base.nodes)} = 100 %; {basis_text(last.efficiency)})."
+    )
+    if is_crowded:
+        return f"{sentence} Ranks shared cores: this says nothing about the scaling of the machine."
+    more = _explanation(last, None if causes is None else causes.at(last))
+    return f"{sentence} {more}" if more else sentence
+
+
+def _explanation(point: Point, account: CausePoint | None) -> str:
+    """What was lost, as the account says it; without one, whether anything was."""
+    if account is not None:
+        return sentence(account.verdict.line)
+    return {
+        "insufficient": f"Fewer than {MIN_RUNS} runs cannot tell a loss from noise.",
+        "within": "There is no loss worth explaining.",
+        "above": "That is above the ideal: the baseline ran with a handicap, or its runs drifted.",
+        "below": "",
+        "undecided": f"Whether {percent(WORTH_EXPLAINING, 0)} or more is lost is undecided.",
+    }[placed(point.efficiency, 1 - WORTH_EXPLAINING, 1 + WORTH_EXPLAINING)]
+
+
+def loss_text(group: Group) -> str:
+    """The second sentence of the verdict on its own: what the largest point lost; empty where nothing is known."""
+    if len(group.points) == 1:
+        return ""
+    found = group.of(LostPercent)
+    return _explanation(group.largest, None if found is None else found.at(group.largest))
+
+
+def next_step(group: Group) -> str:
+    """What to do next, in a sentence; empty where nothing suggests itself.
+
+    Foreign load first, because figures made beside it may be those of the load; then a target that was missed; then
+    what the diagnosis of the largest point suggests.
+    """
+    for doubt in group.doubts:
+        if doubt.code in LOAD_CODES:
+            what, _, remedy = doubt.text.rpartition(": ")
+            return sentence(f"{remedy}: {what}")
+    quality = group.of(Quality)
+    if quality is not None and any(point.num_reached < point.num_runs for point in quality.points):
+        key = "max_epochs" if quality.limit.endswith("epochs") else "max_samples"
+        return f"Train longer than {quality.limit} (--set quality.{key}=...): runs ended without meeting the target."
+    if len(group.points) == 1:
+        more = more_ranks(group)
+        return f"Run the same workload at more rank counts, for example --ranks {more}." if "," in more else ""
+    found = group.of(LostPercent)
+    account = None if found is None else found.at(group.largest)
+    if account is not None:
+        return sentence(account.verdict.next) if account.verdict.next else ""
+    if not group.is_sufficient:
+        return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}) to tell noise apart."
+    return ""
+
+
+def more_ranks(group: Group) -> str:
+    """Rank counts that a group of one point lacks, as an option takes them; none that its machine does not hold."""
+    ranks = group.baseline.ranks
+    counts = [ranks * factor for factor in (1, 2, 4) if group.most_ranks is None or ranks * factor <= group.most_ranks]
+    if len(counts) < 2 and ranks > 1:
+        counts = [1, ranks]
+    return ",".join(map(str, counts or [ranks]))
+
+
+def sentence(text: str) -> str:
+    """A phrase with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+_LINEAR = 100
+"""Times as many ranks, two decades, up to which axes are linear unless a reader asks."""
+_EXTENT = 40
+"""Room for the labels of a vertical axis, pixels: seven characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Quantity:
+    """What a chart shows over ranks."""
+
+    name: str
+    title: str
+    axis: str
+    figure: Callable[[Point], Estimate]
+    ideal: Callable[[Point], float]
+
+
+def _charts(group: Group) -> list[Chart]:
+    if len(group.points) == 1:
+        return []
+    base = group.baseline
+    quantities = (
+        _Quantity(
+            name="efficiency",
+            title="Efficiency",
+            axis="scaling efficiency",
+            figure=lambda point: point.efficiency,
+            ideal=lambda point: 1.0,
+        ),
+        _Quantity(
+            name="throughput",
+            title="Throughput",
+            axis=f"{group.sample_unit}/s",
+            figure=lambda point: point.throughput,
+            ideal=lambda point: base.throughput.value * point.ideal_speedup,
+        ),
+        _Quantity(
+            name="speedup",
+            title="Speed-up",
+            axis=f"over {place_text(base.ranks, base.nodes)}",
+            figure=lambda point: point.speedup,
+            ideal=lambda point: point.ideal_speedup,
+        ),
+    )
+    return [_chart(group, quantity) for quantity in quantities]
+
+
+def _chart(group: Group, quantity: _Quantity) -> Chart:
+    import altair as alt
+
+    rows: Rows = []
+    for point in group.points:
+        figure = quantity.figure(point)
+        rows.append(
+            {
+                "ranks": point.ranks,
+                "value": figure.value,
+                "low": figure.low,
+                "high": figure.high,
+                "ideal": quantity.ideal(point),
+                "shown": figure_text(figure),
+                "label": value_text(figure),
+                "place": place_text(point.ranks, point.nodes),
+                "basis": basis_text(figure),
+            }
+        )
+    columns: tuple[Column[Point], ...] = (
+        Column("", "At", lambda point: place_text(point.ranks, point.nodes)),
+        Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
+        Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
+        Column("", "Interval", lambda point: basis_text(quantity.figure(point))),
+    )
+    words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
+    return finish(
+        alt.layer(*_layers(alt, rows, quantity)),
+        group,
+        name=quantity.name,
+        title=quantity.title,
+        alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}.",
+        table=Sheet(name=quantity.name, title=quantity.title, columns=columns, rows=group.points),
+        size=(NARROW, HEIGHT),
+        axes="" if quantity.name == "efficiency" else "xy",
+    )
+
+
+def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
+    counts = sorted({row["ranks"] for row in rows})
+    # Room on the right for the labels at the ends of the lines.
+    is_long = counts[-1] > _LINEAR * counts[0]
+    # Arguments instead of methods, here and below: altair's methods make their help text anew at every use.
+    if is_long:
+        scale = alt.Scale(type="log", base=2, domain=[counts[0] / 1.2, counts[-1] * 4], nice=False)
+    else:
+        scale = alt.Scale(domain=[0, counts[-1] * 1.28], nice=False)
+    axis = alt.Axis(values=counts, grid=False, format="d", labelOverlap="greedy")
+    x = alt.X("ranks:Q", title="ranks", scale=scale, axis=axis)
+    y = _axis(alt, quantity, rows, is_long=is_long and quantity.name != "efficiency")
+    tooltip = [
+        alt.Tooltip("place:N", title="at"),
+        alt.Tooltip("shown:N", title=quantity.title),
+        alt.Tooltip("basis:N", title="interval"),
+    ]
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
+    last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
+    rule = base.mark_rule(color=MEASURED, strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q")
+    return [
+        base.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("ideal:Q")),
+        base.mark_line(color=MEASURED, strokeWidth=2).encode(y=y),
+        *([rule] if any(row["low"] is not None for row in rows) else []),
+        base.mark_point(color=MEASURED, filled=True, size=60, opacity=1).encode(y=alt.Y("value:Q"), tooltip=tooltip),
+        # Labels at the lines make a legend needless.
+        last.mark_text(color=MUTED, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
+        last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(
+            y=alt.Y("value:Q"), text=alt.Text("label:N")
+        ),
+    ]
+
+
+def _axis(alt: Any, quantity: _Quantity, rows: Rows, *, is_long: bool) -> Any:
+    """From zero, because a share read off a cut axis misleads; of equal width, so that the charts stand aligned.
+
+    Over more than two decades logarithmic like the ranks, which keeps the ideal a straight line.
+    """
+    values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
+    if is_long:
+        scale = alt.Scale(type="log", base=2, domain=[min(values) * 0.85, max(values) * 1.25], nice=False)
+    else:
+        scale = alt.Scale(domain=[0, max(values) * 1.12], nice=False)
+    form = ".0%" if quantity.name == "efficiency" else ",.4~r"
+    axis = alt.Axis(format=form, tickCount=6, minExtent=_EXTENT, maxExtent=_EXTENT)
+    return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=axis)
+
+
+ABOUT = {
+    "strong": "Strong scaling: the global batch is fixed, so the batch per rank shrinks as ranks are added. Ideal: the "
+    "step shortens in proportion.",
+    "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
+    "takes no longer than at the baseline.",
+}
+ONE_POINT = "One rank count only: there is nothing to scale against."
+
+
+class ScalingView(GroupView):
+    """How throughput grows with the ranks."""
+
+    id = "scaling"
+    title = "Scaling"
+    level = "answer"
+
+    def section(self, group: Group) -> Section:
+        baseline = group.baseline
+        return Section(
+            id=self.id,
+            title=self.title,
+            caption=f"{group.caption}. [low, high]: the interval; (low to high): a mere range.",
+            about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
+            charts=lambda: _charts(group),
+            charts_per_row=3,
+            sheets=(points_sheet(group.points, group.sample_unit),),
+            brief=(),
+            where={
+                "sample_unit": group.sample_unit,
+                "scaling": group.scaling,
+                "baseline_ranks": baseline.ranks,
+                "sufficient": group.is_sufficient,
+                "caption": group.caption,
+            },
+        )
+
+
+def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Point]:
+    """The points of a group; `unit`: what a sample is called."""
+    is_spread = any(point.nodes > 1 for point in points)
+    has_fraction = any(point.serial_fraction for point in points)
+    columns: tuple[Column[Point], ...] = (
+        Column("ranks", "Ranks", lambda point: point.ranks, is_brief=True),
+        Column("nodes", "Nodes", lambda point: point.nodes, is_brief=is_spread),
+        Column("batch_per_rank", "", lambda point: point.batch_per_rank),
+        Column(
+            "throughput_per_s",
+            f"Throughput, {unit}/s",
+            lambda point: point.throughput,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column(
+            "throughput_per_rank_per_s",
+            f"Per rank, {unit}/s",
+            lambda point: point.throughput_per_rank,
+            has_interval=True,
+        ),
+        Column("speedup", "Speed-up", lambda point: point.speedup, has_interval=True),
+        Column("ideal_speedup", "Ideal", lambda point: point.ideal_speedup, unit="ratio"),
+        Column(
+            "efficiency",
+            "Efficiency",
+            lambda point: point.efficiency,
+            lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("step_s", "Step, median", lambda point: point.step, has_interval=True, is_brief=True),
+        Column("step_p95_s", "Step, p95", lambda point: point.step_p95, has_interval=True),
+        Column("runs", "Runs", lambda point: point.throughput.n, is_brief=True),
+        Column("throughput_interval", "Interval", lambda point: point.throughput.kind, _basis),
+        Column("efficiency_interval", "", lambda point: point.efficiency.kind),
+        Column("paired_with_baseline", "", lambda point: point.paired_with_baseline),
+        Column(
+            "serial_fraction",
+            "Serial fraction" if has_fraction else "",
+            lambda point: point.serial_fraction,
+            has_interval=True,
+        ),
+    )
+    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True)
+
+
+def _basis(point: Point) -> str:
+    """Of the throughput and, where they are others, of the efficiency and of the steps."""
+    own, ratio, steps = (basis_text(one) for one in (point.throughput, point.efficiency, point.step))
+    found = [own, *([] if ratio == own or point.is_baseline else [f"ratios {ratio}"])]
+    found += [] if steps == own else [f"steps {steps}"]
+    return "; ".join(found) + ", baseline" * point.is_baseline

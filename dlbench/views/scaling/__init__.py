@@ -1,1 +1,0 @@
-"""Scaling: a subject of the scaling report."""

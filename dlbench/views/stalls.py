@@ -1,0 +1,520 @@
+"""The view `stalls`: what fetching and preparing samples costs, by difference (`dlbench io --tiers`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+import dlbench
+from dlbench.reading.attribution import about_means
+from dlbench.reading.measures import measured_or_why
+from dlbench.reading.sessions import allocations_of
+from dlbench.records.data_path import ReadingResult
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
+from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
+from dlbench.report.document import Document, Section
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, place_text, value_text
+from dlbench.specs.plan import Variant
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.pairing import KnownKey, RunKey, in_all
+from dlbench.stats.verdicts import placed
+from dlbench.views.model import Report
+from dlbench.views.reading import WARM_SHARE, storage_share
+from dlbench.views.view import ReportSource, ReportView
+
+Tier = Literal["synthetic", "cached", "cold"]
+VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
+
+WARM_ENOUGH = 0.05
+"""Share of the bytes read that may come from storage in a run whose samples are to come from the page cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StallPart:
+    """One part of the step with cold storage, or of the cached one where cold was not possible."""
+
+    name: Literal["ingestion", "preparation", "fetch"]
+    seconds: Estimate | None
+    """Per step, of geometric means over repeats; None: not measured."""
+    share: Estimate | None
+    """Of the whole; shares sum to 1 over the parts that are there."""
+    why: str
+    """Why it is not measured; empty where it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierRuns:
+    """The runs of one kind at a scaling point."""
+
+    tier: Tier
+    rate: Estimate
+    """Samples per second, all ranks together."""
+    step_s: Estimate
+    """Mean step, geometric mean over runs."""
+    storage_share: float | None
+    """Of the bytes read, those that came from storage and not from the page cache; mean over runs, None: not known."""
+    epochs: float | None
+    """Epochs that a run read, the most of any; None: not known."""
+    cache: str
+    """What became of the page cache, in words; empty for synthetic data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalls:
+    """One scaling point of one series of `dlbench io --tiers`."""
+
+    series: str
+    workload: str
+    preset: str
+    engine: str
+    sample_unit: str
+    ranks: int
+    nodes: int
+    tiers: tuple[TierRuns, ...]
+    """Kinds of runs with figures, in the order synthetic, cached, cold."""
+    ceiling: Estimate | None
+    """Samples per second that the ranks take where nothing waits for input; None: no run with synthetic data."""
+    parts: tuple[StallPart, ...]
+    """Ingestion, preparation, fetch."""
+    whole_s: Estimate | None
+    """The step that the parts sum to; None where they sum to nothing."""
+    whole_is: Tier
+    pairs: int
+    """Repeats in which all that is subtracted was measured."""
+    missing: tuple[str, ...]
+    """Runs without figures, in sentences."""
+    notes: tuple[str, ...]
+    """What the figures must not be mistaken for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IoTiers:
+    """What the JSON of `dlbench io --tiers` holds."""
+
+    format: str = "dlbench.io-tiers"
+    version: int = 1
+    points: tuple[Stalls, ...]
+
+
+def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
+    """Every scaling point whose series has the variants of `dlbench io --tiers`, in order of series, ranks, nodes.
+
+    Only repeats count of which all kinds of runs that are subtracted have figures. A copy is no repeat.
+    """
+    points: dict[tuple[str, str, int, int], list[Run]] = {}
+    for run in runs:
+        plan = run.plan
+        key = plan.created, plan.series.id, plan.layout.ranks, plan.layout.nodes
+        points.setdefault(key, []).append(run)
+    sessions = allocations_of(runs)
+    return tuple(
+        _point(found, sessions)
+        for _, found in sorted(points.items())
+        if any(run.plan.series.variant == "cached-input" for run in found)
+    )
+
+
+@dataclass(frozen=True)
+class _One:
+    """One run with figures."""
+
+    step_s: float
+    rate: float
+    reading: ReadingResult | None
+
+
+def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Stalls:
+    found: dict[Tier, dict[RunKey, _One]] = {tier: {} for tier in VARIANTS}
+    missing: list[str] = []
+    for run in runs:
+        tier = next((name for name, variant in VARIANTS.items() if variant == run.plan.series.variant), None)
+        key = KnownKey.of("", run.plan.series.repeat, sessions[run.plan.run_id])
+        if tier is None or key in found[tier]:  # a copied folder
+            continue
+        measured, why = measured_or_why(run)
+        if measured is None:
+            missing.append(why)
+            continue
+        assert run.record is not None
+        whole = sum(measured.parts.values())
+        found[tier][key] = _One(whole, measured.throughput, run.record.reading)
+    reasons = {tier: _why_not(tier, list(found[tier].values())) for tier in VARIANTS}
+    usable: list[Tier] = [tier for tier in VARIANTS if not reasons[tier]]
+    repeats = in_all(*(found[tier] for tier in usable)) if usable else []
+    plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
+    parts, whole_is = _parts(found, repeats, reasons)
+    present = [part.seconds for part in parts if part.seconds is not None]
+    return Stalls(
+        series=plan.series.id,
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        sample_unit=plan.workload.sample_unit,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        tiers=tuple(_tier(tier, known, plan.workload.sample_unit) for tier, known in found.items() if known),
+        ceiling=geometric_mean_estimate(
+            {key: one.rate for key, one in found["synthetic"].items()}, f"{plan.workload.sample_unit}/s"
+        )
+        if found["synthetic"]
+        else None,
+        parts=parts,
+        whole_s=geometric_mean_estimate({k: found[whole_is][k].step_s for k in repeats}, "s") if present else None,
+        whole_is=whole_is,
+        pairs=len(repeats) if present else 0,
+        missing=tuple(missing),
+        notes=tuple(_notes(found)),
+    )
+
+
+def _parts(
+    found: Mapping[Tier, Mapping[RunKey, _One]], repeats: Sequence[RunKey], reasons: Mapping[Tier, str]
+) -> tuple[tuple[StallPart, ...], Tier]:
+    """The parts of a step over the same repeats, and whose step they sum to."""
+    whole_is: Tier = "cold" if not reasons["cold"] else "cached"
+    no_pair = "" if repeats else "no repeat has figures of all its runs"
+
+    def steps(tier: Tier) -> list[float]:
+        return [one["step"] for one in about_means([{"step": found[tier][k].step_s} for k in repeats])]
+
+    def part(name: Literal["ingestion", "preparation", "fetch"], tier: Tier, less: Tier | None) -> StallPart:
+        why = reasons[tier] or (reasons[less] if less else "") or reasons["synthetic"] or no_pair
+        if not why and whole_is == "cached" and reasons["cached"]:
+            why = reasons["cached"]
+        if why:
+            return StallPart(name=name, seconds=None, share=None, why=why)
+        own, mean = steps(tier), fmean(steps(whole_is))
+        values = own if less is None else [a - b for a, b in zip(own, steps(less), strict=True)]
+        # Shares of the mean whole, so that they sum to 1 as the seconds sum to it.
+        return StallPart(
+            name=name,
+            seconds=mean_estimate(dict(zip(repeats, values, strict=True)), "s"),
+            share=mean_estimate({k: value / mean for k, value in zip(repeats, values, strict=True)}, "fraction"),
+            why="",
+        )
+
+    return (
+        part("ingestion", "synthetic", None),
+        part("preparation", "cached", "synthetic"),
+        part("fetch", "cold", "cached"),
+    ), whole_is
+
+
+def _why_not(tier: Tier, runs: Sequence[_One]) -> str:
+    """Why the runs of a kind say nothing of it; empty if they do."""
+    titles = {"synthetic": "with synthetic data", "cached": "with a warm page cache", "cold": "with a cold page cache"}
+    if not runs:
+        return f"no run {titles[tier]} has figures"
+    if tier == "synthetic":
+        return ""
+    for one in runs:
+        if one.reading is None:
+            return f"a run {titles[tier]} does not say what became of the page cache"
+        if not one.reading.cache_in_force:
+            state = "warm" if tier == "cached" else "cold"
+            return f"the page cache was not {state}: {one.reading.cache}"
+    return ""
+
+
+def _tier(tier: Tier, by_repeat: Mapping[RunKey, _One], unit: str) -> TierRuns:
+    runs = by_repeat.values()
+    readings = [one.reading for one in runs if one.reading is not None]
+    shares = [share for one in readings if (share := storage_share(one.epochs)) is not None]
+    return TierRuns(
+        tier=tier,
+        rate=geometric_mean_estimate({k: one.rate for k, one in by_repeat.items()}, f"{unit}/s"),
+        step_s=geometric_mean_estimate({k: one.step_s for k, one in by_repeat.items()}, "s"),
+        storage_share=sum(shares) / len(shares) if shares else None,
+        epochs=max((float(len(one.epochs)) for one in readings if one.epochs), default=None),
+        cache="" if tier == "synthetic" or not readings else readings[0].cache,
+    )
+
+
+def _notes(found: Mapping[Tier, Mapping[RunKey, _One]]) -> list[str]:
+    notes = []
+    cold = [one.reading for one in found["cold"].values() if one.reading is not None and one.reading.cache_in_force]
+    # Where nobody saw that samples were not in the page cache, they may have been.
+    if any(epoch.cached_share is None or epoch.cached_share > WARM_SHARE for one in cold for epoch in one.epochs[1:]):
+        notes.append(
+            "The runs with a cold page cache read more than one epoch: from the second on samples may come from the "
+            "page cache, so that the fetch stall is smaller than in the first epoch. Fewer steps, or more data, stay "
+            "within one"
+        )
+    # Where all was cached, the kernel fetched something else, e.g. programs.
+    kept = [one.reading for one in found["cached"].values() if one.reading is not None]
+    kept = [one for one in kept if one.cached_share is None or one.cached_share <= 1 - WARM_ENOUGH]
+    warm = [share for one in kept if (share := storage_share(one.epochs)) is not None]
+    if warm and max(warm) > WARM_ENOUGH:
+        notes.append(
+            f"Of the bytes read in runs with a warm page cache up to {max(warm):.0%} came from storage all the same: "
+            "the preparation stall holds some fetching"
+        )
+    workers = {one.reading.loader_workers for tier in found.values() for one in tier.values() if one.reading}
+    if len(workers) > 1:
+        notes.append(
+            f"The runs had different numbers of reader processes ({', '.join(map(str, sorted(workers)))} per rank): "
+            "set data.loader_workers to one of them"
+        )
+    return notes
+
+
+PART_TITLES = {
+    "ingestion": "step without input (synthetic data)",
+    "preparation": "preparation stall (decode, augment)",
+    "fetch": "fetch stall (storage)",
+}
+TIER_TITLES: dict[Tier, str] = {
+    "synthetic": "synthetic data",
+    "cached": "warm page cache",
+    "cold": "cold page cache",
+}
+NOT_MEASURED = "not measured"
+
+CAPTION = (
+    "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
+    "(DS-Analyzer's method)."
+)
+RUNS_CAPTION = "Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
+
+PartRow = tuple[Stalls, StallPart]
+TierRow = tuple[Stalls, TierRuns]
+
+
+def place(point: Stalls) -> str:
+    """Where a point is."""
+    return place_text(point.ranks, point.nodes)
+
+
+def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
+    columns: tuple[Column[PartRow], ...] = (
+        Column("series", "", lambda row: row[0].series),
+        Column("workload", "", lambda row: row[0].workload),
+        Column("ranks", "", lambda row: row[0].ranks),
+        Column("nodes", "", lambda row: row[0].nodes),
+        Column("", "At", lambda row: place(row[0]), is_brief=True),
+        Column("part", "", lambda row: row[1].name),
+        Column("", "Part of the step", lambda row: PART_TITLES[row[1].name], is_brief=True),
+        Column(
+            "seconds",
+            "Per step",
+            lambda row: row[1].seconds,
+            lambda row: row[1].seconds or Cell(NOT_MEASURED),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("share", "Share", lambda row: row[1].share, has_interval=True, is_brief=True),
+        Column("share_of", "", lambda row: row[0].whole_is),
+        Column("pairs", "", lambda row: row[0].pairs),
+        Column("why_not_measured", "", lambda row: row[1].why),
+    )
+    return Sheet(
+        name="stalls",
+        title="Where a step waits for input",
+        columns=columns,
+        rows=[(point, part) for point in found for part in point.parts],
+        caption=CAPTION,
+        in_terminal=True,
+    )
+
+
+def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
+    columns: tuple[Column[TierRow], ...] = (
+        Column("series", "", lambda row: row[0].series),
+        Column("ranks", "", lambda row: row[0].ranks),
+        Column("nodes", "", lambda row: row[0].nodes),
+        Column("", "At", lambda row: place(row[0]), is_brief=True),
+        Column("tier", "", lambda row: row[1].tier),
+        Column("", "Runs with", lambda row: TIER_TITLES[row[1].tier], is_brief=True),
+        Column("samples_per_s", "Samples/s", lambda row: row[1].rate, has_interval=True, is_brief=True),
+        Column("step_s", "Step", lambda row: row[1].step_s, has_interval=True, is_brief=True),
+        Column("storage_share", "From storage", lambda row: row[1].storage_share, lambda row: _share(row[1])),
+        Column("epochs", "", lambda row: row[1].epochs),
+        Column("runs", "Runs", lambda row: row[1].step_s.n),
+        Column("cache", "Page cache", lambda row: row[1].cache or None),
+    )
+    return Sheet(
+        name="stall-runs",
+        title="The same plan with synthetic data, a warm and a cold page cache",
+        columns=columns,
+        rows=[(point, tier) for point in found for tier in point.tiers],
+        caption=RUNS_CAPTION,
+        in_terminal=True,
+    )
+
+
+def _share(tier: TierRuns) -> Cell:
+    if tier.tier == "synthetic":
+        return Cell("nothing is read")
+    if tier.storage_share is None:
+        return Cell("unknown")
+    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
+    return Cell(percent(min(1.0, tier.storage_share)), number=tier.storage_share)
+
+
+MAX_CHARTS = 4
+
+COLOURS = {"ingestion": PART_COLOURS["other"], "preparation": PART_COLOURS["input"], "fetch": "#a35200"}
+"""Both stalls are of the colour of input wait, light and dark."""
+
+
+def _charts(found: Sequence[Stalls]) -> list[Chart]:
+    """A chart for each of the first series; a stall below zero is none and is not drawn."""
+    series: dict[str, list[Stalls]] = {}
+    for point in found:
+        if any(part.seconds is not None for part in point.parts):
+            series.setdefault(point.series, []).append(point)
+    return [_chart(number, points) for number, points in enumerate(list(series.values())[:MAX_CHARTS], 1)]
+
+
+def _chart(number: int, points: Sequence[Stalls]) -> Chart:
+    import altair as alt
+
+    rows: Rows = [
+        {
+            "place": place(point),
+            "part": PART_TITLES[part.name],
+            "order": order,
+            "seconds": part.seconds.value,
+            "shown": figure_text(part.seconds),
+        }
+        for point in points
+        for order, part in enumerate(point.parts)
+        if part.seconds is not None and part.seconds.value > 0
+    ]
+    present = [name for name, title in PART_TITLES.items() if any(row["part"] == title for row in rows)]
+    colour = alt.Color("part:N", title=None).scale(
+        domain=[PART_TITLES[name] for name in present], range=[COLOURS[name] for name in present]
+    )
+    x = alt.X("seconds:Q", title="mean time per step").axis(labelExpr=si_label("s"), tickCount=5)
+    bars = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_bar(height={"band": 0.72})
+        .encode(
+            y=alt.Y("place:N", title=None, sort=[place(point) for point in points]),
+            x=x.stack("zero"),
+            color=colour.legend(orient="bottom", columns=1, labelLimit=300),
+            order="order:Q",
+            tooltip=[
+                alt.Tooltip("place:N", title="at"),
+                alt.Tooltip("part:N", title="part"),
+                alt.Tooltip("shown:N", title="mean per step"),
+            ],
+        )
+    )
+    words = "; ".join(f"{row['place']}, {row['part']}: {row['shown']}" for row in rows)
+    first = points[0]
+    label = f"{first.workload}, {first.preset} preset, {ENGINE_TITLES[first.engine]}, series {first.series}"
+    return finish(
+        alt.layer(bars),
+        ReportSubject(id=f"stalls-{number}", label=label),
+        name="stalls",
+        title="What a step waits for",
+        alt=f"Parts of the mean step by rank count, found by difference. {words}.",
+        table=_parts_sheet(points).people(brief=True),
+        size=(WIDE - 60, max(60, 34 * len(points))),
+    )
+
+
+NEGLIGIBLE = 0.01
+"""Share of a step below which a stall, interval and all, costs nothing worth words."""
+_NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
+
+
+class StallsView(ReportView):
+    """What input costs, over all series that ran with synthetic, cached and cold data."""
+
+    id = "stalls"
+    title = "Input stalls"
+    key = "stalls"
+
+    def numbers(self, source: ReportSource) -> tuple[Stalls, ...]:
+        return stalls(source.scan.runs)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        return _sections(report.all_of(Stalls))
+
+
+def _sections(found: Sequence[Stalls]) -> tuple[Section, ...]:
+    """One, with findings, both tables, and what to be careful about; none without any point."""
+    if not found:
+        return ()
+    words, notes = tuple(map(_finding, found)), tuple(text for point in found for text in _remarks(point))
+    section = Section(
+        id=StallsView.id,
+        title=StallsView.title,
+        headline=_headline(found[-1]),
+        words=words,
+        brief=(*words, *notes),
+        charts=lambda: _charts(found),
+        sheets=(_parts_sheet(found), _runs_sheet(found)),
+        notes=notes,
+    )
+    return (section,)
+
+
+def _headline(point: Stalls) -> str:
+    """What fetching and preparing cost at the largest point."""
+    names = {"preparation": "preparing", "fetch": "fetching"}
+    parts = [
+        f"{names[part.name]} {NOT_MEASURED if part.share is None else value_text(part.share)}"
+        for part in point.parts
+        if part.name in names
+    ]
+    return f"{place(point)}: {', '.join(parts)} of the step"
+
+
+def stalls_document(found: Sequence[Stalls]) -> Document:
+    """What `dlbench io --tiers` prints."""
+    return Document(
+        title="dlbench io: input stalls",
+        dlbench_version=dlbench.__version__,
+        sections=_sections(found),
+        data=IoTiers(points=tuple(found)),
+    )
+
+
+def _finding(point: Stalls) -> str:
+    """The ceiling, and both stalls, in words."""
+    start = f"{point.workload} ({point.preset}, {ENGINE_TITLES[point.engine]}) at {place(point)}: "
+    if point.ceiling is None:
+        start += "the ingestion ceiling is not measured"
+    else:
+        start += f"ranks take {figure_text(point.ceiling)} {point.ceiling.unit} where nothing waits for input"
+    return "; ".join([start, *(_part(part, point.whole_is) for part in point.parts if part.name != "ingestion")]) + "."
+
+
+def _part(part: StallPart, whole_is: Tier) -> str:
+    name = _NAMES[part.name]
+    if part.seconds is None or part.share is None:
+        return f"{name}: {NOT_MEASURED}: {part.why}"
+    if placed(part.share, -NEGLIGIBLE, NEGLIGIBLE) == "within":
+        return f"{name} costs less than {percent(NEGLIGIBLE, 0)} of a step ({figure_text(part.seconds)})"
+    if part.seconds.low is not None and part.seconds.low <= 0 <= (part.seconds.high or 0.0):
+        return f"whether {name} costs anything is undecided ({figure_text(part.seconds)} per step)"
+    if part.seconds.value < 0:
+        return f"{name} costs nothing ({figure_text(part.seconds)} per step)"
+    basis = "" if part.seconds.is_confident else f" ({basis_text(part.seconds, 'repeat')})"
+    share = f"{figure_text(part.share)} of the step with a {TIER_TITLES[whole_is]}"
+    return f"{name} costs {figure_text(part.seconds)} per step, {share}{basis}"
+
+
+def _remarks(point: Stalls) -> Iterator[str]:
+    """What must be known to read the figures of a point."""
+    first = next((part.seconds for part in point.parts if part.seconds is not None), None)
+    if first is not None and (first.sessions or 1) > 1 and not first.is_confident:
+        yield f"{place(point)}: {first.sessions} of {MIN_RUNS} sessions that an interval of 95 % needs."
+    elif first is not None and not first.is_confident:
+        yield f"{place(point)}: {first.n} of {MIN_RUNS} repeats that an interval of 95 % needs: --repeats {MIN_RUNS}."
+    for text in point.notes:
+        yield f"{place(point)}: {text}."
+    for text in point.missing:
+        yield f"Left out: {text}."
+    cold = next((one for one in point.tiers if one.tier == "cold"), None)
+    if cold is not None and cold.cache:
+        known = cold.storage_share
+        share = "" if known is None else f"; {percent(min(1.0, known))} of the bytes came from storage"
+        yield f"Cold at {place(point)}: {cold.cache}{share}."

@@ -1,1 +1,0 @@
-"""Stragglers: a subject of the scaling report."""

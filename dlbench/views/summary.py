@@ -1,0 +1,341 @@
+"""The view `summary`: all groups against the ideal in one picture, and what each says at a glance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dlbench.history.page.report import TrendsReport
+from dlbench.history.page.words import percent_change, since_text
+from dlbench.history.trends.change_points import MIN_NIGHTS
+from dlbench.history.trends.series import Trend
+from dlbench.reading.scaling import Point
+from dlbench.report.charts.chart import Chart, ReportSubject, finish
+from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
+from dlbench.report.document import FEW_CARDS, Card, Rating, Section
+from dlbench.report.wording import (
+    ENGINE_TITLES,
+    basis_text,
+    figure_text,
+    interval_text,
+    lost_value,
+    percent,
+    place_text,
+    ranks_text,
+    runs_text,
+    value_text,
+)
+from dlbench.stats.verdicts import placed
+from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
+from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.causes.titles import CAUSE_TITLES
+from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.forecast.numbers import Forecast
+from dlbench.views.model import Group, Report
+from dlbench.views.quality.numbers import Quality
+from dlbench.views.systems import SystemDescription
+from dlbench.views.view import ReportView
+
+STEP = "step_median_s"
+"""The metric of the history that says most of a group's speed."""
+
+
+def rating(group: Group, report: Report) -> Rating:
+    """How good the efficiency at the largest point is, against the first reference that there is.
+
+    References in order: what the exchange model leaves attainable, a published figure of the same work, the usual range
+    of the same point in the history of the report.
+    """
+    last, history = group.largest, report.of(TrendsReport)
+    if len(group.points) > 1:
+        for bound in group.all_of(ExchangePoint):
+            if (bound.ranks, bound.nodes) == (last.ranks, last.nodes) and bound.prediction is not None:
+                return _against(last, bound.prediction.efficiency.value, "against the exchange model's bound of")
+        for one in forecast.same_work if (forecast := group.of(Forecast)) else ():
+            return _against(last, one.efficiency, f"against the published efficiency at {ranks_text(one.ranks)},")
+    wanted = (group.id, last.ranks, last.nodes, STEP)
+    for trend in history.series if history else ():
+        if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
+            return _usual(trend)
+    if len(group.points) == 1:
+        return Rating(tone="unknown", text="no reference (run more rank counts)")
+    return Rating(tone="unknown", text="no reference (make one: dlbench history)")
+
+
+def _against(point: Point, reference: float, text: str) -> Rating:
+    """By the interval where it decides, else by the value, which is said; a loss not worth explaining is none."""
+    least = reference - WORTH_EXPLAINING
+    where = placed(point.efficiency, least, max(1.0, reference))
+    if where == "insufficient":
+        few = runs_text(point.efficiency.n)
+        return Rating(tone="unknown", text=f"not rated ({few} only) {text} {percent(reference)}")
+    is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
+    word: Literal["good", "low"] = "good" if is_good else "low"
+    doubt = " (within the noise)" if where == "undecided" else ""
+    return Rating(tone=word, text=f"{word}{doubt} {text} {percent(reference)}")
+
+
+def _usual(trend: Trend) -> Rating:
+    """By `Trend.standing`, by which `dlbench history trends --fail-on-regression` goes, too."""
+    nights = len(trend.nights)
+    newest = trend.newest
+    if trend.standing == "too few nights":
+        return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that tell what is usual")
+    if trend.standing == "worse":
+        change = trend.open_regressions[-1]
+        text = f"slower: step {percent_change(change.ratio.value)} {since_text(change)}, not acknowledged"
+        return Rating(tone="low", text=text)
+    if trend.standing == "odd" and newest is not None:
+        which = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
+        text = f"unknown: {which} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
+        return Rating(tone="unknown", text=text)
+    known = next((one for one in reversed(trend.changes) if one.acknowledged), None)
+    since = f"; {percent_change(known.ratio.value)} {since_text(known)}, acknowledged" if known else ""
+    return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
+
+
+_LABEL = 230
+"""Longest name in a picture of many groups, pixels: the list beside it has them whole."""
+_LEAST_ROW = 9
+_PICTURE = 600
+"""Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900."""
+_ROOM = 190
+"""Height of a picture of few groups, pixels: their cards fit the same screen."""
+
+
+def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:
+    """The picture; none where no group has a second rank count."""
+    if all(len(group.points) == 1 for group in groups):
+        return []
+    import altair as alt
+
+    rows = [row for group, name in zip(groups, names, strict=True) for row in _rows(group, name)]
+    words = "; ".join(f"{row['group']}, {row['place']}: {row['shown']}" for row in rows if row["is_last"])
+    header = ("Group", "At", "Scaling efficiency", "Interval")
+    lines = [(row["group"], row["place"], row["shown"], row["basis"]) for row in rows]
+    is_wide = len(groups) <= FEW_CARDS
+    most = max(len(group.points) - 1 for group in groups)
+    height = min(_ROOM, len(groups) * max(44, 16 * most)) if is_wide else max(_PICTURE, _LEAST_ROW * len(groups))
+    return [
+        finish(
+            alt.layer(*_layers(alt, rows, list(names), offset=is_wide and most > 1)),
+            ReportSubject("all-groups", "Share of the ideal throughput; each group's fewest ranks are its 100 %"),
+            name="efficiency",
+            title="Scaling efficiency",
+            alt=f"Scaling efficiency of every group, with the ideal (100 %) as a line. {words}.",
+            table=(header, *lines),
+            size=(820 if is_wide else 260, height),
+        )
+    ]
+
+
+def _rows(group: Group, name: str) -> list[dict[str, Any]]:
+    """Every rank count but the baseline, which is 100 % by definition; a group without one says so."""
+    if len(group.points) == 1:
+        only = place_text(group.baseline.ranks, group.baseline.nodes)
+        lone = {"value": None, "low": None, "high": None, "shown": "not measured", "basis": "", "is_last": True}
+        return [
+            {"group": name, "place": only, "ranks": group.baseline.ranks, "label": f"{only} only", "at": 0.0, **lone}
+        ]
+    return [
+        {
+            "group": name,
+            "place": place_text(point.ranks, point.nodes),
+            "ranks": point.ranks,
+            "value": point.efficiency.value,
+            "low": point.efficiency.low,
+            "high": point.efficiency.high,
+            "shown": figure_text(point.efficiency),
+            "basis": basis_text(point.efficiency),
+            "is_last": point is group.largest,
+            "label": f"{value_text(point.efficiency)} at {place_text(point.ranks, point.nodes)}",
+            "at": point.efficiency.high or point.efficiency.value,
+        }
+        for point in group.points
+        if not point.is_baseline
+    ]
+
+
+def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: bool) -> list[Any]:
+    measured = [row for row in rows if row["value"] is not None]
+    top = max(1.0, *(row["at"] for row in measured))
+    # Room on the right for labels.
+    scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_CARDS else 1.45)], nice=False)
+    values = [k / 5 for k in range(int(top * 5) + 1)]
+    x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
+    y = alt.Y(
+        "group:N",
+        title=None,
+        sort=names,
+        axis=alt.Axis(labelLimit=260 if len(names) <= FEW_CARDS else _LABEL, ticks=False, domain=False),
+    )
+    place = {"y": y, **({"yOffset": alt.YOffset("ranks:O", sort="ascending")} if offset else {})}
+    tooltip = [
+        alt.Tooltip("group:N", title="group"),
+        alt.Tooltip("place:N", title="at"),
+        alt.Tooltip("shown:N", title="efficiency"),
+        alt.Tooltip("basis:N", title="interval"),
+    ]
+    base = alt.Chart(alt.InlineData(values=measured)).encode(**place)
+    shade = alt.condition("datum.is_last", alt.value(1), alt.value(0.45))
+    ideal = alt.Chart(alt.InlineData(values=[{"ideal": 1.0}]))
+    labelled = [row for row in rows if row["is_last"]] if len(names) > FEW_CARDS else rows
+    labels = alt.Chart(alt.InlineData(values=labelled)).encode(**place)
+    return [
+        ideal.mark_rule(color=IDEAL, strokeWidth=2, strokeDash=[5, 4]).encode(x=alt.X("ideal:Q")),
+        base.mark_rule(color=MEASURED, strokeWidth=4, opacity=0.4).encode(x=alt.X("low:Q"), x2="high:Q"),
+        base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
+        # All in one column, where no interval reaches.
+        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(
+            x=alt.datum(top), text=alt.Text("label:N")
+        ),
+        ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal").encode(
+            x=alt.X("ideal:Q"), y=alt.value(0)
+        ),
+    ]
+
+
+_TELLING = ("preset", "engine", "scaling", "precision")
+"""Conditions that a short name of a group has where groups of its workload differ in them."""
+_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
+"""The same where groups are else not told apart."""
+
+_NO_GPU = "none"
+
+
+class SummaryView(ReportView):
+    """What the report says, at a glance."""
+
+    id = "summary"
+    title = "Summary"
+    level = "answer"
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        if not report.groups:
+            more = "Below, each run with the reason." if report.runs else "There are no runs here."
+            words = (f"No run has figures. {more}",)
+            return (Section(id=self.id, title=self.title, words=words, brief=("No run has figures.",)),)
+        names = short_names(report.groups)
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                about=_shared(report.groups),
+                charts=lambda: _efficiency_chart(report.groups, names),
+                charts_per_row=1,
+                cards=tuple(_card(group, name, report) for group, name in zip(report.groups, names, strict=True)),
+                brief=(),
+            ),
+        )
+
+
+def _shared(groups: Sequence[Group]) -> tuple[str, ...]:
+    """What holds for all groups, since their names do not say it."""
+    found = [
+        _value(name, value)
+        for name in ("preset", "engine", "precision", "scaling", "goal")
+        if (value := groups[0].condition(name)) and all(one.condition(name) == value for one in groups)
+    ]
+    return (f"{'All groups: ' * (len(groups) > 1)}{', '.join(found)}.",) if found else ()
+
+
+def short_names(groups: Sequence[Group]) -> list[str]:
+    """The workload of each group and what tells it from others of that workload; the labels, where that does not."""
+    workloads = [group.condition("workload") for group in groups]
+    names = [
+        _name(group, [one for one, other in zip(groups, workloads, strict=True) if other == workload])
+        for group, workload in zip(groups, workloads, strict=True)
+    ]
+    return names if len(set(names)) == len(names) else [group.label for group in groups]
+
+
+def _name(group: Group, alike: Sequence[Group]) -> str:
+    """Of a group among those of the same workload, itself included."""
+    settings = Counter(setting for one in alike for setting in one.settings)
+    chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]
+    left = [one for one in alike if one.settings == group.settings]
+    telling = []
+    for name in (*_TELLING, *_TELLING_REST):
+        value = group.condition(name)
+        same = [one for one in left if one.condition(name) == value]
+        if value and (
+            len(same) < len(left) or (name in _TELLING and {one.condition(name) for one in alike} != {value})
+        ):
+            telling.append(_value(name, value))
+        left = same
+    return ", ".join((group.condition("workload"), *telling, *chosen))
+
+
+def _value(name: str, value: str) -> str:
+    if name == "engine":
+        return ENGINE_TITLES.get(value, value)
+    words = {
+        "preset": "{} preset",
+        "scaling": "{} scaling",
+        "batch_per_rank": "batch {}",
+        "global_batch": "batch {} in all",
+    }
+    return words.get(name, "{}").format(value)
+
+
+def _card(group: Group, name: str, report: Report) -> Card:
+    big, small = _headline(group)
+    last = group.largest
+    cause = _cause(group)
+    return Card(
+        title=name,
+        link=f"group-{group.id}",
+        big=big,
+        small=small,
+        rating=rating(group, report),
+        facts=(
+            ("Machine", _machine(group, report)),
+            ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
+            *([("Largest cause", cause)] if cause else []),
+        ),
+        next_step=group.next_step,
+        warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
+        warnings_link=f"marks-group-{group.id}",
+        is_clear=True,
+    )
+
+
+def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
+    """The one number, and what it is."""
+    quality = group.of(Quality)
+    if quality is not None:
+        return quality.headline[0], (quality.headline[1],)
+    last = group.largest
+    place = place_text(last.ranks, last.nodes)
+    if len(group.points) == 1:
+        return value_text(last.throughput), (f"{last.throughput.unit} at {place}",)
+    interval = interval_text(last.efficiency) or f"({basis_text(last.efficiency)})"
+    return value_text(last.efficiency), (interval, f"scaling efficiency at {place}")
+
+
+def _machine(group: Group, report: Report) -> str:
+    """Nodes, GPU or CPU model and cores, as far as the runs' records say."""
+    name = group.condition("system")
+    found = next((one for one in report.all_of(SystemDescription) if one.name == name), None)
+    nodes = group.largest.nodes
+    counted = f"{nodes} node" if nodes == 1 else f"{nodes} nodes"
+    if found is None:
+        return f"{counted} of {name}" if name else counted
+    fields = dict(found.fields)
+    gpu, cpu, threads = fields.get("GPU", ""), fields.get("Processor", ""), fields.get("Processor threads per node", "")
+    if gpu and not gpu.startswith(_NO_GPU):
+        each = fields.get("GPUs in use per node", "")
+        return f"{counted}, {f'{each} x ' if each else ''}{gpu}"
+    return ", ".join((counted, *([cpu] if cpu else []), *([f"{threads} threads"] if threads else [])))
+
+
+def _cause(group: Group) -> str:
+    """The cause that costs most at the largest point, and how much of what is lost; empty where none is known."""
+    found = group.of(LostPercent)
+    point = found.at(group.largest) if found else None
+    if point is None or point.is_baseline or not point.verdict.cause:
+        return ""
+    doubts = {"within noise": ", within the noise", "too few runs": f", in {runs_text(point.largest.lost.n)} only"}
+    doubt = doubts.get(point.verdict.finding, "")
+    return f"{CAUSE_TITLES[point.largest.name]}: {lost_value(point.largest.lost)}{doubt}"

@@ -1,1 +1,0 @@
-"""The summary: a card for each group."""
