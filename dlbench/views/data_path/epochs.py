@@ -8,7 +8,7 @@ from dlbench.reading.comparability import averaged_id_without
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.stats.pairing import RunKey
+from dlbench.stats.pairing import KnownKey, RunKey
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
@@ -44,5 +44,6 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
         samples = epoch_samples(run)
         if samples is not None:
             place = run.plan.series
-            found[f"{run.plan.created} {place.id}", place.repeat] = samples / float(rates[run_id])
+            key = KnownKey.of(f"{run.plan.created} {place.id}", place.repeat, table.sessions[run_id])
+            found[key] = samples / float(rates[run_id])
     return found

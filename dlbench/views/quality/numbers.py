@@ -14,7 +14,7 @@ is not known, and to leave it out would favour the side that fails more often.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from dlbench.reading.comparability import planned_id
@@ -173,7 +173,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         return None
     cells = _cells(group, table)
     rows = table.figures[table.figures["group"] == group.id]
-    keys = {str(r): (str(b), int(k)) for r, b, k in zip(rows["run_id"], rows["block"], rows["repeat"], strict=True)}
+    keys = table.keys
     rates = dict(zip(rows["run_id"].astype(str), rows["throughput"].astype(float), strict=True))
     unit = "error" if result.metric == "mae" else "fraction"
     points: list[QualityPoint] = []
@@ -182,7 +182,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         factors = None
         if len(cells) > 1:
             factors = _factors(cell, cells[min(cells)], keys, rates, is_baseline=place == min(cells))
-        points.append(_point(place, cell, factors, rates, unit))
+        points.append(_point(place, cell, factors, keys, rates, unit))
     title = METRIC_TITLES[result.metric]
     return Quality(
         metric=result.metric,
@@ -198,7 +198,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
             f"{title} of {'at least' if result.higher_is_better else 'at most'} {number_text(result.target, unit)}",
         ),
         points=tuple(points),
-        batches=_batches(list(cells.values())),
+        batches=_batches(list(cells.values()), keys),
         curves=_curves(group),
     )
 
@@ -280,18 +280,26 @@ def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
 
 
 def _point(
-    place: tuple[int, int], cell: _Cell, factors: Factors | None, rates: Mapping[str, float], unit: str
+    place: tuple[int, int],
+    cell: _Cell,
+    factors: Factors | None,
+    keys: Mapping[str, RunKey],
+    rates: Mapping[str, float],
+    unit: str,
 ) -> QualityPoint:
     """`unit`: of the metric."""
-    results = [quality_of(run) for run in cell.valid]
-    reached = [quality_of(run) for run in cell.reached]
-    whole, training, evaluation = zip(*map(account, results), strict=True) if results else ((), (), ())
-    other = [max(0.0, w - t - e) for w, t, e in zip(whole, training, evaluation, strict=True)]
+    results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
+    reached = {keys[run.plan.run_id]: quality_of(run) for run in cell.reached}
+    accounts = {key: account(result) for key, result in results.items()}
     plan = (*cell.valid, *cell.invalid)[0].plan
-    values = [[e.value for e in result.evaluations if e.value is not None] for result in results]
+    values = {key: [e.value for e in result.evaluations if e.value is not None] for key, result in results.items()}
     fits = [fit(run, rates[run.plan.run_id]) for run in cell.valid]
-    last = [r.evaluations[-1] for r in results] if all(found and found.status == "fits" for found in fits) else []
-    known = [(result, found) for result, found in zip(results, values, strict=True) if found]
+    is_known = all(found and found.status == "fits" for found in fits)
+    last = {key: result.evaluations[-1] for key, result in results.items()} if is_known else {}
+
+    def mean(seconds: Callable[[float, float, float], float]) -> Estimate | None:
+        return mean_estimate({key: seconds(*each) for key, each in accounts.items()}, "s") if accounts else None
+
     return QualityPoint(
         ranks=place[0],
         nodes=place[1],
@@ -300,32 +308,34 @@ def _point(
         num_reached=len(reached),
         num_invalid=len(cell.invalid),
         num_lost=len(cell.lost),
-        time=_typical([result.time_to_quality_s for result in reached], "s"),
-        unstaged=_typical([without_staging(run) for run in cell.reached], "s"),
-        resolution=_median([resolution(result) for result in reached], "s"),
-        epochs=_typical([result.epochs_to_quality for result in reached], "epochs"),
-        samples=_typical([result.samples_to_quality for result in reached], "samples"),
-        best=_median([(max if result.higher_is_better else min)(found) for result, found in known], unit),
-        final=_median([found[-1] for _, found in known], unit),
-        trained_epochs=_median([evaluation.epoch for evaluation in last], "epochs"),
-        trained=_median([evaluation.train_s for evaluation in last], "s"),
-        whole=mean_estimate(whole, "s") if whole else None,
-        training=mean_estimate(training, "s") if training else None,
-        evaluation=mean_estimate(evaluation, "s") if evaluation else None,
-        other=mean_estimate(other, "s") if other else None,
+        time=_typical({key: result.time_to_quality_s for key, result in reached.items()}, "s"),
+        unstaged=_typical({keys[run.plan.run_id]: without_staging(run) for run in cell.reached}, "s"),
+        resolution=_median({key: resolution(result) for key, result in reached.items()}, "s"),
+        epochs=_typical({key: result.epochs_to_quality for key, result in reached.items()}, "epochs"),
+        samples=_typical({key: result.samples_to_quality for key, result in reached.items()}, "samples"),
+        best=_median(
+            {k: (max if results[k].higher_is_better else min)(found) for k, found in values.items() if found}, unit
+        ),
+        final=_median({key: found[-1] for key, found in values.items() if found}, unit),
+        trained_epochs=_median({key: one.epoch for key, one in last.items()}, "epochs"),
+        trained=_median({key: one.train_s for key, one in last.items()}, "s"),
+        whole=mean(lambda whole, training, evaluation: whole),
+        training=mean(lambda whole, training, evaluation: training),
+        evaluation=mean(lambda whole, training, evaluation: evaluation),
+        other=mean(lambda whole, training, evaluation: max(0.0, whole - training - evaluation)),
         factors=factors,
         run_ids=tuple(run.plan.run_id for run in cell.valid),
     )
 
 
-def _median(values: Sequence[float | None], unit: str) -> Estimate | None:
-    known = [float(value) for value in values if value is not None]
+def _median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
+    known = {key: float(value) for key, value in values.items() if value is not None}
     return median_estimate(known, unit) if known else None
 
 
-def _typical(values: Sequence[float | None], unit: str) -> Estimate | None:
+def _typical(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
     """Of what has a ratio beside it, which is one of geometric means."""
-    known = [float(value) for value in values if value is not None]
+    known = {key: float(value) for key, value in values.items() if value is not None}
     return typical_estimate(known, unit) if known else None
 
 
@@ -364,7 +374,7 @@ def _by_run(
     return found
 
 
-def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
+def _batches(cells: Sequence[_Cell], keys: Mapping[str, RunKey]) -> tuple[BatchPoint, ...]:
     """Points of equal global batch together, ascending: they do equal work, however many ranks share it."""
     by_batch: dict[int, list[_Cell]] = {}
     for cell in cells:
@@ -373,9 +383,9 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
     smallest: Estimate | None = None
     for batch in sorted(by_batch):
         own = by_batch[batch]
-        reached = [quality_of(run) for cell in own for run in cell.reached]
+        reached = {keys[run.plan.run_id]: quality_of(run) for cell in own for run in cell.reached}
         count = sum(cell.num_runs for cell in own)
-        samples = _typical([result.samples_to_quality for result in reached], "samples")
+        samples = _typical({key: result.samples_to_quality for key, result in reached.items()}, "samples")
         complete = samples if len(reached) == count else None
         if not made:
             smallest = complete
@@ -384,7 +394,7 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
                 global_batch=batch,
                 num_runs=count,
                 num_reached=len(reached),
-                epochs=_typical([result.epochs_to_quality for result in reached], "epochs"),
+                epochs=_typical({key: result.epochs_to_quality for key, result in reached.items()}, "epochs"),
                 samples=samples,
                 against_smallest=complete.value / smallest.value if complete and smallest else None,
             )

@@ -84,7 +84,7 @@ def audit(group: Group, table: RunTable) -> Audit | None:
     return Audit(
         shuffle=first.shuffle,
         partition=first.partition,
-        points=tuple(_point(point, runs) for point, runs in found),
+        points=tuple(_point(point, runs, table) for point, runs in found),
         epochs=tuple(
             AuditRow(ranks=point.ranks, nodes=point.nodes, run_id=runs[0].plan.run_id, audit=one)
             for point, runs in found
@@ -108,7 +108,7 @@ def _result(run: Run) -> ShuffleResult:
     return run.record.shuffle
 
 
-def _point(point: Point, runs: Sequence[Run]) -> AuditPoint:
+def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
     results = [_result(run) for run in runs]
     epochs = [one for result in results for one in result.epochs]
     held = [result.held_samples_peak for result in results if result.held_samples_peak is not None]
@@ -127,7 +127,7 @@ def _point(point: Point, runs: Sequence[Run]) -> AuditPoint:
         label_distance=_mean([one.label_distance for one in epochs if one.is_whole]),
         held_samples_peak=max(held, default=None),
         exchange_wait_s=max(result.exchange_wait_s for result in results),
-        audit_s=median_estimate([result.audit_s for result in results], "s"),
+        audit_s=median_estimate({table.keys[run.plan.run_id]: _result(run).audit_s for run in runs}, "s"),
         audit_share=max((share for run in runs if (share := _audit_share(run)) is not None), default=None),
     )
 
@@ -253,7 +253,7 @@ def _row(group: Group, point: Point, reference: tuple[Group, Point] | None, tabl
         factor = by_definition(1.0, len(own)) if is_reference else ratio_estimate(base, own)
     runs = [table.runs[run_id] for run_id in point.run_ids]
     audited = _runs(point, table)
-    found = _point(point, audited) if audited else None
+    found = _point(point, audited, table) if audited else None
     curves = [curve for run in runs if (curve := _curve(run)) is not None]
     quality = next((run.record.quality for run in runs if run.record and run.record.quality), None)
     return ShuffleRow(
@@ -264,14 +264,15 @@ def _row(group: Group, point: Point, reference: tuple[Group, Point] | None, tabl
         partition=_way(group)[1],
         staging=data.staging,
         is_reference=is_reference,
-        epoch_s=geometric_mean_estimate(list(own.values()), "s") if own else None,
+        epoch_s=geometric_mean_estimate(own, "s") if own else None,
         factor=factor,
         is_paired=bool(own) and pairing(own, base).is_paired,
         novelty=found.novelty if found else None,
         label_distance=found.label_distance if found else None,
         metric=quality.metric if quality is not None else "",
         final=median_estimate(
-            [curve.values[-1] for curve in curves], "error" if quality.metric == "mae" else "fraction"
+            {table.keys[curve.run_id]: curve.values[-1] for curve in curves},
+            "error" if quality.metric == "mae" else "fraction",
         )
         if curves and quality is not None
         else None,

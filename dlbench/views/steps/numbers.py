@@ -123,12 +123,13 @@ def _steps(run: Run) -> int:
 
 
 def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: bool) -> StepPoint:
-    digests = [table.digests[run_id] for run_id in point.run_ids]
-    correlations = [one.autocorrelation for one in digests if one.autocorrelation is not None]
+    by_run = {table.keys[run_id]: table.digests[run_id] for run_id in point.run_ids}
+    digests = list(by_run.values())
+    correlations = {key: one.autocorrelation for key, one in by_run.items() if one.autocorrelation is not None}
     outliers = [step for one in digests for step in one.outliers]
 
     def quantile_s(percent: int) -> Estimate:
-        return geometric_mean_estimate([one.quantiles_s[percent] for one in digests], "s")
+        return geometric_mean_estimate({key: one.quantiles_s[percent] for key, one in by_run.items()}, "s")
 
     return StepPoint(
         ranks=point.ranks,
@@ -143,8 +144,10 @@ def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: 
         p99=quantile_s(99),
         longest=quantile_s(100),
         num_outliers=sum(one.num_outliers for one in digests),
-        outlier_share=median_estimate([one.num_outliers / one.num_steps for one in digests], "fraction"),
-        fence=median_estimate([one.fence_s for one in digests], "s"),
+        outlier_share=median_estimate(
+            {key: one.num_outliers / one.num_steps for key, one in by_run.items()}, "fraction"
+        ),
+        fence=median_estimate({key: one.fence_s for key, one in by_run.items()}, "s"),
         outliers=tuple(sorted(outliers, key=lambda one: (-one.ratio, one.run_id, one.step))),
         autocorrelation=median_estimate(correlations, "ratio") if correlations else None,
     )

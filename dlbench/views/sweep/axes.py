@@ -16,8 +16,9 @@ from typing import Literal
 
 from dlbench.report.wording import figure_text, times_text
 from dlbench.specs.plan import AxisValue
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, mean_estimate, paired_logs
 from dlbench.stats.multiplicity import LEVEL
+from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdicts import is_other_than, placed
 from dlbench.views.sweep.settings import label, value_text
 
@@ -39,8 +40,8 @@ class Measured:
     """Value of each swept key."""
     acting: frozenset[str]
     """Swept keys that act in this combination."""
-    throughput: Mapping[int, float]
-    """Samples per second, by repeat."""
+    throughput: Mapping[RunKey, float]
+    """Samples per second of each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +111,19 @@ def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue])
     return found
 
 
-def contrasts(settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]) -> dict[Pair, list[float]]:
+def contrasts(
+    settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]
+) -> dict[Pair, dict[RunKey, float]]:
     """Log ratios of throughput of every pair of values of every axis, one for each repeat; `levels` of `levels_of`."""
     return {
-        (key, a, b): list(_contrast(settings, key, b, a).values())
+        (key, a, b): _contrast(settings, key, b, a)
         for key, values in levels.items()
         for a, b in itertools.combinations(values, 2)
     }
 
 
 def axes(
-    levels: Mapping[str, Sequence[AxisValue]], found: Mapping[Pair, list[float]], adjusted: Sequence[float]
+    levels: Mapping[str, Sequence[AxisValue]], found: Mapping[Pair, Mapping[RunKey, float]], adjusted: Sequence[float]
 ) -> tuple[Axis, ...]:
     """The effect of every axis.
 
@@ -137,14 +140,16 @@ def axes(
 
 
 def _axis(
-    key: str, found: Sequence[AxisValue], pairs: Mapping[tuple[AxisValue, AxisValue], tuple[list[float], float]]
+    key: str,
+    found: Sequence[AxisValue],
+    pairs: Mapping[tuple[AxisValue, AxisValue], tuple[Mapping[RunKey, float], float]],
 ) -> Axis:
     """`pairs`: log contrasts of the second value over the first, and their adjusted p."""
     known = {pair: _estimate(logs) for pair, (logs, _) in pairs.items() if logs}
     claimed = [pair for pair, ratio in known.items() if pairs[pair][1] < LEVEL and is_other_than(ratio, 1)]
     claimed = [pair for pair in claimed if not is_within_margin(known[pair])]
     verdict: AxisVerdict = "undecided"
-    if not known or any(ratio.n < MIN_RUNS for ratio in known.values()):
+    if not known or not all(ratio.is_confident for ratio in known.values()):
         verdict = "insufficient"
     elif claimed:
         verdict = "matters"
@@ -179,29 +184,28 @@ def _words(key: str, verdict: AxisVerdict, widest: tuple[AxisValue, AxisValue] |
     }[verdict]
 
 
-def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: AxisValue) -> dict[int, float]:
+def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: AxisValue) -> dict[RunKey, float]:
     """By repeat: mean log ratio of two values of an axis over the combinations of the other axes that ran with both."""
-    sides: list[dict[tuple[str, ...], Mapping[int, float]]] = []
+    sides: list[dict[tuple[str, ...], Mapping[RunKey, float]]] = []
     for value in (top, bottom):
         acting = [s for s in settings if same(s.values[key], value) and key in s.acting]
         sides.append({tuple(repr(s.values[k]) for k in s.values if k != key): s.throughput for s in acting})
-    logs: dict[int, list[float]] = {}
+    logs: dict[RunKey, list[float]] = {}
     for others in sides[0].keys() & sides[1].keys():
-        above, below = sides[0][others], sides[1][others]
-        for repeat in above.keys() & below.keys():
-            logs.setdefault(repeat, []).append(math.log(above[repeat] / below[repeat]))
+        for key, ratio in paired_logs(sides[0][others], sides[1][others]).items():
+            logs.setdefault(key, []).append(ratio)
     # Repeats that lack a combination would compare something else.
     whole = max(map(len, logs.values()), default=0)
     return {repeat: math.fsum(found) / whole for repeat, found in sorted(logs.items()) if len(found) == whole}
 
 
-def _estimate(logs: Sequence[float]) -> Estimate:
-    return geometric_mean_estimate([math.exp(value) for value in logs], "ratio")
+def _estimate(logs: Mapping[RunKey, float]) -> Estimate:
+    return mean_estimate(logs).mapped(math.exp, "ratio")
 
 
 def deviations(
     settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]
-) -> dict[tuple[AxisValue, ...], list[float]]:
+) -> dict[tuple[AxisValue, ...], dict[RunKey, float]]:
     """What the axes' effects leave of the logarithm of each combination's throughput, one for each repeat.
 
     Empty where it cannot be computed. It can where two axes or more act in every combination of their values, and all
@@ -220,7 +224,7 @@ def deviations(
     whole = [cell for cell in cells if cell is not None and cell.acting >= set(keys)]
     if len(keys) < 2 or len(whole) < len(grid) or len(by_values) < len(settings):
         return {}
-    repeats = sorted(set.intersection(*(set(cell.throughput) for cell in whole)))
+    repeats = [key for key in whole[0].throughput if all(key in cell.throughput for cell in whole)]
     if not repeats:
         return {}
     logs = np.log([[cell.throughput[repeat] for repeat in repeats] for cell in whole])
@@ -231,11 +235,11 @@ def deviations(
         cube.mean(axis=tuple(other for other in places if other != place), keepdims=True) - mean for place in places
     )
     rest = (cube - fitted).reshape(len(grid), len(repeats))
-    return {values: [float(value) for value in row] for values, row in zip(grid, rest, strict=True)}
+    return {values: dict(zip(repeats, row.tolist(), strict=True)) for values, row in zip(grid, rest, strict=True)}
 
 
 def interaction(
-    keys: Sequence[str], found: Mapping[tuple[AxisValue, ...], list[float]], adjusted: Sequence[float]
+    keys: Sequence[str], found: Mapping[tuple[AxisValue, ...], Mapping[RunKey, float]], adjusted: Sequence[float]
 ) -> Interaction | None:
     """The largest deviation from additivity; None where there is none to look at.
 

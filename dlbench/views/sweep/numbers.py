@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from dlbench.reading.comparability import told_of
@@ -19,8 +19,17 @@ from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, percent, place_text
 from dlbench.specs.plan import AxisValue
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    by_definition,
+    geometric_mean_estimate,
+    mean_estimate,
+    means_of,
+    paired_logs,
+)
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
+from dlbench.stats.pairing import RunKey
 from dlbench.stats.selection import gain_of_best
 from dlbench.stats.verdicts import is_other_than
 from dlbench.views.sweep import words
@@ -46,6 +55,7 @@ from dlbench.views.sweep.settings import (
     label,
     losses,
     options,
+    run_key,
     value_text,
 )
 
@@ -116,19 +126,19 @@ class Draft:
 
     runs: tuple[tuple[Run, ...], ...]
     """Of each setting, those without figures too."""
-    rates: tuple[dict[int, float], ...]
+    rates: tuple[dict[RunKey, float], ...]
     """Throughput of each setting by repeat, samples per second."""
     base: int
     """The baseline among them."""
     has_default: bool
-    logs: tuple[list[float], ...]
+    logs: tuple[dict[RunKey, float], ...]
     """Of each setting over the baseline, one for each repeat that both have."""
     levels: Mapping[str, list[AxisValue]]
-    contrasts: Mapping[Pair, list[float]]
-    deviations: Mapping[tuple[AxisValue, ...], list[float]]
+    contrasts: Mapping[Pair, dict[RunKey, float]]
+    deviations: Mapping[tuple[AxisValue, ...], dict[RunKey, float]]
 
     @property
-    def comparisons(self) -> list[list[float]]:
+    def comparisons(self) -> list[dict[RunKey, float]]:
         """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
         settings = [found for i, found in enumerate(self.logs) if i != self.base]
         return [*settings, *self.contrasts.values(), *self.deviations.values()]
@@ -143,14 +153,15 @@ class Family:
     size: int
     """Comparisons, those too that have too few repeats as yet; what is the same twice over counts once."""
 
-    def of(self, logs: Sequence[float]) -> float:
-        """The adjusted p of one of them; 1 where its repeats are too few for a claim."""
-        return self.adjusted.get(_identity(logs), 1.0)
+    def of(self, logs: Mapping[RunKey, float]) -> float:
+        """The adjusted p of one of them; 1 where its repeats, or their sessions, are too few for a claim."""
+        return self.adjusted.get(_identity(means_of(logs)), 1.0) if logs else 1.0
 
 
 def family_of(drafts: Sequence[Draft]) -> Family:
     """The family of all that is compared at these rank counts, of whatever series."""
-    every = {_identity(logs): logs for draft in drafts for logs in draft.comparisons if logs}
+    known = [means_of(logs) for draft in drafts for logs in draft.comparisons if logs]
+    every = {_identity(logs): logs for logs in known}
     judged = {key: logs for key, logs in every.items() if len(logs) >= MIN_RUNS}
     adjusted = holm([paired_p(logs) for logs in judged.values()])
     return Family(adjusted=dict(zip(judged, adjusted, strict=True)), size=len(every))
@@ -193,9 +204,7 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
         if any(acting_keys(run.plan) for run in group):
             drafts.append(_draft(group, table))
         else:
-            rates = [
-                geometric_mean_estimate(list(_rates(found, table).values())).value for found in _by_setting(figures)
-            ]
+            rates = [geometric_mean_estimate(_rates(found, table)).value for found in _by_setting(figures)]
             idle.append(
                 f"At {place_text(ranks, nodes)} no swept key acts; settings differ by up to "
                 f"{percent(max(rates) / min(rates) - 1)} there, which is the scatter of the machine."
@@ -259,10 +268,10 @@ def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
-def _rates(runs: Sequence[Run], table: RunTable) -> dict[int, float]:
+def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     """Throughput by repeat, samples per second, of the runs with figures."""
     rates = table.figures.set_index("run_id")["throughput"]
-    return {run.plan.series.repeat: float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
+    return {run_key(run, table): float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
 def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
@@ -286,7 +295,7 @@ def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
         rates=tuple(rates),
         base=base,
         has_default=bool(defaults),
-        logs=tuple(_logs(found, rates[base]) for found in rates),
+        logs=tuple(paired_logs(found, rates[base]) for found in rates),
         levels=levels,
         contrasts=contrasts(measured, levels),
         deviations=deviations(measured, levels),
@@ -351,7 +360,9 @@ def _chosen(draft: Draft, settings: Sequence[Setting], best: Setting | None) -> 
     if best is None:
         return None
     compared = [i for i in range(len(settings)) if i != draft.base]
-    return gain_of_best([draft.logs[i] for i in compared], compared.index(settings.index(best)))
+    logs = [means_of(draft.logs[i]) if draft.logs[i] else [] for i in compared]
+    found, ratio = gain_of_best(logs, compared.index(settings.index(best))), best.ratio
+    return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
 
 
 def _gain(setting: Setting) -> float:
@@ -364,10 +375,8 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     without = {item.run.plan.run_id: f"{item.state}: {item.why}" for item in table.without}
     rates, base = draft.rates, draft.base
     measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
-    rate_base = geometric_mean_estimate(list(rates[base].values())).value
-    ratios = [
-        by_definition(1.0, len(rates[base])) if i == base else _ratio(r, rates[base]) for i, r in enumerate(rates)
-    ]
+    rate_base = geometric_mean_estimate(rates[base]).value
+    ratios = [by_definition(1.0, len(rates[base])) if i == base else _ratio(logs) for i, logs in enumerate(draft.logs)]
     made = []
     for i, group in enumerate(draft.runs):
         plan, ratio = group[0].plan, ratios[i]
@@ -379,9 +388,7 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.axes.items())),
                 label=label(plan.series.axes),
                 is_baseline=i == base,
-                throughput=geometric_mean_estimate(list(rates[i].values()), f"{plan.workload.sample_unit}/s")
-                if rates[i]
-                else None,
+                throughput=geometric_mean_estimate(rates[i], f"{plan.workload.sample_unit}/s") if rates[i] else None,
                 ratio=ratio,
                 adjusted_p=None if i == base or ratio is None else adjusted_p,
                 verdict=verdict,
@@ -390,8 +397,8 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 why=without[missing[0]] if missing else "",
                 changes=changed_arithmetic(plan),
                 inert=_inert(group, table),
-                autotune=autotuned(measured[i], ratio, rate_base, is_faster=verdict == "faster"),
-                losses=losses(measured[i], measured),
+                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=verdict == "faster"),
+                losses=losses(measured[i], measured, table),
                 options=options(plan),
                 run_ids=tuple(run.plan.run_id for run in measured[i]),
             )
@@ -399,22 +406,15 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     return tuple(made)
 
 
-def _ratio(top: Mapping[int, float], bottom: Mapping[int, float]) -> Estimate | None:
+def _ratio(logs: Mapping[RunKey, float]) -> Estimate | None:
     """The ratio of two settings over the repeats that both have, in pairs; None without any."""
-    both = sorted(top.keys() & bottom.keys())
-    if not both:
-        return None
-    return ratio_estimate({("", k): top[k] for k in both}, {("", k): bottom[k] for k in both})
-
-
-def _logs(top: Mapping[int, float], bottom: Mapping[int, float]) -> list[float]:
-    return [math.log(top[repeat] / bottom[repeat]) for repeat in sorted(top.keys() & bottom.keys())]
+    return mean_estimate(logs).mapped(math.exp, "ratio") if logs else None
 
 
 def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     if ratio is None:
         return "no figure"
-    if ratio.n < MIN_RUNS:
+    if not ratio.is_confident:
         return "insufficient"
     if is_within_margin(ratio):
         return "equal"
@@ -424,12 +424,12 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
 
 
 def _ties(
-    settings: Sequence[Setting], rates: Sequence[Mapping[int, float]], best: Setting | None
+    settings: Sequence[Setting], rates: Sequence[Mapping[RunKey, float]], best: Setting | None
 ) -> tuple[Setting, ...]:
     if best is None:
         return ()
     top = rates[settings.index(best)]
-    others = [(s, _ratio(top, rates[i])) for i, s in enumerate(settings) if s is not best and not s.inert]
+    others = [(s, _ratio(paired_logs(top, rates[i]))) for i, s in enumerate(settings) if s is not best and not s.inert]
     return tuple(
         s for s, ratio in others if ratio is not None and (not is_other_than(ratio, 1) or is_within_margin(ratio))
     )
@@ -438,7 +438,7 @@ def _ties(
 def _needed(draft: Draft, settings: Sequence[Setting], family: Family) -> int | None:
     """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
     undecided = [draft.logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
-    known = [found for found in undecided if len(found) >= MIN_RUNS]
+    known = [means for logs in undecided if logs and len(means := means_of(logs)) >= MIN_RUNS]
     if not known:
         return None
     pooled = math.sqrt(fmean(variance(found) for found in known))

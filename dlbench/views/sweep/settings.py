@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from dlbench.reading.table import RunTable
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
@@ -17,6 +18,7 @@ from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
 from dlbench.specs.sync import SyncSpec
 from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes, format_number, format_seconds
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")
@@ -180,31 +182,39 @@ def _changes_numbers(key: str) -> bool:
     return key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS)
 
 
-def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]]) -> Losses | None:
+def run_key(run: Run, table: RunTable) -> RunKey:
+    """The repeat of a run with figures, which pairs it with those of the other settings, and its session."""
+    return KnownKey.of("", run.plan.series.repeat, table.sessions[run.plan.run_id])
+
+
+def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
     """The loss of a setting that changes the arithmetic of the exchange, beside fp32's.
 
     Args:
         runs: the setting's runs with figures.
         all_runs: runs with figures of the cell, by setting, this one and the baseline among them.
+        table: all runs.
     """
     if not runs or not any(text.startswith("wire ") for text in changed_arithmetic(runs[0].plan)):
         return None
-    own = {run.plan.series.repeat: _loss(run) for run in runs}
+    own = {run_key(run, table): _loss(run) for run in runs}
     reference = _plain_twin(runs, all_runs)
-    nothing = Losses(
-        own=_median(own.values()), reference=None, reference_label="", difference=None, why="no run with fp32"
-    )
+    nothing = Losses(own=_median(own), reference=None, reference_label="", difference=None, why="no run with fp32")
     if reference is None:
         return nothing
-    others = {run.plan.series.repeat: _loss(run) for run in reference}
+    others = {run_key(run, table): _loss(run) for run in reference}
     steps = {run.record.steps for run in (*runs, *reference) if run.record is not None}
     if len(steps) > 1:
         counts = ", ".join(sorted(str(count) for count in steps))
         return replace(nothing, why=f"unequal steps: {counts}")
-    gaps = [_gap(own[repeat], others[repeat]) for repeat in sorted(own.keys() & others.keys())]
+    gaps = {
+        key: None if one is None or (other := others[key]) is None else one - other
+        for key, one in own.items()
+        if key in others
+    }
     return Losses(
         own=nothing.own,
-        reference=_median(others.values()),
+        reference=_median(others),
         reference_label=label(reference[0].plan.series.axes),
         difference=_median(gaps),
         why="",
@@ -230,29 +240,28 @@ def _loss(run: Run) -> float | None:
     return fmean(finite) if len(finite) == len(values) else None
 
 
-def _gap(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
-
-
-def _median(values: Iterable[float | None]) -> Estimate | None:
-    found = list(values)
-    finite = [value for value in found if value is not None]
+def _median(found: Mapping[RunKey, float | None]) -> Estimate | None:
+    finite = {key: value for key, value in found.items() if value is not None}
     return median_estimate(finite, "loss") if finite and len(finite) == len(found) else None
 
 
-def autotuned(runs: Sequence[Run], ratio: Estimate | None, rate_base: float, *, is_faster: bool) -> Autotune | None:
+def autotuned(
+    runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
+) -> Autotune | None:
     """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is recorded.
 
     Args:
         runs: the setting's runs with figures.
+        table: all runs.
         ratio: its throughput over the baseline's.
         rate_base: the baseline's throughput, samples per second.
         is_faster: whether the setting is faster than the baseline for certain.
     """
-    results = [result for run in runs if (result := _autotune_of(run.record)) is not None]
-    if not results:
+    by_run = {run_key(run, table): result for run in runs if (result := _autotune_of(run.record)) is not None}
+    if not by_run:
         return None
-    costs = [result.cost_s for result in results if result.cost_s is not None]
+    results = list(by_run.values())
+    costs = {key: result.cost_s for key, result in by_run.items() if result.cost_s is not None}
     settled = [float(result.settled_step) for result in results if result.settled_step is not None]
     cost = median_estimate(costs, "s") if costs else None
     gain = None
