@@ -12,7 +12,6 @@ from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, place_text
 from dlbench.views.forecast.laws import ForecastPoint, Law, efficiency_at
 from dlbench.views.forecast.numbers import Forecast
-from dlbench.views.forecast.tables import efficiency_cell
 from dlbench.views.model import Group
 
 CURVE = 33
@@ -37,7 +36,7 @@ class _Drawn:
 COLUMNS: tuple[Column[_Drawn], ...] = (
     Column("", "At", lambda row: row.place),
     Column("", "Efficiency, measured", lambda row: row.point.efficiency if row.point else ""),
-    Column("", "Efficiency, forecast", lambda row: "", lambda row: efficiency_cell(row.coming) if row.coming else ""),
+    Column("", "Efficiency, forecast", lambda row: row.coming.efficiency if row.coming else ""),
     Column("", "Interval", lambda row: basis_text(row.point.efficiency) if row.point else "forecast, not measured"),
 )
 
@@ -91,11 +90,11 @@ def _forecast(found: Forecast) -> Rows:
     return [
         {
             "ranks": one.ranks,
-            "value": one.efficiency,
-            "low": one.low,
-            "high": one.high,
+            "value": one.efficiency.value,
+            "low": one.efficiency.low,
+            "high": one.efficiency.high,
             "place": f"{one.ranks} ranks",
-            "shown": f"{percent(one.efficiency)} [{percent(one.low)}, {percent(one.high)}], forecast",
+            "shown": f"{figure_text(one.efficiency)}, forecast",
             "basis": "forecast, not measured",
         }
         for one in found.forecasts

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
+from dlbench.report.wording import POINTS, interval_text, points, value_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, interval
 from dlbench.stats.run_draws import LEAST_RUNS, resampled
@@ -113,16 +114,11 @@ class ForecastPoint:
     """What a law says of a rank count that was not measured."""
 
     ranks: int
-    efficiency: float
-    """Share of the ideal (fraction)."""
-    low: float
-    high: float
-    """95 % over runs and over the laws that the points do not rule out: the lowest and the highest end of any, further
-    out by `Fitted.margin`."""
-    throughput: float
-    """Samples per second; `low` and `high` scale alike."""
-    throughput_low: float
-    throughput_high: float
+    efficiency: Estimate
+    """Share of the ideal (fraction); 95 % over runs and over the laws that the points do not rule out: from the lowest
+    to the highest end of any, further out by `Fitted.margin`."""
+    throughput: Estimate
+    """Samples per second, likewise."""
 
 
 def ideal_time(scaling: Scaling, ratios: Array) -> Array:
@@ -401,16 +397,16 @@ def _doubt(
         if all(point.efficiency.value > 1 for point in data.points):
             return "the measured points exceed the ideal, which no law knows"
         return (
-            f"no law of the family fits: the nearest misses a measured point by {worst * 100:.1f} points of "
+            f"no law of the family fits: the nearest misses a measured point by {points(worst)} of "
             "efficiency, more than the scatter of the runs explains"
         )
     error, low, high = missed
     if low <= ROUNDING and high >= -ROUNDING:
         return ""
-    ends = ", ".join(f"{100 * end:.1f}" for end in sorted((abs(low), abs(high))))
+    missing = interval(abs(error), *sorted((abs(low), abs(high))), 1, "bootstrap", POINTS, level=0.95)
     return (
         f"withheld, because no law foretells {data.points[-1].ranks} ranks from the others: the nearest misses them by "
-        f"{100 * abs(error):.1f} points of efficiency [{ends}]"
+        f"{value_text(missing)} of efficiency {interval_text(missing)}"
     )
 
 
@@ -444,15 +440,6 @@ def forecasts(group: Group, fitted: Fitted) -> tuple[ForecastPoint, ...]:
     ends = np.percentile(drawn, [2.5, 97.5], axis=1)
     low = max(0.0, min(value, float(ends[0].min())) - fitted.margin)
     high = min(1.0, max(value, float(ends[1].max())) + fitted.margin)
-    scale = ratio * group.baseline.throughput.value
-    return (
-        ForecastPoint(
-            ranks=ranks,
-            efficiency=value,
-            low=low,
-            high=high,
-            throughput=value * scale,
-            throughput_low=low * scale,
-            throughput_high=high * scale,
-        ),
-    )
+    found = interval(value, low, high, law.coefficients[0].n, "bootstrap", "fraction", level=0.95)
+    throughput = found.scaled(ratio * group.baseline.throughput.value, group.baseline.throughput.unit)
+    return (ForecastPoint(ranks=ranks, efficiency=found, throughput=throughput),)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
-from dlbench.report.wording import ranks_text
+from dlbench.report.wording import percent, ranks_text
 from dlbench.views.forecast import anchors
 from dlbench.views.forecast.laws import MIN_POINTS, ForecastPoint, Law, forecasts, law_of
 
@@ -117,5 +117,5 @@ def _why_no_anchor(known: tuple[anchors.Beside, ...]) -> str:
     what = ", ".join(difference.what for difference in nearest.differences)
     return (
         f"No published reference is of the same work; the nearest, {nearest.anchor.title} "
-        f"({nearest.anchor.efficiency * 100:.1f} % at {ranks_text(nearest.anchor.ranks)}), differs in {what}."
+        f"({percent(nearest.anchor.efficiency)} at {ranks_text(nearest.anchor.ranks)}), differs in {what}."
     )

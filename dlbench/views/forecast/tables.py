@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import number_text, points
-from dlbench.stats.estimates import Estimate
+from dlbench.report.wording import figure_text, points
 from dlbench.views.forecast.laws import TEXTS, ForecastPoint, Law, LawPoint
 from dlbench.views.forecast.numbers import Anchor, Forecast
 from dlbench.views.model import Group
@@ -19,14 +18,9 @@ def law_title(law: Law) -> str:
 def coefficients_text(law: Law) -> str:
     """Each coefficient with its interval."""
     letters = [TEXTS[name][0] for name in law.terms]
-    texts = [number_with_ends(one) for one in law.coefficients]
+    # Without a unit, because `ratio` is printed in so many digits as differ from 1.
+    texts = [figure_text(one.in_unit("")) for one in law.coefficients]
     return ", ".join(f"{letter} = {text}" for letter, text in zip(letters, texts, strict=True))
-
-
-def number_with_ends(one: Estimate) -> str:
-    """Three digits of each."""
-    ends = "" if one.low is None or one.high is None else f" [{one.low:.3g}, {one.high:.3g}]"
-    return f"{one.value:.3g}{ends}"
 
 
 def law_sheet(law: Law) -> Sheet[LawPoint]:
@@ -67,18 +61,14 @@ def forecast_sheet(group: Group, found: Forecast) -> Sheet[ForecastPoint]:
     unit = f"{group.sample_unit}/s"
     columns: tuple[Column[ForecastPoint], ...] = (
         Column("law", "", lambda one: law_name),
-        Column("ranks", "At", lambda one: one.ranks, _at),
-        Column("forecast_efficiency", "Efficiency by the law", lambda one: one.efficiency, efficiency_cell),
-        Column("forecast_efficiency_low", "", lambda one: one.low),
-        Column("forecast_efficiency_high", "", lambda one: one.high),
+        Column("ranks", "At", lambda one: one.ranks, lambda one: f"{one.ranks} ranks"),
+        Column("forecast_efficiency", "Efficiency by the law", lambda one: one.efficiency, has_interval=True),
         Column(
             "forecast_throughput_per_s",
             f"Throughput by the law, {unit}",
             lambda one: one.throughput,
-            lambda one: _between(one.throughput, one.throughput_low, one.throughput_high, unit),
+            has_interval=True,
         ),
-        Column("forecast_throughput_per_s_low", "", lambda one: one.throughput_low),
-        Column("forecast_throughput_per_s_high", "", lambda one: one.throughput_high),
     )
     assert found.law is not None
     law_name = found.law.name
@@ -89,20 +79,6 @@ def forecast_sheet(group: Group, found: Forecast) -> Sheet[ForecastPoint]:
         rows=found.forecasts,
         caption=" ".join(["In brackets: 95 %, if a law that the points do not rule out goes on.", *found.notes]),
     )
-
-
-def _at(one: ForecastPoint) -> str:
-    return f"{one.ranks} ranks"
-
-
-def efficiency_cell(one: ForecastPoint) -> Cell:
-    """The forecast efficiency with its ends."""
-    return _between(one.efficiency, one.low, one.high, "fraction")
-
-
-def _between(value: float, low: float, high: float, unit: str) -> Cell:
-    ends = [number_text(end, unit).removesuffix(" %") for end in (low, high)]
-    return Cell(number_text(value, unit), f"[{', '.join(ends)}]", number=value)
 
 
 ANCHOR_COLUMNS: tuple[Column[Anchor], ...] = (

@@ -9,11 +9,11 @@ from typing import Any
 
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
-from dlbench.report.wording import percent, points
+from dlbench.report.wording import figure_text, percent, points
 from dlbench.views.forecast.charts import forecast_charts
 from dlbench.views.forecast.laws import Law
 from dlbench.views.forecast.numbers import Forecast, forecast
-from dlbench.views.forecast.tables import anchor_sheet, coefficients_text, efficiency_cell, forecast_sheet, law_sheet
+from dlbench.views.forecast.tables import anchor_sheet, coefficients_text, forecast_sheet, law_sheet
 from dlbench.views.model import Group
 from dlbench.views.scaling.verdict import more_ranks
 from dlbench.views.view import GroupSource, GroupView
@@ -63,7 +63,7 @@ def _headline(found: Forecast) -> str:
     """The forecast that reaches furthest, or why there is none."""
     if found.forecasts:
         last = found.forecasts[-1]
-        return f"forecast, not measured: {efficiency_cell(last)} efficiency at {last.ranks:,} ranks"
+        return f"forecast, not measured: {figure_text(last.efficiency)} efficiency at {last.ranks:,} ranks"
     if found.law is not None:
         return "no law fits the measured points" if found.law.is_ruled_out else f"{found.law.name} fits; no forecast"
     one = found.same_work[0]
