@@ -16,7 +16,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.numbers import lost_percent
 from dlbench.views.exchange.numbers import exchange_points
 from dlbench.views.quality.numbers import group_quality
-from dlbench.views.shuffling.numbers import audit, comparisons
+from dlbench.views.shuffling import audit, comparisons
 from dlbench.views.steps.numbers import StepQuantile, step_times
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.data_path_factory import shuffle_result
