@@ -12,8 +12,7 @@ from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import ranks_text
 from dlbench.units import format_seconds, seconds_between
-from dlbench.views.quality.numbers import Quality, QualityPoint
-from dlbench.views.quality.outcome import fit, is_resumed, meets_target, until_target
+from dlbench.views.quality.numbers import Quality, QualityPoint, fit, is_resumed, meets_target, until_target
 from dlbench.views.utilisation import utilisation
 
 Found = tuple[str, Severity, str]
