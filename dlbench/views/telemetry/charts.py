@@ -13,8 +13,7 @@ from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBT
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number, format_seconds
 from dlbench.views.model import Group
-from dlbench.views.telemetry.numbers import Telemetry
-from dlbench.views.telemetry.series import Stretch
+from dlbench.views.telemetry.numbers import Stretch, Telemetry
 from dlbench.views.telemetry.tables import timeline_sheet
 from dlbench.views.telemetry.timeline import Line, Panel, Timeline
 

@@ -14,7 +14,7 @@ from dlbench.reading.samples.node_samples import NodeSamples, NodeStages, node_s
 from dlbench.reading.samples.readings import MachineReading
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
-from dlbench.views.telemetry.series import Stretch, cpu_fields, series, stage_stretches, throttled_stretches
+from dlbench.views.telemetry.numbers import Stretch, cpu_fields, series, stage_stretches, throttled_stretches
 
 MAX_LANES = 3
 """GPUs, or nodes without any, that are drawn over time."""
