@@ -278,7 +278,7 @@ def _row(
         is_reference=is_reference,
         epoch_s=geometric_mean_estimate(own, "s") if own else None,
         factor=factor,
-        is_paired=bool(own) and pairing(own, base).islambda row: None if row.is_reference else "yes" if row.is_paired else "no",
+        is_paired=bool(own) and pairing(own, base).is_paired,
         novelty=found.novelty if found else None,
         label_distance=found.label_distance if found else None,
         metric=quality.metric if quality is not None else "",
@@ -441,7 +441,12 @@ def compared_sheet(found: ShuffleComparison) -> Sheet[ShuffleRow]:
         ),
         Column("metric", "", lambda row: row.metric),
         Column("final_value", "Last value" if has_metric else "", lambda row: row.final, has_interval=True),
-        Column("is_paired", "In pairs", lambda row: row.islambda row: None if row.is_reference else "yes" if row.is_paired else "no", lambda row: None if row.is_reference else "yes" if row.is_paired else "no"),
+        Column(
+            "is_paired",
+            "In pairs",
+            lambda row: row.is_paired,
+            lambda row: None if row.is_reference else "yes" if row.is_paired else "no",
+        ),
     )
     return Sheet(
         name="shuffling",

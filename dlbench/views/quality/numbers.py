@@ -15,7 +15,7 @@ is not known, and to leave it out would favour the side that fails more often.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from dlbench.costs.training_time import Verdict, consistency
 from dlbench.reading.comparability import planned_id
@@ -199,19 +199,6 @@ class BatchPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """One evaluation of the quality; times in seconds since the start of training."""
-
-    samples: int
-    epoch: float
-    wall_s: float
-    train_s: float
-    eval_s: float
-    value: float | None
-    loss: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Curve:
     """All evaluations of one run."""
 
@@ -304,16 +291,13 @@ def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
 
 
 def _curves(group: Group) -> tuple[Curve, ...]:
-    names = [field.name for field in fields(Evaluation)]
     return tuple(
         Curve(
             run_id=run.plan.run_id,
             ranks=run.plan.layout.ranks,
             nodes=run.plan.layout.nodes,
             reached=run.record.quality.reached,
-            evaluations=tuple(
-                Evaluation(**{name: getattr(one, name) for name in names}) for one in run.record.quality.evaluations
-            ),
+            evaluations=tuple(run.record.quality.evaluations),
         )
         for run in group.runs
         if run.record and run.record.quality

@@ -375,11 +375,11 @@ def _strip(alt: Any, title: str, stretches: tuple[Stretch, ...], ends: list[floa
         alt.Chart(alt.InlineData(values=rows))
         .mark_bar(height={"band": 0.8})
         .encode(x=_x(alt, "from:Q", ends), x2="to:Q", y=y, color=colour, tooltip=tooltip)
-        .properties(width=_WIDTH, height=_BAR * max(1, len(lanes)), title=_headline(alt, title))
+        .properties(width=_WIDTH, height=_BAR * max(1, len(lanes)), title=_chart_title(alt, title))
     )
 
 
-def _headline(alt: Any, text: str) -> Any:
+def _chart_title(alt: Any, text: str) -> Any:
     return alt.TitleParams(text, fontSize=11, fontWeight="normal", color=MUTED, anchor="start", offset=3)
 
 
@@ -403,7 +403,7 @@ def _panel(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_
     if is_first and len(panel.lines) > 1:
         layers.append(_legend(alt, {line.lane: colours[line.lane] for line in panel.lines}))
     return alt.layer(*layers).properties(
-        width=_WIDTH, height=_HEIGHT, title=_headline(alt, f"{panel.title}, {panel.unit}")
+        width=_WIDTH, height=_HEIGHT, title=_chart_title(alt, f"{panel.title}, {panel.unit}")
     )
 
 

@@ -27,7 +27,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
-from dlbench.views.exchange import tables as exchange_tables
+from dlbench.views.exchange import view as exchange_tables
 from dlbench.views.exchange.numbers import ExchangePoint, exchange_points, fitted_line
 from dlbench.views.exchange.view import ExchangeView, exchange_charts
 from tests.support.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
