@@ -54,7 +54,7 @@ THRESHOLDS = (
         halved="one in forty; 15 settings need about 11 % more repeats",
     ),
     Threshold(
-        module="views.sweep.axes",
+        module="views.sweep.settings",
         name="MARGIN",
         decides="differences between settings that are no reason to choose",
         why="the gate tolerates as much by default",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, WIDE, si_label
 from dlbench.report.wording import number_text, percent
-from dlbench.views.causes.charts import CAUSE_COLOURS, short
 from dlbench.views.causes.numbers import CausePoint
-from dlbench.views.causes.words import place
+from dlbench.views.causes.view import CAUSE_COLOURS, place, short
 from dlbench.views.model import Group
 from dlbench.views.stragglers.numbers import Straggler
 from dlbench.views.stragglers.tables import MAX_SHOWN, cost, rank_sheet

@@ -15,8 +15,8 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
+from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.summary.charts import efficiency_chart

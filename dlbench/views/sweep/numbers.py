@@ -33,26 +33,24 @@ from dlbench.stats.pairing import RunKey
 from dlbench.stats.selection import gain_of_best
 from dlbench.stats.verdicts import is_other_than
 from dlbench.views.sweep import words
-from dlbench.views.sweep.axes import (
+from dlbench.views.sweep.settings import (
     MARGIN,
     Axis,
     Measured,
     Pair,
-    axes,
-    contrasts,
-    deviations,
-    interaction,
-    is_within_margin,
-    levels_of,
-)
-from dlbench.views.sweep.settings import (
     Setting,
     SettingVerdict,
     acting_keys,
     autotuned,
+    axes,
     changed_arithmetic,
+    contrasts,
+    deviations,
+    interaction,
     is_default,
+    is_within_margin,
     label,
+    levels_of,
     losses,
     options,
     run_key,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from dlbench.report.table import times_cell
 from dlbench.report.wording import DASH, basis_text, times_text, times_value
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.views.sweep.axes import MARGIN_TEXT, Axis
-from dlbench.views.sweep.settings import Setting
+from dlbench.views.sweep.settings import MARGIN_TEXT, Axis, Setting
 
 _MAX_NAMED = 3
 """Settings named in a sentence; the others are counted."""

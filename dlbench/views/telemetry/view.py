@@ -21,13 +21,12 @@ from dlbench.views.telemetry.numbers import (
     DetailedTelemetry,
     NodeMeans,
     RunTelemetry,
-    Stretch,
     Telemetry,
     Unavailable,
     detailed_telemetry,
     telemetry,
 )
-from dlbench.views.telemetry.timeline import Line, Panel, Timeline
+from dlbench.views.telemetry.timeline import Line, Panel, Stretch, Timeline
 from dlbench.views.view import GroupSource, GroupView
 
 MAX_SHOWN = 12

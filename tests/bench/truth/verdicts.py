@@ -30,8 +30,8 @@ from dlbench.views.causes.diagnosis import WORTH_EXPLAINING, adjusted_p, diagnos
 from dlbench.views.causes.experiments import Case
 from dlbench.views.decomposition import OWN_PARTS, difference
 from dlbench.views.scaling.verdict import verdict
-from dlbench.views.sweep.axes import MARGIN, Measured, contrasts, deviations, levels_of
 from dlbench.views.sweep.numbers import Draft, family_of
+from dlbench.views.sweep.settings import MARGIN, Measured, contrasts, deviations, levels_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 from tests.support.run_factory import constant, plans, write_run

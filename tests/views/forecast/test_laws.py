@@ -24,9 +24,8 @@ from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
 from dlbench.views.forecast import anchors, laws
-from dlbench.views.forecast.charts import CURVE, forecast_charts
 from dlbench.views.forecast.numbers import Forecast
-from dlbench.views.forecast.view import ForecastView
+from dlbench.views.forecast.view import CURVE, ForecastView, forecast_charts
 from tests.support.run_factory import Story, constant, plans, write_run
 
 SCALINGS: tuple[laws.Scaling, ...] = ("weak", "strong")

@@ -28,10 +28,9 @@ from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, stude
 from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
-from dlbench.views.sweep.axes import Measured, deviations, interaction, levels_of
-from dlbench.views.sweep.charts import settings_chart
 from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
-from dlbench.views.sweep.settings import Setting
+from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
+from dlbench.views.sweep.view import settings_chart
 from tests.support.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
