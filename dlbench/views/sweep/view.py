@@ -12,9 +12,8 @@ from dlbench.report.table import Column, Sheet, times_cell
 from dlbench.report.wording import place_text, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Report
-from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
+from dlbench.views.sweep.numbers import Sweep, SweepCell, short_keys, sweeps
 from dlbench.views.sweep.settings import MARGIN, Axis, Level, Losses, Setting
-from dlbench.views.sweep.words import short_keys
 from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3
