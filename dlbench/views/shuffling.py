@@ -346,7 +346,7 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
             "label_distance",
             "Label distance",
             lambda point: point.label_distance,
-            _distance,
+            lambda row: _three(row.label_distance) or Cell("no classes"),
             is_brief=True,
         ),
         Column(
@@ -375,10 +375,6 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
 
 def _three(value: float | None) -> Cell | None:
     return None if value is None else Cell(f"{value:.3f}", number=value)
-
-
-def _distance(row: AuditPoint) -> Cell:
-    return _three(row.label_distance) or Cell("no classes")
 
 
 def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:

@@ -242,7 +242,9 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
     used = usable_points(group.points)
     if not used:
         return None
-    times = np.array([_time(group.scaling, point) for point in used])
+    times = np.array(
+        [(1 / (point.speedup.value if group.scaling == "strong" else point.efficiency.value)) for point in used]
+    )
     ratios = np.array([point.ideal_speedup for point in used])
     drawn = _drawn_times(group.baseline, used, times, table)
     data = _Data(scaling=group.scaling, points=used, ratios=ratios, times=times, drawn=drawn)
@@ -260,11 +262,6 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
         largest=group.points[-1].ranks,
         margin=max(map(abs, missed)),
     )
-
-
-def _time(scaling: Scaling, point: Point) -> float:
-    """Time of fixed work over the baseline's."""
-    return 1 / (point.speedup.value if scaling == "strong" else point.efficiency.value)
 
 
 def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table: RunTable) -> Array | None:
