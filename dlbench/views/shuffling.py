@@ -322,12 +322,7 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
         *place_columns(),
         Column("shuffle", "", lambda point: found.shuffle),
         Column("partition", "", lambda point: found.partition),
-        Column(
-            "exchanged_share",
-            "Exchanged per epoch",
-            lambda point: point.exchanged_share,
-            unit="fraction",
-        ),
+        Column("exchanged_share", "Exchanged per epoch", lambda point: point.exchanged_share, unit="fraction"),
         Column("audited_runs", "Runs", lambda point: point.num_runs, is_brief=True),
         Column("bad_runs", "With errors", lambda point: point.num_bad, is_brief=True),
         Column("whole_epochs", "Whole epochs", lambda point: point.whole_epochs),
@@ -349,17 +344,8 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
             lambda row: _three(row.label_distance) or Cell("no classes"),
             is_brief=True,
         ),
-        Column(
-            "held_samples_peak",
-            "Held by a rank at most",
-            lambda point: point.held_samples_peak,
-        ),
-        Column(
-            "exchange_wait_s",
-            "Longest wait for samples",
-            lambda point: point.exchange_wait_s,
-            unit="s",
-        ),
+        Column("held_samples_peak", "Held by a rank at most", lambda point: point.held_samples_peak),
+        Column("exchange_wait_s", "Longest wait for samples", lambda point: point.exchange_wait_s, unit="s"),
         Column("audit_s", "", lambda point: point.audit_s, has_interval=True),
         Column("audit_share", "", lambda point: point.audit_share, unit="fraction"),
     )
@@ -535,11 +521,9 @@ class ShuffleAuditView(GroupView):
     key = "shuffle_audit"
 
     def numbers(self, source: GroupSource) -> Audit | None:
-        """By rank count and epoch; None for synthetic data."""
         return audit(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """Errors first, then both tables."""
         found = group.of(Audit)
         if found is None:
             return None
@@ -601,11 +585,9 @@ class ShufflingView(ReportView):
     key = "shuffling"
 
     def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
-        """Of groups that differ in shuffling and the staging that it needs."""
         return comparisons(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """A table for each set of groups, and how they learn."""
         found = report.all_of(ShuffleComparison)
         if not found:
             return ()

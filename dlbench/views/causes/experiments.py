@@ -403,10 +403,7 @@ RULES: Mapping[str, Rule] = {
             ),
         ),
     ),
-    "host": Rule(
-        name="host-bound",
-        experiments=(Experiment(text=_larger_batch, when=_is_weak),),
-    ),
+    "host": Rule(name="host-bound", experiments=(Experiment(text=_larger_batch, when=_is_weak),)),
     "launch": Rule(
         name="launch-bound",
         experiments=(

@@ -13,14 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part, attribute, complement
-from dlbench.reading.causes import (
-    CAUSES,
-    COMPUTE_PARTS,
-    EXCHANGE_PHASE,
-    INPUT_PARTS,
-    WAIT_PARTS,
-    Causes,
-)
+from dlbench.reading.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
 from dlbench.reading.hosts.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable

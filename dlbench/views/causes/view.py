@@ -137,7 +137,10 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         columns=_COLUMNS,
         rows=rows,
         pivot=Pivot(
-            corner="Part", down=lambda row: row.title, across=_across, cell=lambda row: _cell(row, has_loss=has_loss)
+            corner="Part",
+            down=lambda row: row.title,
+            across=lambda row: f"{'Lost at ' * row.is_lost}{place(row.point)}",
+            cell=lambda row: _cell(row, has_loss=has_loss),
         ),
         is_shown=lambda row: row.title in shown,
         is_data=lambda row: not row.is_lost,
@@ -146,11 +149,7 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
     )
 
 
-def _rows(point: CausePoint) -> list[_Row]:
-    return [*_parts(point), _Row(point, point.whole, "sum: mean step", kind="sum")]
-
-
-def _parts(point: CausePoint) -> Iterator[_Row]:
+def _rows(point: CausePoint) -> Iterator[_Row]:
     """Terms of the sum, each with what it consists of; what is on the wire and waiting stand below their phase."""
     for share in point.causes:
         if share.name == "exchange":
@@ -159,6 +158,7 @@ def _parts(point: CausePoint) -> Iterator[_Row]:
         yield _Row(point, share, ROW_TITLES[share.name], within, kind="part" if within else "")
         for part in share.parts:
             yield _Row(point, part, ROW_TITLES[part.name], share.name, kind="part")
+    yield _Row(point, point.whole, "sum: mean step", kind="sum")
 
 
 def _titles_shown(rows: Sequence[_Row]) -> set[str]:
@@ -188,14 +188,6 @@ def _caption(last: CausePoint, absent: Sequence[str]) -> str:
     figure = last.whole.seconds if last.is_baseline else last.whole.lost
     text = f"Per step, as ranks on time see it. Intervals: {basis_text(figure)}."
     return f"{text} No time: {', '.join(absent)}." if absent else text
-
-
-def _place(point: CausePoint) -> str:
-    return place_text(point.ranks, point.nodes)
-
-
-def _across(row: _Row) -> str:
-    return f"Lost at {_place(row.point)}" if row.is_lost else _place(row.point)
 
 
 def _cell(row: _Row, *, has_loss: bool) -> Value | Cell:
@@ -249,7 +241,7 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         pivot=Pivot(
             corner="Part",
             down=lambda row: row.title,
-            across=lambda row: _place(row.point),
+            across=lambda row: place(row.point),
             cell=lambda row: lost_cell(row.part.lost) if row.is_measured else NOT_MEASURED,
         ),
         is_shown=lambda row: (
@@ -270,7 +262,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
     is_forecast = any(one.forecast_gain is not None or one.basis for _, one in rows)
     has_bound = any(point.verdict.bound is not None for point, _ in rows)
     columns: tuple[Column[_Try], ...] = (
-        Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes)),
+        Column("", "At", lambda row: place(row[0])),
         Column("ranks", "", lambda row: row[0].ranks),
         Column("nodes", "", lambda row: row[0].nodes),
         Column("is_baseline", "", lambda row: row[0].is_baseline),
@@ -407,14 +399,14 @@ def _bar(
     is_right = not is_whole and reach[0] < _ROOM_FOR_WORDS
     return {
         "name": name,
-        "from": _hundredths(low),
-        "to": _hundredths(high),
-        "low": None if ends is None else _hundredths(ends[0]),
-        "high": None if ends is None else _hundredths(ends[1]),
+        "from": round(low, 2),
+        "to": round(high, 2),
+        "low": None if ends is None else round(ends[0], 2),
+        "high": None if ends is None else round(ends[1], 2),
         "colour": colour,
         "label": label,
         "shown": shown,
-        "at": _hundredths(0.0 if is_whole else reach[1] if is_right else reach[0]),
+        "at": round(0.0 if is_whole else reach[1] if is_right else reach[0], 2),
         "side": "in" if is_whole else "right" if is_right else "left",
     }
 
@@ -443,10 +435,6 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
         mark = text.mark_text(align=align, dx=offset, color=ink, fontSize=12)
         layers.append(mark.encode(x=alt.X("at:Q"), text="label:N"))
     return layers
-
-
-def _hundredths(value: float) -> float:
-    return round(value, 2)
 
 
 # Over rank counts
@@ -527,11 +515,9 @@ class CausesView(GroupView):
         self.network = network
 
     def numbers(self, source: GroupSource) -> LostPercent | None:
-        """The account of each rank count, and who was waited for."""
         return lost_percent(source.group, source.table, self.network)
 
     def section(self, group: Group) -> Section | None:
-        """The waterfall, one table, and experiments."""
         found = group.of(LostPercent)
         if found is None:
             return None
@@ -547,13 +533,8 @@ class CausesView(GroupView):
             charts_per_row=2 if len(points) > MOST_ALONE else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
             notes=tuple(remarks(found.diagnosed)),
-            where={
-                "sample_unit": group.sample_unit,
-                "scaling": group.scaling,
-                "baseline_ranks": group.baseline.ranks,
-            },
+            where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )
 
     def remedy(self, group: Group) -> str:
-        """Why runs with something taken away have none."""
         return VARIANT

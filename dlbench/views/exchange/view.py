@@ -125,10 +125,7 @@ def count_cell(count: Estimate | None) -> Value | Cell:
 
 def _predicted(name: str, field: str) -> Column[_Row]:
     return Column(
-        name,
-        "",
-        lambda row: getattr(row.point.prediction, field) if row.point.prediction else None,
-        has_interval=True,
+        name, "", lambda row: getattr(row.point.prediction, field) if row.point.prediction else None, has_interval=True
     )
 
 
@@ -353,11 +350,9 @@ class ExchangeView(GroupView):
     key = "exchange"
 
     def numbers(self, source: GroupSource) -> tuple[ExchangePoint, ...]:
-        """Points whose runs record their exchange."""
         return exchange_points(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """What its messages took and could take, and what ran."""
         points = group.all_of(ExchangePoint)
         if not points:
             return None
@@ -381,7 +376,6 @@ class ExchangeView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """More ranks, or another engine."""
         if group.largest.ranks == 1:
             return "one rank exchanges nothing: add rank counts, for example --ranks 1,2."
         return (

@@ -331,11 +331,7 @@ def _name(scaling: Scaling, terms: tuple[Term, ...]) -> str:
 
 
 def _law(
-    group: Group,
-    data: _Data,
-    chosen: _Candidate,
-    left: tuple[_Candidate, ...],
-    missed: tuple[float, float, float],
+    group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, ...], missed: tuple[float, float, float]
 ) -> Law:
     import numpy as np
 

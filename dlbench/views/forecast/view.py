@@ -75,10 +75,7 @@ def forecast_sheet(group: Group, found: Forecast) -> Sheet[ForecastPoint]:
         Column("ranks", "At", lambda one: one.ranks, lambda one: f"{one.ranks} ranks"),
         Column("forecast_efficiency", "Efficiency by the law", lambda one: one.efficiency, has_interval=True),
         Column(
-            "forecast_throughput_per_s",
-            f"Throughput by the law, {unit}",
-            lambda one: one.throughput,
-            has_interval=True,
+            "forecast_throughput_per_s", f"Throughput by the law, {unit}", lambda one: one.throughput, has_interval=True
         ),
     )
     assert found.law is not None
@@ -264,11 +261,9 @@ class ForecastView(GroupView):
     key = "forecast"
 
     def numbers(self, source: GroupSource) -> Forecast | None:
-        """None for a group of one point."""
         return forecast(source.group, source.table, is_crowded=source.is_crowded)
 
     def section(self, group: Group) -> Section | None:
-        """The fit, the forecast and the published figures, each a table of its own."""
         found = group.of(Forecast)
         if found is None or (found.law is None and not found.same_work):
             return None
@@ -289,7 +284,6 @@ class ForecastView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """More rank counts."""
         found = group.of(Forecast)
         if found is not None:
             return found.why_no_law

@@ -111,11 +111,7 @@ def _resumed_at(run: Run) -> int:
     return run.record.first_step * run.plan.global_batch
 
 
-METRIC_TITLES = {
-    "top1": "top-1 accuracy",
-    "masked_lm_accuracy": "masked-LM accuracy",
-    "mae": "mean absolute error",
-}
+METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
 """What the metrics of `dlbench.records.record.QualityResult` are called."""
 
 

@@ -292,11 +292,9 @@ class QualityView(GroupView):
     key = "quality"
 
     def numbers(self, source: GroupSource) -> Quality | None:
-        """None for runs of speed."""
         return group_quality(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """What was reached and how soon, the factors behind it, and where the time went."""
         found = group.of(Quality)
         if found is None:
             return None
@@ -321,7 +319,6 @@ class QualityView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """An option."""
         return (
             "these runs measure throughput. To train to the workload's target, run it on real data with --to-accuracy."
         )
@@ -478,11 +475,7 @@ def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         Column("trained_s", "Time in training steps", lambda point: point.trained, has_interval=True),
     )
     return Sheet(
-        name="quality-trained",
-        title="Throughput, epochs and time",
-        columns=columns,
-        rows=found.points,
-        is_folded=True,
+        name="quality-trained", title="Throughput, epochs and time", columns=columns, rows=found.points, is_folded=True
     )
 
 
@@ -509,10 +502,7 @@ BATCH_COLUMNS: tuple[Column[BatchPoint], ...] = (
 def _batches_sheet(found: Quality) -> Sheet[BatchPoint]:
     """Statistical efficiency: what each global batch needs."""
     return Sheet(
-        name="quality-batches",
-        title="What each global batch needs",
-        columns=BATCH_COLUMNS,
-        rows=found.batches,
+        name="quality-batches", title="What each global batch needs", columns=BATCH_COLUMNS, rows=found.batches
     )
 
 

@@ -130,11 +130,7 @@ def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
         Column("is_baseline", "", lambda point: point.is_baseline),
         Column("runs", "", lambda point: len(point.run_ids)),
         Column("steps", "Steps", lambda point: point.num_steps, lambda point: f"{point.num_steps:,}"),
-        Column(
-            "warmup_steps_left_out",
-            "",
-            lambda point: point.num_warmup,
-        ),
+        Column("warmup_steps_left_out", "", lambda point: point.num_warmup),
         Column("p50_s", "Median", lambda point: point.p50, has_interval=True),
         Column("p95_s", tail(95, "p95"), lambda point: point.p95, has_interval=True),
         Column("p99_s", tail(99, "p99"), lambda point: point.p99, has_interval=True),
@@ -142,12 +138,7 @@ def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
         Column("fence_s", "Outlier limit" if has_outliers else "", lambda point: point.fence, has_interval=True),
         Column("outlier_share_fraction", "", lambda point: point.outlier_share, has_interval=True),
         Column("outlier_steps", "Outliers" if has_outliers else "", lambda point: point.num_outliers, outliers_text),
-        Column(
-            "autocorrelation",
-            "",
-            lambda point: point.autocorrelation,
-            has_interval=True,
-        ),
+        Column("autocorrelation", "", lambda point: point.autocorrelation, has_interval=True),
         Column("interval", "", lambda point: point.p50.kind),
     )
     return Sheet(
@@ -530,11 +521,9 @@ class StepsView(GroupView):
     key = "step_times"
 
     def numbers(self, source: GroupSource) -> StepTimes | None:
-        """Step times by rank count, and the map of the largest."""
         return step_times(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """A table by rank count, the outliers if there are any, and the distribution."""
         found = group.of(StepTimes)
         if found is None:
             return None
@@ -549,7 +538,6 @@ class StepsView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """Single steps are read for each report."""
         return NO_STEPS
 
 
@@ -560,7 +548,6 @@ class RanksView(GroupView):
     title = "Ranks and steps"
 
     def section(self, group: Group) -> Section | None:
-        """The map of the run in the middle; None where it has one row."""
         found = group.of(StepTimes)
         if found is None or len(found.map.rows) < 2:
             return None
@@ -574,7 +561,6 @@ class RanksView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """A second rank."""
         if group.of(StepTimes) is None:
             return NO_STEPS
         return f"one rank only: {rerun(group, '--ranks 1,2 --repeats 5')} adds a second one."

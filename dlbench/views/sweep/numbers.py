@@ -424,13 +424,7 @@ def _order(run: Run) -> tuple[int, int]:
 def _place(run: Run) -> tuple[int, int, str, str, str]:
     """Ranks, nodes, preset, precision, data: what settings must share to be compared."""
     plan = run.plan
-    return (
-        plan.layout.ranks,
-        plan.layout.nodes,
-        plan.workload.preset,
-        plan.workload.train.precision,
-        data_source(run),
-    )
+    return (plan.layout.ranks, plan.layout.nodes, plan.workload.preset, plan.workload.train.precision, data_source(run))
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:

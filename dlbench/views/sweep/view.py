@@ -64,13 +64,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         Column("why", "", lambda one: one.why),
         Column("", "Remarks" if any(map(_remarks, cell.settings)) else "", lambda one: "; ".join(_remarks(one))),
     )
-    return Sheet(
-        name="sweep",
-        title="Settings",
-        columns=columns,
-        rows=cell.settings,
-        in_terminal=True,
-    )
+    return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
 
 def _value_column(place: int, title: str) -> Column[Setting]:
@@ -282,11 +276,9 @@ class SweepView(ReportView):
     key = "sweeps"
 
     def numbers(self, source: ReportSource) -> tuple[Sweep, ...]:
-        """All swept series with figures."""
         return sweeps(source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """A section for each series, with one for each rank count."""
         return tuple(self._section(sweep) for sweep in report.all_of(Sweep))
 
     def _section(self, sweep: Sweep) -> Section:
@@ -310,7 +302,6 @@ class SweepView(ReportView):
         )
 
     def remedy(self, report: Report) -> str:
-        """An option."""
         return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
 
 

@@ -171,13 +171,7 @@ def missing_sheet(unavailable: Sequence[Unavailable]) -> Sheet[Unavailable]:
         Column("reason", "Why", lambda item: item.reason, limit=300),
         Column("nodes", "Nodes", lambda item: item.num_nodes),
     )
-    return Sheet(
-        name="telemetry-missing",
-        title="Not sampled",
-        columns=columns,
-        rows=unavailable,
-        is_folded=True,
-    )
+    return Sheet(name="telemetry-missing", title="Not sampled", columns=columns, rows=unavailable, is_folded=True)
 
 
 def fields_sheet(runs: Sequence[RunTelemetry]) -> Sheet[tuple[RunTelemetry, NodeTelemetry, FieldSummary]]:
@@ -469,11 +463,9 @@ class TelemetryView(GroupView):
     key = "telemetry"
 
     def numbers(self, source: GroupSource) -> Telemetry | None:
-        """By node, and one run over time."""
         return telemetry(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """Means by node, and what is missing."""
         found = group.of(Telemetry)
         if found is None:
             return None
@@ -490,7 +482,6 @@ class TelemetryView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """What makes runs with samples."""
         return not_sampled(group)
 
 
@@ -498,7 +489,6 @@ class DetailedTelemetryView(TelemetryView):
     """The same over the samples of all runs, with every field of every node."""
 
     def numbers(self, source: GroupSource) -> DetailedTelemetry:
-        """By node, one run over time, and by run."""
         return detailed_telemetry(source.group, source.table)
 
 
