@@ -9,7 +9,7 @@ from typing import Any
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import EXCHANGE_PHASE
 from dlbench.reading.hosts.core_load import LOAD_CODES
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of
@@ -419,7 +419,7 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
     scale = alt.Scale(domain=[start, end], nice=False)
     axis = alt.Axis(labelExpr="datum.value + ' %'", tickCount=5)
     base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
-    tooltip = [alt.Tooltip("name:N", title="part"), alt.Tooltip("shown:N", title="lost or left")]
+    tooltip = tooltips({"name:N": "part", "shown:N": "lost or left"})
     colour = alt.Color("name:N", legend=None).scale(domain=names, range=[row["colour"] for row in rows])
     x = alt.X("from:Q", title="scaling efficiency", scale=scale, axis=axis)
     layers = [base.mark_bar(height={"band": 0.66}).encode(x=x, x2="to:Q", color=colour, tooltip=tooltip)]
@@ -461,11 +461,7 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
     colour = alt.Color("part:N", title=None).scale(
         domain=[CAUSE_TITLES[name] for name in names], range=[CAUSE_COLOURS[name] for name in names]
     )
-    tooltip = [
-        alt.Tooltip("place:N", title="at"),
-        alt.Tooltip("part:N", title="part"),
-        alt.Tooltip("shown:N", title="lost"),
-    ]
+    tooltip = tooltips({"place:N": "at", "part:N": "part", "shown:N": "lost"})
     x = alt.X("points:Q", title="points of efficiency lost; gained left of 0").axis(tickCount=5, format=".4~g")
     bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.72})
     tick = alt.Chart(alt.InlineData(values=sums)).mark_tick(color=INK, thickness=2, size=34)

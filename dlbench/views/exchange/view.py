@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dlbench.records.exchange import Message
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value
@@ -310,12 +310,7 @@ def _layers(alt: Any, point: ExchangePoint, rows: Rows) -> list[Any]:
     colour = alt.Color("kind:N", title=None, sort=list(_KINDS)).scale(
         domain=present, range=[_COLOURS[_KINDS.index(kind)] for kind in present]
     )
-    tooltip = [
-        alt.Tooltip("name:N", title="line"),
-        alt.Tooltip("kind:N", title="what"),
-        alt.Tooltip("shown:N", title="for"),
-        alt.Tooltip("what:N", title="message"),
-    ]
+    tooltip = tooltips({"name:N": "line", "kind:N": "what", "shown:N": "for", "what:N": "message"})
     bars = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_bar()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.reading.scaling import Point
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import FORECAST, HEIGHT, MEASURED, MUTED, PUBLISHED, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
@@ -219,11 +219,7 @@ def _layers(alt: Any, group: Group, found: Forecast, law: Law) -> list[Any]:
     top = max(1.0, *(row["high"] or row["value"] for row in (*rows, *coming)))
     scale = alt.Scale(domain=[0, top * 1.12], nice=False)
     y = alt.Y("value:Q", title="scaling efficiency", scale=scale, axis=alt.Axis(format=".0%", tickCount=6))
-    tooltip = [
-        alt.Tooltip("place:N", title="at"),
-        alt.Tooltip("shown:N", title="efficiency"),
-        alt.Tooltip("basis:N", title="interval"),
-    ]
+    tooltip = tooltips({"place:N": "at", "shown:N": "efficiency", "basis:N": "interval"})
     measured = alt.Chart(alt.InlineData(values=rows)).encode(x=x, y=y)
     curve = alt.Chart(alt.InlineData(values=_curve(group, law, counts[-1]))).encode(x=alt.X("ranks:Q"), y=y)
     layers = [

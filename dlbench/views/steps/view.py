@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlbench.reading.digest import OutlierStep
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish, tooltips
 from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
@@ -335,11 +335,7 @@ def _curves(alt: Any, rows: Rows, places: list[str]) -> list[Any]:
     y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")
     colour = alt.Color("place:N", title=None, sort=places).scale(domain=places, range=list(RANK_COLOURS[: len(places)]))
     legend = colour.legend(orient="bottom", columns=3, symbolStrokeWidth=3, symbolOpacity=1)
-    tooltip = [
-        alt.Tooltip("place:N", title="at"),
-        alt.Tooltip("share:Q", title="share of the steps, %"),
-        alt.Tooltip("shown:N", title="take no longer than"),
-    ]
+    tooltip = tooltips({"place:N": "at", "share:Q": "share of the steps, %", "shown:N": "take no longer than"})
     base = alt.Chart(alt.InlineData(values=rows))
     layers = []
     if any(row["low"] != row["high"] for row in rows):
@@ -367,14 +363,16 @@ def _outliers(group: Subject, point: StepPoint) -> Chart:
     colours = {PART_TITLES[name]: colour for name, colour in PART_COLOURS.items()}
     colour = alt.Color("phase:N", title="grew most").scale(domain=titles, range=[colours[title] for title in titles])
     shape = alt.Shape("phase:N", title="grew most").scale(domain=titles)
-    tooltip = [
-        alt.Tooltip("step:Q", title="step"),
-        alt.Tooltip("shown:N", title="took"),
-        alt.Tooltip("ratio:Q", title="over the median"),
-        alt.Tooltip("who:N", title="longest own work"),
-        alt.Tooltip("phase:N", title="grew most"),
-        alt.Tooltip("run:N", title="run"),
-    ]
+    tooltip = tooltips(
+        {
+            "step:Q": "step",
+            "shown:N": "took",
+            "ratio:Q": "over the median",
+            "who:N": "longest own work",
+            "phase:N": "grew most",
+            "run:N": "run",
+        }
+    )
     chart = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_point(filled=True, size=60, opacity=0.85)
@@ -499,11 +497,7 @@ def _map_layers(alt: Any, found: RankMap, rows: Rows) -> list[Any]:
     colour = alt.Color("bin:N", title=f"own work over the median (blank: {bin_title(_BLANK)})").scale(
         domain=[bin_title(number) for number in present], range=[_BIN_COLOURS[number] for number in present]
     )
-    tooltip = [
-        alt.Tooltip("who:N", title="ranks"),
-        alt.Tooltip("when:N", title="steps"),
-        alt.Tooltip("shown:N", title="own work over the median"),
-    ]
+    tooltip = tooltips({"who:N": "ranks", "when:N": "steps", "shown:N": "own work over the median"})
     cells = alt.Chart(alt.InlineData(values=rows)).mark_rect(strokeWidth=0)
     legend = colour.legend(orient="bottom", columns=4, titleOrient="top", titleLimit=WIDE)
     layers.append(cells.encode(x=x, x2="x2:Q", y=y, y2="y2:Q", color=legend, tooltip=tooltip))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, MUTED, WIDE
 from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, times_cell
@@ -245,11 +245,7 @@ def _layers(alt: Any, sweep: Sweep, rows: Rows) -> list[Any]:
         titleX=-220,
     )
     colour = alt.Color("colour:N", scale=None)
-    tooltip = [
-        alt.Tooltip("setting:N", title="setting"),
-        alt.Tooltip("shown:N", title="over the baseline"),
-        alt.Tooltip("verdict:N", title="verdict"),
-    ]
+    tooltip = tooltips({"setting:N": "setting", "shown:N": "over the baseline", "verdict:N": "verdict"})
     base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - MARGIN, "high": 1 + MARGIN}]))
     layers = [

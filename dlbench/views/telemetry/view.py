@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts.chart import Chart, tooltips
 from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
@@ -54,16 +54,25 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
     def title(text: str, of: Callable[[NodeMeans], object]) -> str:
         return text if any(of(node) is not None for node in shown) else ""
 
+    def shaped(
+        name: str, text: str, of: Callable[[NodeMeans], float | None], shape: Callable[[float], str]
+    ) -> Column[_Row]:
+        def cell(row: _Row) -> Cell | None:
+            return None if (value := of(row.node)) is None else Cell(shape(value), number=value)
+
+        return Column(name, title(text, lambda node: of(node) or None), lambda row: of(row.node), cell)
+
     def rate(name: str, text: str, of: Callable[[NodeMeans], float | None]) -> Column[_Row]:
-        return Column(
-            name, title(text, lambda node: of(node) or None), lambda row: of(row.node), lambda row: _rate(of(row.node))
-        )
+        return shaped(name, text, of, lambda value: f"{format_bytes(value)}/s")
+
+    def host(node: NodeMeans) -> str:
+        return node.host[:MAX_HOST] or f"node {node.node_rank}"
 
     def number(name: str, text: str, of: Callable[[NodeMeans], float | None], unit: str) -> Column[_Row]:
         return Column(name, title(text, of), lambda row: of(row.node), unit=unit)
 
     columns: tuple[Column[_Row], ...] = (
-        Column("", "At", lambda row: f"{place_text(row.node.ranks, row.node.nodes)}, {_host(row.node)}"),
+        Column("", "At", lambda row: f"{place_text(row.node.ranks, row.node.nodes)}, {host(row.node)}"),
         Column("ranks", "", lambda row: row.node.ranks),
         Column("nodes", "", lambda row: row.node.nodes),
         Column("run_id", "", lambda row: row.node.run_id),
@@ -76,23 +85,13 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
             lambda row: row.node.gpu_power_w,
             lambda row: _power(row.node),
         ),
-        Column(
-            "sm_clock_hz",
-            title("SM clock", lambda node: node.sm_clock_hz),
-            lambda row: row.node.sm_clock_hz,
-            lambda row: _clock(row.node.sm_clock_hz),
-        ),
+        shaped("sm_clock_hz", "SM clock", lambda node: node.sm_clock_hz, lambda hertz: f"{hertz / 1e6:,.0f} MHz"),
         number("gpu_utilisation", "GPU busy", lambda node: node.gpu_utilisation, "fraction"),
         number("sm_active", "SMs busy", lambda node: node.sm_active, "fraction"),
         number("tensor_active", "Tensor cores", lambda node: node.tensor_active, "fraction"),
         number("dram_active", "GPU memory bandwidth", lambda node: node.dram_active, "fraction"),
         number("gpu_memory_bytes", "GPU memory", lambda node: node.gpu_memory_bytes, "bytes"),
-        Column(
-            "gpu_temperature_c",
-            title("Hottest GPU", lambda node: node.gpu_temperature_c),
-            lambda row: row.node.gpu_temperature_c,
-            lambda row: _degrees(row.node.gpu_temperature_c),
-        ),
+        shaped("gpu_temperature_c", "Hottest GPU", lambda node: node.gpu_temperature_c, lambda one: f"{one:.0f} °C"),
         number("throttled_share", "Throttled", lambda node: node.throttled, "fraction"),
         Column("throttled_by", "", lambda row: row.node.throttled_by),
         number("cpu_busy", "CPU busy", lambda node: node.cpu_busy, "fraction"),
@@ -109,12 +108,14 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
             unit="fraction",
         ),
     )
+    told = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
+    about = [*(told if found.num_read != found.num_runs else []), *left_out]
     return Sheet(
         name="telemetry",
         title="Means of the measured window",
         columns=columns,
         rows=[*(_Row(node, False) for node in found.nodes[:MAX_ROWS]), *(_Row(node, True) for node in shown)],
-        caption=" ".join([*_read_text(found), *left_out, *([_ABOUT_GPUS] if any(n.num_gpus for n in shown) else [])]),
+        caption=" ".join([*about, *([_ABOUT_GPUS] if any(n.num_gpus for n in shown) else [])]),
         is_data=lambda row: not row.is_shown,
         is_shown=lambda row: row.is_shown and bool(row.node.num_samples),
     )
@@ -136,32 +137,10 @@ def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     return shown, left_out
 
 
-def _read_text(found: Telemetry) -> list[str]:
-    if found.num_read == found.num_runs:
-        return []
-    return [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
-
-
-def _host(node: NodeMeans) -> str:
-    return node.host[:MAX_HOST] or f"node {node.node_rank}"
-
-
 def _power(node: NodeMeans) -> Cell | None:
     if node.gpu_power_w is not None:
         return Cell(f"{format_number(node.gpu_power_w)} W", number=node.gpu_power_w)
     return Cell(f"of {node.num_power} of {node.num_gpus} GPUs only") if node.num_power else None
-
-
-def _clock(hertz: float | None) -> Cell | None:
-    return None if hertz is None else Cell(f"{hertz / 1e6:,.0f} MHz", number=hertz)
-
-
-def _degrees(celsius: float | None) -> Cell | None:
-    return None if celsius is None else Cell(f"{celsius:.0f} °C", number=celsius)
-
-
-def _rate(value: float | None) -> Cell | None:
-    return None if value is None else Cell(f"{format_bytes(value)}/s", number=value)
 
 
 def missing_sheet(unavailable: Sequence[Unavailable]) -> Sheet[Unavailable]:
@@ -358,11 +337,7 @@ def _strip(alt: Any, title: str, stretches: tuple[Stretch, ...], ends: list[floa
         for one in stretches
         if one.end_s > ends[0] and one.begin_s < ends[1]
     ]
-    tooltip = [
-        alt.Tooltip("lane:N", title="at"),
-        alt.Tooltip("what:N", title=title.lower()),
-        alt.Tooltip("for:N", title="for"),
-    ]
+    tooltip = tooltips({"lane:N": "at", "what:N": title.lower(), "for:N": "for"})
     y = alt.Y("lane:N", title=None, sort=lanes).axis(ticks=False, domain=False, labelLimit=150)
     return (
         alt.Chart(alt.InlineData(values=rows))
