@@ -266,6 +266,8 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
 
 def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table: RunTable) -> Array | None:
     """Times over the baseline's in each resample of the runs."""
+    import numpy as np
+
     throughput = table.figures.set_index("run_id")["throughput"]
     by_run = [
         {table.keys[run_id]: float(throughput.loc[run_id]) for run_id in point.run_ids} for point in (baseline, *points)
@@ -273,16 +275,9 @@ def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table
     found = resampled(by_run, centre="geometric mean", resamples=RESAMPLES)
     if found is None:
         return None
-    middle = _centres(by_run)
-    away = found / middle
+    # What resamples scatter around: geometric means over the runs.
+    away = found / np.array([np.exp(np.mean(np.log(list(values.values())))) for values in by_run])
     return times * away[:, :1] / away[:, 1:]
-
-
-def _centres(by_run: list[dict[tuple[str, int], float]]) -> Array:
-    """What resamples scatter around: geometric means over the runs."""
-    import numpy as np
-
-    return np.array([np.exp(np.mean(np.log(list(values.values())))) for values in by_run])
 
 
 def _candidate(data: _Data, terms: tuple[Term, ...]) -> _Candidate:

@@ -274,7 +274,7 @@ class ForecastView(GroupView):
             id=self.id,
             title=self.title,
             headline=_headline(found),
-            words=_words(found),
+            words=(found.why_no_law,) if found.law is None else (_law_text(found.law), found.why_no_forecast),
             charts=lambda: forecast_charts(group, found),
             sheets=tuple(sheets),
         )
@@ -295,12 +295,6 @@ def _headline(found: Forecast) -> str:
         return "no law fits the measured points" if found.law.is_ruled_out else f"{found.law.name} fits; no forecast"
     one = found.same_work[0]
     return f"published for the same work: {percent(one.efficiency)} at {one.ranks:,} ranks"
-
-
-def _words(found: Forecast) -> tuple[str, ...]:
-    """What the law says, and whether anything follows from it."""
-    words = [found.why_no_law] if found.law is None else [_law_text(found.law), found.why_no_forecast]
-    return tuple(words)
 
 
 def _law_text(law: Law) -> str:

@@ -47,12 +47,16 @@ def quality_verdict(subject: str, quality: Quality) -> str:
     best = "" if last.best is None else f", best value {number_text(last.best.value, quality.unit)}"
     sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)}{best})"
     if last.factors is None or len(quality.points) == 1:
-        basis = f"; {_basis(last.time)}" if last.num_reached > 1 else ""
+        basis = f"; {basis_text(last.time)}" if last.num_reached > 1 and last.time is not None else ""
         return f"{subject}: target {goal} met in {sooner}{basis}."
+    factor, s = last.factors.speedup, "s" if last.ranks == 1 else ""
+    how = f"need{s} {times_text(factor.inverted('ratio'))} as long as"
+    if factor.value >= 1:
+        how = f"get{s} there {times_text(factor)} sooner than"
     return (
         f"{subject}: all {runs_text(runs)} met the target {goal}. {place_text(last.ranks, last.nodes)} "
-        f"{_needs(last)} {_sooner(last.factors.speedup)} {place_text(base.ranks, base.nodes)} "
-        f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
+        f"{how} {place_text(base.ranks, base.nodes)} ({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: "
+        f"{_time_at(base)}, {sooner}."
     )
 
 
@@ -105,25 +109,6 @@ def _without_speedup(quality: Quality) -> str:
 def _time_at(point: QualityPoint) -> str:
     time = "none" if point.time is None else figure_text(point.time)
     return f"{time} at {place_text(point.ranks, point.nodes)}"
-
-
-def _basis(figure: Estimate | None) -> str:
-    return "" if figure is None else basis_text(figure)
-
-
-def _needs(point: QualityPoint) -> str:
-    assert point.factors is not None
-    verb = "needs" if point.ranks == 1 else "need"
-    gets = "gets" if point.ranks == 1 else "get"
-    return f"{gets} there" if point.factors.speedup.value >= 1 else verb
-
-
-def _sooner(factor: Estimate) -> str:
-    return (
-        f"{times_text(factor)} sooner than"
-        if factor.value >= 1
-        else f"{times_text(factor.inverted('ratio'))} as long as"
-    )
 
 
 def _why(factors: Factors) -> str:
@@ -225,7 +210,8 @@ def _lines(alt: Any, found: Quality, rows: Rows, axis: Axis, axis_title: str) ->
         .axis(format=".0%" if found.unit == "fraction" else "~g", tickCount=6)
     )
     x = alt.X(f"{axis}:Q", title=axis_title).axis(labelExpr="format(datum.value, '~s')", tickCount=5)
-    colour = alt.Color("place:N", title=None, sort=places).scale(domain=places, range=_colours(len(places)))
+    colours = [RANK_COLOURS[index % len(RANK_COLOURS)] for index in range(len(places))]
+    colour = alt.Color("place:N", title=None, sort=places).scale(domain=places, range=colours)
     shape = alt.Shape("place:N", title=None, sort=places).scale(domain=places)
     legend = {"orient": "bottom", "columns": 3, "symbolStrokeWidth": 2}
     tooltip = [
@@ -243,10 +229,6 @@ def _lines(alt: Any, found: Quality, rows: Rows, axis: Axis, axis_title: str) ->
             color=colour.legend(**legend), shape=shape.legend(**legend), tooltip=tooltip
         ),
     ]
-
-
-def _colours(count: int) -> list[str]:
-    return [RANK_COLOURS[index % len(RANK_COLOURS)] for index in range(count)]
 
 
 def _rules(alt: Any, found: Quality) -> list[Any]:
@@ -307,7 +289,8 @@ class QualityView(GroupView):
             *([_batches_sheet(found)] if len(found.batches) > 1 else []),
             _evaluations_sheet(found),
         )
-        goal = _goal(found)
+        skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
+        goal = f"Target: {goal_text(found)} within {found.limit} ({skill})"
         return Section(
             id=self.id,
             title=self.title,
@@ -322,12 +305,6 @@ class QualityView(GroupView):
         return (
             "these runs measure throughput. To train to the workload's target, run it on real data with --to-accuracy."
         )
-
-
-def _goal(found: Quality) -> str:
-    """What was wanted, until when, and what no skill reaches."""
-    skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
-    return f"Target: {goal_text(found)} within {found.limit} ({skill})"
 
 
 def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
@@ -363,7 +340,12 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         _factor("throughput_factor", lambda factors: factors.throughput),
         _factor("samples_factor", lambda factors: factors.samples),
         _factor("rest_factor", lambda factors: factors.rest),
-        Column("time_interval", "Interval", lambda point: point.time and point.time.kind, _time_basis),
+        Column(
+            "time_interval",
+            "Interval",
+            lambda point: point.time and point.time.kind,
+            lambda point: point.time and basis_text(point.time),
+        ),
         Column("factor_interval", "", lambda point: point.factors.speedup.kind if point.factors else None),
         Column("caption", "", lambda point: group.caption),
     )
@@ -385,10 +367,6 @@ def _factor(name: str, pick: Callable[[Factors], Estimate]) -> Column[QualityPoi
 def _reached(point: QualityPoint) -> Cell:
     invalid = f", {point.num_invalid} invalid" if point.num_invalid else ""
     return Cell(reached_text(point.num_reached, point.num_runs) + invalid, number=point.num_reached)
-
-
-def _time_basis(point: QualityPoint) -> str | None:
-    return basis_text(point.time) if point.time else None
 
 
 FACTOR_COLUMNS: tuple[Column[tuple[QualityPoint, Factors]], ...] = (
@@ -506,34 +484,26 @@ def _batches_sheet(found: Quality) -> Sheet[BatchPoint]:
     )
 
 
-@dataclass(frozen=True)
-class _Evaluated:
-    """An evaluation of a run."""
-
-    curve: Curve
-    one: Evaluation
-
-
-def _evaluations_sheet(found: Quality) -> Sheet[_Evaluated]:
+def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
     """Every evaluation of every run, for programs: people see the charts."""
-    columns: tuple[Column[_Evaluated], ...] = (
-        Column("run_id", "", lambda row: row.curve.run_id),
-        Column("ranks", "", lambda row: row.curve.ranks),
-        Column("nodes", "", lambda row: row.curve.nodes),
+    columns: tuple[Column[tuple[Curve, Evaluation]], ...] = (
+        Column("run_id", "", lambda row: row[0].run_id),
+        Column("ranks", "", lambda row: row[0].ranks),
+        Column("nodes", "", lambda row: row[0].nodes),
         Column("metric", "", lambda row: found.metric),
         Column("target", "", lambda row: found.target),
-        Column("samples", "", lambda row: row.one.samples),
-        Column("epoch", "", lambda row: row.one.epoch),
-        Column("wall_s", "", lambda row: row.one.wall_s),
-        Column("train_s", "", lambda row: row.one.train_s),
-        Column("eval_s", "", lambda row: row.one.eval_s),
-        Column("value", "", lambda row: row.one.value),
-        Column("loss", "", lambda row: row.one.loss),
+        Column("samples", "", lambda row: row[1].samples),
+        Column("epoch", "", lambda row: row[1].epoch),
+        Column("wall_s", "", lambda row: row[1].wall_s),
+        Column("train_s", "", lambda row: row[1].train_s),
+        Column("eval_s", "", lambda row: row[1].eval_s),
+        Column("value", "", lambda row: row[1].value),
+        Column("loss", "", lambda row: row[1].loss),
     )
     return Sheet(
         name="evaluations",
         title="Evaluations",
         columns=columns,
-        rows=[_Evaluated(curve, one) for curve in found.curves for one in curve.evaluations],
+        rows=[(curve, one) for curve in found.curves for one in curve.evaluations],
         is_shown=lambda row: False,
     )

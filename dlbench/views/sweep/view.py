@@ -13,24 +13,19 @@ from dlbench.report.wording import place_text, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, short_keys, sweeps
-from dlbench.views.sweep.settings import MARGIN, Axis, Level, Losses, Setting
+from dlbench.views.sweep.settings import MARGIN, MARGIN_TEXT, Axis, Level, Losses, Setting, SettingVerdict
 from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3
 """Settings named beside a remark; the others are counted."""
 
-VERDICT_TITLES = {
-    "baseline": "baseline",
-    "faster": "faster",
-    "slower": "slower",
-    "equal": "equal within 2 %",
-    "undecided": "undecided",
-    "insufficient": "insufficient",
-    "no figure": "no figure",
-}
-
 AXES_CAPTION = "Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %."
 LOSSES_CAPTION = "Last loss of a run, medians over runs."
+
+
+def verdict_title(verdict: SettingVerdict) -> str:
+    """`equal` names its margin; the others are words as they are."""
+    return f"equal within {MARGIN_TEXT}" if verdict == "equal" else verdict
 
 
 def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
@@ -53,7 +48,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
             "verdict",
             "Verdict",
             lambda one: one.verdict,
-            lambda one: VERDICT_TITLES[one.verdict] + (", best" if one.label == cell.best else ""),
+            lambda one: verdict_title(one.verdict) + (", best" if one.label == cell.best else ""),
             is_brief=True,
         ),
         Column("adjusted_p", "", lambda one: one.adjusted_p),
@@ -216,7 +211,7 @@ def _rows(cell: SweepCell) -> Rows:
             "low": setting.ratio.low,
             "high": setting.ratio.high,
             "shown": times_text(setting.ratio),
-            "verdict": VERDICT_TITLES[setting.verdict],
+            "verdict": verdict_title(setting.verdict),
             "colour": _OTHER if setting.inert else _VERDICTS.get(setting.verdict, _OTHER),
         }
         for setting in cell.settings
