@@ -345,7 +345,8 @@ def _apart(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple
 
 def means_of(values: Mapping[RunKey, float]) -> list[float]:
     """What the interval of a mean is made of: the mean of each session where there are several, else the runs."""
-    return _of_sessions(_checked(values), _sessions(values), statistics.fmean).tolist()
+    found: list[float] = _of_sessions(_checked(values), _sessions(values), statistics.fmean).tolist()
+    return found
 
 
 def paired_logs(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> dict[RunKey, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlbench.reading import scaling
 from dlbench.reading.scaling import Point
@@ -447,14 +447,6 @@ def samples_text(count: int) -> str:
 MAX_CHARTS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """A chart of the whole report; see `dlbench.report.charts.chart.Subject`."""
-
-    id: str
-    label: str
-
-
 def way_text(row: ShuffleRow) -> str:
     """``local, contiguous parts``."""
     return f"{row.shuffle}, {row.partition} parts" if row.partition else row.shuffle
@@ -500,7 +492,7 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
     last = "; ".join(f"{way_text(row)}: {figure_text(row.final)}" for row in rows if row.final is not None)
     return finish(
         alt.layer(base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, size=30).encode(shape=shape)),
-        _Subject(id=found.id, label=f"{found.label}, {place_text(rows[0].ranks, rows[0].nodes)}"),
+        replace(found, label=f"{found.label}, {place_text(rows[0].ranks, rows[0].nodes)}"),
         name="learning",
         title=f"{title[:1].upper()}{title[1:]} by way of shuffling",
         alt=f"{title} over epochs, a line for each run, a colour for each way of shuffling. Last values: {last}.",

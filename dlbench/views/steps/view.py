@@ -12,7 +12,6 @@ from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_lab
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, PART_TITLES, figure_text, percent, place_text, shown, value_text
-from dlbench.stats.estimates import Estimate
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
 from dlbench.views.rerun import rerun
@@ -45,7 +44,7 @@ def supports(point: StepPoint, percent_of_steps: int) -> bool:
 def step_notes(found: StepTimes) -> tuple[str, ...]:
     """The slowest step; and where steps are no independent measurements, in one sentence."""
     correlated = [
-        f"{_correlation(point.autocorrelation)} at {place(point)}"
+        f"{' '.join(filter(None, shown(point.autocorrelation, 2)))} at {place(point)}"
         for point in found.points
         if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
     ]
@@ -56,12 +55,6 @@ def step_notes(found: StepTimes) -> tuple[str, ...]:
 def outliers_text(point: StepPoint) -> str:
     """``12 (0.04 %)``: outliers of all runs."""
     return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
-
-
-def _correlation(correlation: Estimate) -> Cell:
-    """With its interval."""
-    number, interval, _ = shown(correlation, 2)
-    return Cell(number, interval, number=correlation.value)
 
 
 def _longest_step_text(point: StepPoint) -> tuple[str, ...]:

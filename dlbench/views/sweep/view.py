@@ -86,12 +86,11 @@ def remark_lines(cell: SweepCell) -> list[str]:
     for setting in cell.settings:
         for text in _remarks(setting):
             found.setdefault(text, []).append(setting.label)
-    return [f"{_counted(labels)}: {text}." for text, labels in found.items()]
-
-
-def _counted(labels: list[str]) -> str:
-    more = f"; and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""
-    return "; ".join(labels[:MAX_LABELS]) + more
+    more = {text: len(labels) - MAX_LABELS for text, labels in found.items()}
+    return [
+        f"{'; '.join(labels[:MAX_LABELS])}{f'; and {more[text]} more' if more[text] > 0 else ''}: {text}."
+        for text, labels in found.items()
+    ]
 
 
 @dataclass(frozen=True)
