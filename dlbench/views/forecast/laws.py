@@ -114,11 +114,26 @@ class ForecastPoint:
     """What a law says of a rank count that was not measured."""
 
     ranks: int
-    efficiency: Estimate
-    """Share of the ideal (fraction); 95 % over runs and over the laws that the points do not rule out: from the lowest
-    to the highest end of any, further out by `Fitted.margin`."""
-    throughput: Estimate
-    """Samples per second, likewise."""
+    efficiency: float
+    """Share of the ideal (fraction)."""
+    low: float
+    high: float
+    """95 % over runs and over the laws that the points do not rule out: the lowest and the highest end of any, further
+    out by `Fitted.margin`."""
+    throughput: float
+    """Samples per second; `low` and `high` scale alike."""
+    throughput_low: float
+    throughput_high: float
+
+    @property
+    def share(self) -> Estimate:
+        """The efficiency as it is printed."""
+        return Estimate(self.efficiency, self.low, self.high, LEAST_RUNS, "fit", "fraction", 0.95)
+
+    @property
+    def rate(self) -> Estimate:
+        """The throughput as it is printed; its unit stands in headers."""
+        return Estimate(self.throughput, self.throughput_low, self.throughput_high, LEAST_RUNS, "fit", "", 0.95)
 
 
 def ideal_time(scaling: Scaling, ratios: Array) -> Array:
@@ -391,7 +406,8 @@ def _doubt(
     error, low, high = missed
     if low <= ROUNDING and high >= -ROUNDING:
         return ""
-    missing = interval(abs(error), *sorted((abs(low), abs(high))), 1, "bootstrap", POINTS, level=0.95)
+    least, most = sorted((abs(low), abs(high)))
+    missing = interval(abs(error), least, most, len(data.points[-1].run_ids), "bootstrap", POINTS, level=0.95)
     return (
         f"withheld, because no law foretells {data.points[-1].ranks} ranks from the others: the nearest misses them by "
         f"{value_text(missing)} of efficiency {interval_text(missing)}"
@@ -428,6 +444,6 @@ def forecasts(group: Group, fitted: Fitted) -> tuple[ForecastPoint, ...]:
     ends = np.percentile(drawn, [2.5, 97.5], axis=1)
     low = max(0.0, min(value, float(ends[0].min())) - fitted.margin)
     high = min(1.0, max(value, float(ends[1].max())) + fitted.margin)
-    found = interval(value, low, high, law.coefficients[0].n, "bootstrap", "fraction", level=0.95)
-    throughput = found.scaled(ratio * group.baseline.throughput.value, group.baseline.throughput.unit)
-    return (ForecastPoint(ranks=ranks, efficiency=found, throughput=throughput),)
+    scale = ratio * group.baseline.throughput.value
+    ends_of = {"throughput": value * scale, "throughput_low": low * scale, "throughput_high": high * scale}
+    return (ForecastPoint(ranks=ranks, efficiency=value, low=low, high=high, **ends_of),)

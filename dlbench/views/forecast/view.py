@@ -73,10 +73,8 @@ def forecast_sheet(group: Group, found: Forecast) -> Sheet[ForecastPoint]:
     columns: tuple[Column[ForecastPoint], ...] = (
         Column("law", "", lambda one: law_name),
         Column("ranks", "At", lambda one: one.ranks, lambda one: f"{one.ranks} ranks"),
-        Column("forecast_efficiency", "Efficiency by the law", lambda one: one.efficiency, has_interval=True),
-        Column(
-            "forecast_throughput_per_s", f"Throughput by the law, {unit}", lambda one: one.throughput, has_interval=True
-        ),
+        Column("forecast_efficiency", "Efficiency by the law", lambda one: one.share, has_interval=True),
+        Column("forecast_throughput_per_s", f"Throughput by the law, {unit}", lambda one: one.rate, has_interval=True),
     )
     assert found.law is not None
     law_name = found.law.name
@@ -134,7 +132,7 @@ class _Drawn:
 COLUMNS: tuple[Column[_Drawn], ...] = (
     Column("", "At", lambda row: row.place),
     Column("", "Efficiency, measured", lambda row: row.point.efficiency if row.point else ""),
-    Column("", "Efficiency, forecast", lambda row: row.coming.efficiency if row.coming else ""),
+    Column("", "Efficiency, forecast", lambda row: row.coming.share if row.coming else ""),
     Column("", "Interval", lambda row: basis_text(row.point.efficiency) if row.point else "forecast, not measured"),
 )
 
@@ -188,11 +186,11 @@ def _forecast(found: Forecast) -> Rows:
     return [
         {
             "ranks": one.ranks,
-            "value": one.efficiency.value,
-            "low": one.efficiency.low,
-            "high": one.efficiency.high,
+            "value": one.efficiency,
+            "low": one.low,
+            "high": one.high,
             "place": f"{one.ranks} ranks",
-            "shown": f"{figure_text(one.efficiency)}, forecast",
+            "shown": f"{figure_text(one.share)}, forecast",
             "basis": "forecast, not measured",
         }
         for one in found.forecasts
@@ -290,7 +288,7 @@ def _headline(found: Forecast) -> str:
     """The forecast that reaches furthest, or why there is none."""
     if found.forecasts:
         last = found.forecasts[-1]
-        return f"forecast, not measured: {figure_text(last.efficiency)} efficiency at {last.ranks:,} ranks"
+        return f"forecast, not measured: {figure_text(last.share)} efficiency at {last.ranks:,} ranks"
     if found.law is not None:
         return "no law fits the measured points" if found.law.is_ruled_out else f"{found.law.name} fits; no forecast"
     one = found.same_work[0]

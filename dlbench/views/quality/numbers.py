@@ -15,13 +15,14 @@ is not known, and to leave it out would favour the side that fails more often.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from dlbench.costs.training_time import Verdict, consistency
 from dlbench.reading.comparability import planned_id
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
-from dlbench.records.record import Evaluation, QualityResult, meets
+from dlbench.records import record
+from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_value, value_text
 from dlbench.stats.estimates import (
@@ -50,7 +51,7 @@ def without_staging(run: Run) -> float | None:
     return None if whole is None or staging is None else max(0.0, whole - staging.seconds)
 
 
-def until_target(result: QualityResult) -> Sequence[Evaluation]:
+def until_target(result: QualityResult) -> Sequence[record.Evaluation]:
     """Evaluations up to the first that met the target; all of them where none did."""
     for index, evaluation in enumerate(result.evaluations):
         if meets_target(result, evaluation):
@@ -58,7 +59,7 @@ def until_target(result: QualityResult) -> Sequence[Evaluation]:
     return result.evaluations
 
 
-def meets_target(result: QualityResult, evaluation: Evaluation) -> bool:
+def meets_target(result: QualityResult, evaluation: record.Evaluation) -> bool:
     """Whether an evaluation met the target of its run."""
     return meets(evaluation.value, result.target, higher_is_better=result.higher_is_better)
 
@@ -195,6 +196,19 @@ class BatchPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One evaluation of the quality; times in seconds since the start of training."""
+
+    samples: int
+    epoch: float
+    wall_s: float
+    train_s: float
+    eval_s: float
+    value: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """All evaluations of one run."""
 
@@ -287,13 +301,16 @@ def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
 
 
 def _curves(group: Group) -> tuple[Curve, ...]:
+    names = [field.name for field in fields(Evaluation)]
     return tuple(
         Curve(
             run_id=run.plan.run_id,
             ranks=run.plan.layout.ranks,
             nodes=run.plan.layout.nodes,
             reached=run.record.quality.reached,
-            evaluations=tuple(run.record.quality.evaluations),
+            evaluations=tuple(
+                Evaluation(**{name: getattr(one, name) for name in names}) for one in run.record.quality.evaluations
+            ),
         )
         for run in group.runs
         if run.record and run.record.quality

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dlbench.records.record import Evaluation
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
@@ -25,7 +24,7 @@ from dlbench.report.wording import (
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Group
-from dlbench.views.quality.numbers import BatchPoint, Curve, Factors, Quality, QualityPoint, group_quality
+from dlbench.views.quality.numbers import BatchPoint, Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
 WORTH_SAYING = 0.01

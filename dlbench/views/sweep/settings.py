@@ -492,8 +492,8 @@ def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: Ax
         sides.append({tuple(repr(s.values[k]) for k in s.values if k != key): s.throughput for s in acting})
     logs: dict[RunKey, list[float]] = {}
     for others in sides[0].keys() & sides[1].keys():
-        for key, ratio in paired_logs(sides[0][others], sides[1][others]).items():
-            logs.setdefault(key, []).append(ratio)
+        for repeat, ratio in paired_logs(sides[0][others], sides[1][others]).items():
+            logs.setdefault(repeat, []).append(ratio)
     # Repeats that lack a combination would compare something else.
     whole = max(map(len, logs.values()), default=0)
     return {repeat: math.fsum(found) / whole for repeat, found in sorted(logs.items()) if len(found) == whole}

@@ -264,11 +264,8 @@ def scaling_forecasts(
                     fitted = laws.law_of(group, table)
                     assert fitted is not None
                     for one in laws.forecasts(group, fitted):
-                        told = one.efficiency
-                        assert told.low is not None
-                        assert told.high is not None
-                        hits.append(told.low <= true_efficiency(scaling, planted, one.ranks) <= told.high)
-                        above.append(told.high > 1)
+                        hits.append(one.low <= true_efficiency(scaling, planted, one.ranks) <= one.high)
+                        above.append(one.high > 1)
                 title = f"forecast holds the true efficiency, {scaling} scaling, {name}, {runs} runs, sd {sd:.1%}"
                 withheld = f"withheld in {trials - len(hits)} of {trials}"
                 if not hits:

@@ -193,10 +193,10 @@ def test_forecast_is_the_law_at_more_ranks(weak: Path) -> None:
     group, found = forecast_of(weak)
     (one,) = found.forecasts
     assert one.ranks == 16
-    assert one.efficiency.value == pytest.approx(1 / step_of("weak", one.ranks, a=0.1), abs=0.01)
-    assert one.efficiency.low <= one.efficiency.value <= one.efficiency.high <= 1
+    assert one.efficiency == pytest.approx(1 / step_of("weak", one.ranks, a=0.1), abs=0.01)
+    assert one.low <= one.efficiency <= one.high <= 1
     base = group.baseline.throughput
-    assert one.throughput.value == pytest.approx(one.efficiency.value * one.ranks * base.value)
+    assert one.throughput == pytest.approx(one.efficiency * one.ranks * base.value)
 
 
 def test_digits_of_a_law_and_of_a_forecast_follow_their_intervals(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_forecast_holds_what_came_true(tmp_path: Path, scaling_kind: str, cost: 
     (coming,) = found.forecasts
     assert coming.ranks == 16
     truth = (1 if scaling_kind == "weak" else 1 / 16) / step_of(scaling_kind, 16, c=cost)
-    assert coming.efficiency.low <= truth <= coming.efficiency.high
+    assert coming.low <= truth <= coming.high
 
 
 def test_a_forecast_is_withheld_where_the_hindcast_misses(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_law_beyond_the_node_is_fitted_beyond_the_node(tmp_path: Path) -> None
     assert {point.nodes for point in found.law.points} == {2, 4, 8}
     coming = found.forecasts[0]
     truth = 100 * step_of("weak", 2, a=0.1) / (100 * step_of("weak", 32, a=0.1) + 30)
-    assert coming.efficiency.low <= truth <= coming.efficiency.high
+    assert coming.low <= truth <= coming.high
 
 
 def test_a_node_that_holds_more_ranks_is_inside(tmp_path: Path) -> None:
