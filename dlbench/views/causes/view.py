@@ -114,12 +114,10 @@ class _Row:
 
     @property
     def share(self) -> CauseShare | None:
-        """The cause, where the row is one."""
         return self.part if isinstance(self.part, CauseShare) else None
 
     @property
     def is_measured(self) -> bool:
-        """Whether all runs say something of it."""
         return self.share is None or self.share.is_measured
 
 

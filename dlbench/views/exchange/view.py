@@ -43,12 +43,10 @@ class _Row:
 
     @property
     def ranks(self) -> int:
-        """Of the point."""
         return self.point.ranks
 
     @property
     def nodes(self) -> int:
-        """Of the point."""
         return self.point.nodes
 
 
@@ -221,13 +219,10 @@ def messages(point: ExchangePoint) -> Sheet[_Line]:
 def ways_text(point: ExchangePoint) -> str:
     """What ran at a point, in one line."""
     return "; ".join(
-        f"{way.exchange} exchange over {way.carrier}, grouped by {_grouped_by(way)}, wire {way.wire}, {way.groups}"
+        f"{way.exchange} exchange over {way.carrier}, grouped by {way.by}"
+        f"{f' (fusion {way.fusion})' * (way.by == 'dlbench')}, wire {way.wire}, {way.groups}"
         for way in point.ways
     )
-
-
-def _grouped_by(way: Way) -> str:
-    return f"{way.by} (fusion {way.fusion})" if way.by == "dlbench" else way.by
 
 
 _ROW = 16
@@ -358,11 +353,13 @@ class ExchangeView(GroupView):
             for place, point in zip(places, points, strict=True)
             if point.prediction is None and point.why
         ]
+        # What messages take from the cores, of the point with most ranks that tells.
+        told = [(place, point) for place, point in zip(places, points, strict=True) if point.cores]
         return Section(
             id=self.id,
             title=self.title,
             headline=_headline(points[-1]),
-            notes=(*why, *_cores(points)),
+            notes=(*why, *[f"{place}, {point.cores}." for place, point in told[-1:]]),
             caption=f"{group.caption}. In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
             charts_per_row=1,
@@ -377,12 +374,6 @@ class ExchangeView(GroupView):
             "not recorded: these runs do not say what their exchange did; runs of this version with --engine horovod "
             "or --engine ddp do, unless measure.warmup_steps is 0."
         )
-
-
-def _cores(points: tuple[ExchangePoint, ...]) -> list[str]:
-    """What messages take from the cores, of the point with most ranks that tells."""
-    known = [point for point in points if point.cores]
-    return [f"At {place_text(point.ranks, point.nodes)}, {point.cores}." for point in known[-1:]]
 
 
 def _headline(point: ExchangePoint) -> str:

@@ -291,7 +291,7 @@ def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table
     if found is None:
         return None
     # What resamples scatter around: geometric means over the runs.
-    away = found / np.array([np.exp(np.mean(np.log(list(values.values())))) for values in by_run])
+    away: Array = found / np.array([np.exp(np.mean(np.log(list(values.values())))) for values in by_run])
     return times * away[:, :1] / away[:, 1:]
 
 
@@ -406,8 +406,8 @@ def _doubt(
     error, low, high = missed
     if low <= ROUNDING and high >= -ROUNDING:
         return ""
-    least, most = sorted((abs(low), abs(high)))
-    missing = interval(abs(error), least, most, len(data.points[-1].run_ids), "bootstrap", POINTS, level=0.95)
+    nearest, farthest = sorted((abs(low), abs(high)))
+    missing = interval(abs(error), nearest, farthest, len(data.points[-1].run_ids), "bootstrap", POINTS, level=0.95)
     return (
         f"withheld, because no law foretells {data.points[-1].ranks} ranks from the others: the nearest misses them by "
         f"{value_text(missing)} of efficiency {interval_text(missing)}"

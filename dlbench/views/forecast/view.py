@@ -123,7 +123,6 @@ class _Drawn:
 
     @property
     def place(self) -> str:
-        """Where it is."""
         if self.point is None:
             return f"{self.coming.ranks} ranks" if self.coming else ""
         return place_text(self.point.ranks, self.point.nodes)

@@ -94,7 +94,9 @@ def fit(run: Run, throughput: float) -> Verdict | None:
     epochs, seconds = last.epoch, last.train_s
     if is_resumed(run):
         # What ran before the checkpoint ran at another rate: only what this run trained between two evaluations counts.
-        start = next((one for one in result.evaluations if one.samples >= _resumed_at(run)), last)
+        assert run.record is not None
+        begun = run.record.first_step * run.plan.global_batch
+        start = next((one for one in result.evaluations if one.samples >= begun), last)
         epochs, seconds = epochs - start.epoch, seconds - start.train_s
         if epochs <= 0 or seconds <= 0:
             return None
@@ -104,12 +106,6 @@ def fit(run: Run, throughput: float) -> Verdict | None:
 def is_resumed(run: Run) -> bool:
     """Whether its training began from a checkpoint."""
     return run.record is not None and bool(run.record.first_step)
-
-
-def _resumed_at(run: Run) -> int:
-    """Samples that were trained before the run."""
-    assert run.record is not None
-    return run.record.first_step * run.plan.global_batch
 
 
 METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
@@ -258,14 +254,15 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         if len(cells) > 1:
             factors = _factors(cell, cells[min(cells)], keys, rates, is_baseline=place == min(cells))
         points.append(_point(place, cell, factors, keys, rates, unit))
-    title = METRIC_TITLES[result.metric]
+    title, wanted = METRIC_TITLES[result.metric], group.sample.plan.workload.quality
+    assert wanted is not None
     return Quality(
         metric=result.metric,
         metric_title=title,
         unit=unit,
         higher_is_better=result.higher_is_better,
         target=result.target,
-        limit=_limit(group),
+        limit=f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples",
         predictor=result.predictor,
         predictor_value=result.predictor_value,
         headline=_headline(
@@ -276,12 +273,6 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         batches=_batches(list(cells.values()), keys),
         curves=_curves(group),
     )
-
-
-def _limit(group: Group) -> str:
-    wanted = group.sample.plan.workload.quality
-    assert wanted is not None
-    return f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples"
 
 
 def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:

@@ -256,16 +256,12 @@ def step_times(group: Group, table: RunTable) -> StepTimes | None:
     )
 
 
-def _steps(run: Run) -> int:
-    """Of the warm-up, too."""
-    return 0 if run.record is None else run.record.steps
-
-
 def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: bool) -> StepPoint:
     by_run = {table.keys[run_id]: table.digests[run_id] for run_id in point.run_ids}
     digests = list(by_run.values())
     correlations = {key: one.autocorrelation for key, one in by_run.items() if one.autocorrelation is not None}
     outliers = [step for one in digests for step in one.outliers]
+    records = [runs[run_id].record for run_id in point.run_ids]
 
     def quantile_s(percent: int) -> Estimate:
         return geometric_mean_estimate({key: one.quantiles_s[percent] for key, one in by_run.items()}, "s")
@@ -276,7 +272,7 @@ def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: 
         is_baseline=is_baseline,
         run_ids=point.run_ids,
         num_steps=sum(one.num_steps for one in digests),
-        num_warmup=sum(_steps(runs[run_id]) for run_id in point.run_ids) - sum(one.num_steps for one in digests),
+        num_warmup=sum(one.steps for one in records if one is not None) - sum(one.num_steps for one in digests),
         quantiles=tuple(_quantile(digests, index) for index in range(QUANTILES)),
         p50=quantile_s(50),
         p95=quantile_s(95),

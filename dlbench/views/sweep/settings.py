@@ -179,11 +179,8 @@ def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words."""
     is_swept = not _WIRE.isdisjoint(acting_keys(plan))
     wire = (f"wire {plan.wire}",) if is_swept and plan.wire != "fp32" else ()
-    return (*wire, *sorted(filter(_changes_numbers, plan.series.axes)))
-
-
-def _changes_numbers(key: str) -> bool:
-    return key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS)
+    trained = (key for key in plan.series.axes if key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS))
+    return (*wire, *sorted(trained))
 
 
 def run_key(run: Run, table: RunTable) -> RunKey:
@@ -405,7 +402,8 @@ def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue])
     """
     found: dict[str, list[AxisValue]] = {}
     for key, reference in references.items():
-        seen = _distinct([s.values[key] for s in settings if key in s.acting])
+        # Each value once, in the order of first appearance.
+        seen = list({repr(s.values[key]): s.values[key] for s in settings if key in s.acting}.values())
         if len(seen) > 1:
             found[key] = sorted(seen, key=lambda value: not same(value, reference))
     return found
@@ -563,8 +561,3 @@ def interaction(
 def same(one: AxisValue, other: AxisValue) -> bool:
     """Equal in value and type: 1 is not true, and 1.0 is not 1 where a person wrote them apart."""
     return repr(one) == repr(other)
-
-
-def _distinct(values: Sequence[AxisValue]) -> list[AxisValue]:
-    """Each value once, in the order of first appearance."""
-    return list({repr(value): value for value in values}.values())

@@ -102,7 +102,6 @@ class _AxisRow:
 
     @property
     def is_first(self) -> bool:
-        """Whether the others are compared with it."""
         return self.level is self.axis.levels[0]
 
 

@@ -320,7 +320,8 @@ def timeline(run: Run, reading: MachineReading, notes: list[str]) -> Timeline | 
 def _lanes(run: Run, reading: MachineReading) -> list[_Lane]:
     """The most throttled GPU, the first GPU of the first node, and others spread over the run."""
     ranked = sorted(reading.nodes, key=lambda node: (-(_worst(node) or 0.0), node.node_rank))
-    ordered = dict.fromkeys([ranked[0].node_rank, *_spread([node.node_rank for node in reading.nodes], MAX_LANES)])
+    spread = [node.node_rank for node in reading.nodes][:: -(-len(reading.nodes) // MAX_LANES)]
+    ordered = dict.fromkeys([ranked[0].node_rank, *spread])
     wanted = list(ordered)[:MAX_LANES]
     summaries = {node.node_rank: node for node in reading.nodes}
     lanes: list[_Lane] = []
@@ -340,10 +341,6 @@ def _worst(node: NodeTelemetry) -> float | None:
     gpus = [int(name.removeprefix("gpu.")) for name in node.clock_reasons]
     worst = worst_throttled(node, gpus)
     return None if worst is None else worst[0]
-
-
-def _spread(items: Sequence[int], most: int) -> list[int]:
-    return list(items[:: -(-len(items) // most)])
 
 
 _GPU_PANELS = (
