@@ -54,7 +54,7 @@ THRESHOLDS = (
         halved="one in forty; 15 settings need about 11 % more repeats",
     ),
     Threshold(
-        module="views.sweep.axes",
+        module="views.sweep.settings",
         name="MARGIN",
         decides="differences between settings that are no reason to choose",
         why="the gate tolerates as much by default",
@@ -160,7 +160,7 @@ THRESHOLDS = (
         halved="a busy daemon raises it; the launcher itself takes 0.1 % of a core",
     ),
     Threshold(
-        module="views.steps.slow_periods",
+        module="views.steps.numbers",
         name="SIGMAS",
         decides="standard errors by which ranks stand out in the map of ranks and steps",
         why="there are up to 64 x 5,000 spans to choose from, and their excess is skewed",

@@ -360,8 +360,7 @@ def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) ->
     if not pairs.is_paired:
         a, b, _ = _apart(top, bottom)
         return welch_p(a.tolist(), b.tolist())
-    differences = _of_pairs(pairs, top, bottom)
-    return paired_p(_of_sessions(_checked(differences), _sessions(differences), statistics.fmean).tolist())
+    return paired_p(means_of(_of_pairs(pairs, top, bottom)))
 
 
 def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "ratio") -> Estimate:
@@ -471,6 +470,20 @@ def _apart(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> tuple
     if (known or 1) > 1:
         a, b = (_of_sessions(array, own, statistics.fmean) for array, own in ((a, of_a), (b, of_b)))
     return a, b, known
+
+
+def means_of(values: Mapping[RunKey, float]) -> list[float]:
+    """What the interval of a mean is made of: the mean of each session where there are several, else the runs."""
+    found: list[float] = _of_sessions(_checked(values), _sessions(values), statistics.fmean).tolist()
+    return found
+
+
+def paired_logs(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> dict[RunKey, float]:
+    """log(top / bottom) of the runs that both sides have, with the sessions of both."""
+    shared = [key for key in top if key in bottom]
+    logs = ({key: math.log(side[key]) for key in shared} for side in (top, bottom))
+    pairs = Pairing(tuple(sorted(shared)), 0)
+    return _of_pairs(pairs, *logs) if shared else {}
 
 
 def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[[list[float]], float]) -> Array:

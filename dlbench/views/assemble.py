@@ -30,7 +30,7 @@ from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.controls import controls, is_control
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.numbers import Quality
-from dlbench.views.quality.words import quality_verdict
+from dlbench.views.quality.view import quality_verdict
 from dlbench.views.scaling import baseline_note, next_step, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 

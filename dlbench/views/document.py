@@ -8,7 +8,7 @@ from dlbench.report.document import Document, Level, Section, remark
 from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, counts_text, figure_text, place_text, runs_text
 from dlbench.views import registry
-from dlbench.views.causes.tables import account_sheet
+from dlbench.views.causes.view import account_sheet
 from dlbench.views.model import Group, Report
 from dlbench.views.runs import runs_sheet
 from dlbench.views.scaling import points_sheet

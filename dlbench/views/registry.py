@@ -20,7 +20,7 @@ from dlbench.views.quality.view import QualityView
 from dlbench.views.reading import ReadingView
 from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling import ScalingView
-from dlbench.views.shuffling.view import ShuffleAuditView, ShufflingView
+from dlbench.views.shuffling import ShuffleAuditView, ShufflingView
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.staging import BreakEvenView, StagingView
 from dlbench.views.stalls import StallsView

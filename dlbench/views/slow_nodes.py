@@ -14,7 +14,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, unit_cell
 from dlbench.report.wording import clean, percent, runs_text, shown, slow_link_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.charts import short
+from dlbench.views.causes.view import short
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 

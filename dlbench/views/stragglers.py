@@ -11,10 +11,8 @@ from dlbench.report.charts.style import INK, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import basis_text, number_text, percent, place_text, runs_text
-from dlbench.views.causes.charts import CAUSE_COLOURS, short
 from dlbench.views.causes.numbers import CausePoint, LostPercent
-from dlbench.views.causes.view import VARIANT
-from dlbench.views.causes.words import place
+from dlbench.views.causes.view import CAUSE_COLOURS, VARIANT, place, short
 from dlbench.views.model import Group
 from dlbench.views.rerun import rerun
 from dlbench.views.slow_nodes import ratio_text

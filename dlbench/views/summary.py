@@ -28,8 +28,8 @@ from dlbench.report.wording import (
 )
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
+from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.forecast.numbers import Forecast
 from dlbench.views.model import Group, Report

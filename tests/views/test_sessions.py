@@ -31,7 +31,7 @@ NOISE_SCALE = {
 }
 
 
-NOT_YET = {"quality", "causes", "step_times", "exchange", "shuffle_audit", "sweeps", "memory"}
+NOT_YET = set()
 """Views whose estimates are still made of lists."""
 
 MESSAGES: Mapping[str, Any] = {

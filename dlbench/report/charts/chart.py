@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -89,6 +89,13 @@ def finish(
     if not isinstance(table, TextTable):
         table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).people()
     return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)
+
+
+def tooltips(titles: Mapping[str, str]) -> list[Any]:
+    """What a mark says under the pointer: fields with their types (`place:N`), and what each is called."""
+    import altair as alt
+
+    return [alt.Tooltip(field, title=title) for field, title in titles.items()]
 
 
 def _clean(value: Any) -> Any:

@@ -13,8 +13,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
-from dlbench.views.causes.experiments import RULES, Case, Experiment
-from dlbench.views.causes.titles import CAUSE_TITLES
+from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
 WORTH_EXPLAINING = 0.01
 """Fraction of efficiency below which a loss is not explained."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part
-from dlbench.reading.causes import CAUSES
+from dlbench.reading.causes import CAUSES, EXCHANGE_PHASE
 from dlbench.reading.late_ranks import Straggler
 from dlbench.reading.scaling import Point
 from dlbench.records.data_path import ReadingResult
@@ -21,6 +21,37 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
 from dlbench.views.reading import WARM_SHARE, complement, fetch_share, storage_share
+
+CAUSE_TITLES: Mapping[str, str] = {
+    "compute": "compute",
+    "exchange": "exchange on the wire",
+    "straggler": "waiting for stragglers",
+    "input": "input",
+    "host": "host between phases",
+    "launch": "waiting for kernel launches",
+    "throttling": "clock throttling",
+    "memory": "recompute and swap",
+    "rest": "imbalance between ranks",
+}
+"""By `dlbench.reading.causes.CAUSES`."""
+
+ROW_TITLES: Mapping[str, str] = {
+    **CAUSE_TITLES,
+    EXCHANGE_PHASE: "gradient exchange after backward",
+    "exchange": "of it on the wire",
+    "straggler": "of it waiting for stragglers",
+    "forward": "of it forward",
+    "backward": "of it backward",
+    "optimizer": "of it optimizer",
+    "wait": "of it waiting for batches",
+    "fetch": "of it fetching samples",
+    "prepare": "of it preparing samples",
+    "copy": "of it copy to the device",
+}
+"""The same as lines of a table, below what they are part of."""
+
+NOT_MEASURED = "not measured"
+"""Instead of a figure where some run says nothing of a cause: that is not no time at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,10 +403,7 @@ RULES: Mapping[str, Rule] = {
             ),
         ),
     ),
-    "host": Rule(
-        name="host-bound",
-        experiments=(Experiment(text=_larger_batch, when=_is_weak),),
-    ),
+    "host": Rule(name="host-bound", experiments=(Experiment(text=_larger_batch, when=_is_weak),)),
     "launch": Rule(
         name="launch-bound",
         experiments=(

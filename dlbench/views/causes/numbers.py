@@ -9,18 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part, attribute, complement
-from dlbench.reading.causes import (
-    CAUSES,
-    COMPUTE_PARTS,
-    EXCHANGE_PHASE,
-    INPUT_PARTS,
-    WAIT_PARTS,
-    Causes,
-)
+from dlbench.reading.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
 from dlbench.reading.hosts.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.late_ranks import Straggler, main_host, main_straggler, ranking
 from dlbench.reading.scaling import Group, Point
@@ -239,7 +232,7 @@ def _point(
         causes=account.causes,
         exchange_phase=account.exchange_phase,
         whole=account.whole,
-        pop=pop_of(own),
+        pop=_pop({table.keys[run_id]: table.causes[run_id] for run_id in point.run_ids}),
         waiting_ranks=ranks,
         waiting_hosts=hosts,
         num_hosts=max(len(set(one.hosts)) for one in own),
@@ -247,14 +240,17 @@ def _point(
     )
 
 
-def pop_of(runs: Sequence[Causes]) -> Pop | None:
+def _pop(runs: Mapping[RunKey, Causes]) -> Pop | None:
     """POP's metrics over runs of one scaling point; None where some rank of theirs does nothing but communicate."""
-    if any(min(run.work_ns) <= 0 for run in runs):
+    if any(min(run.work_ns) <= 0 for run in runs.values()):
         return None
-    times = [(statistics.fmean(run.work_ns), max(run.work_ns), sum(run.sums_ns.values()) / run.ranks) for run in runs]
+    times = {
+        key: (statistics.fmean(run.work_ns), max(run.work_ns), sum(run.sums_ns.values()) / run.ranks)
+        for key, run in runs.items()
+    }
 
     def over_runs(top: int, bottom: int) -> Estimate:
-        return geometric_mean_estimate([time[top] / time[bottom] for time in times], "fraction")
+        return geometric_mean_estimate({key: time[top] / time[bottom] for key, time in times.items()}, "fraction")
 
     return Pop(load_balance=over_runs(0, 1), communication=over_runs(1, 2), parallel=over_runs(0, 2))
 

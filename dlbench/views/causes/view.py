@@ -1,16 +1,490 @@
-"""The view `causes`: the account of the lost percent, and what to try next."""
+"""The lost percent: words, charts, tables and the section of a group."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlbench.reading.attribution import Part
+from dlbench.reading.causes import EXCHANGE_PHASE
 from dlbench.reading.hosts.core_load import LOAD_CODES
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
+from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of
+from dlbench.report.wording import (
+    POINTS,
+    basis_text,
+    figure_text,
+    lost_text,
+    lost_value,
+    number_text,
+    place_text,
+    ranks_text,
+    runs_text,
+    value_text,
+)
 from dlbench.specs.collectives.network import NetworkModel
-from dlbench.views.causes.charts import account_charts
-from dlbench.views.causes.numbers import LostPercent, lost_percent
-from dlbench.views.causes.tables import account_sheet, experiment_sheet
-from dlbench.views.causes.words import findings, remarks
+from dlbench.stats.estimates import Estimate
+from dlbench.views.causes.diagnosis import NextExperiment, bound_text, experiment_gain
+from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
+from dlbench.views.causes.numbers import CausePoint, CauseShare, Diagnosed, LostPercent, lost_percent
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
+
+MAX_PLANTED = 8
+"""Ranks with a planted fault that are named."""
+
+
+def place(point: CausePoint) -> str:
+    """Where a point is."""
+    return place_text(point.ranks, point.nodes)
+
+
+def findings(found: Diagnosed, *, is_loaded: bool) -> Iterator[str]:
+    """The diagnosis of each rank count, the largest first; no advice to repeat beside foreign load (`is_loaded`)."""
+    if found.fault:
+        yield f"A fault was planted on purpose: {found.fault}."
+    for point in reversed(found.points):
+        is_idle_talk = is_loaded and point.verdict.finding in ("too few runs", "within noise")
+        advice = f". Next: {point.verdict.next}" if point.verdict.next and not is_idle_talk else ""
+        yield f"{place(point)}: {point.verdict.line}{advice}."
+
+
+def remarks(found: Diagnosed) -> Iterator[str]:
+    """What must be known to read the causes: what is not measured and why, planted faults, monitoring, limits."""
+    for index, cause in enumerate(found.points[0].causes):
+        title = CAUSE_TITLES[cause.name]
+        unknown = [point for point in found.points if not point.causes[index].is_measured]
+        if unknown:
+            where = "" if len(unknown) == len(found.points) else f" at {', '.join(map(place, unknown))}"
+            reasons = _first(reason for point in unknown for reason in point.causes[index].not_measured)
+            yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
+        notes = [note for point in found.points for note in point.causes[index].notes]
+        # That nothing recomputes, or that the host was ahead, stands among the parts without time.
+        is_told = cause.name not in ("launch", "memory")
+        if notes and (is_told or any(point.causes[index].seconds.value for point in found.points)):
+            yield f"{title}: {_first(notes)}."
+    for point in found.points:
+        if point.planted:
+            ranks = ", ".join(
+                f"rank {rank} {number_text(seconds, 's')}" for rank, seconds in point.planted[:MAX_PLANTED]
+            )
+            left = len(point.planted) - MAX_PLANTED
+            yield f"Planted at {place(point)}, per step: {ranks}{f' and {left} more ranks' if left > 0 else ''}."
+    last = found.points[-1]
+    if last.pop is not None and last.ranks > 1:
+        pop = last.pop
+        yield (
+            f"POP metrics at {place(last)}: parallel efficiency {figure_text(pop.parallel)} = load balance "
+            f"{figure_text(pop.load_balance)} x communication efficiency {figure_text(pop.communication)}."
+        )
+    yield _monitoring(found)
+    yield from found.limits
+
+
+def _monitoring(found: Diagnosed) -> str:
+    cost = found.watch_cost
+    if cost is None:
+        return f"Monitoring: {found.watching}."
+    share = figure_text(Estimate(cost.value, cost.low, cost.high, cost.num_runs, "Student t", "fraction"))
+    where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
+    return f"Monitoring ({found.watching}) cost {share} of a step ({cost.method}{where})."
+
+
+def _first(texts: Iterable[str]) -> str:
+    """The first of several texts, and how many others there are."""
+    first, *others = dict.fromkeys(texts)
+    return first + (f" (and {len(others)} more reasons in other runs)" if others else "")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A part at one rank count, or the sum of all."""
+
+    point: CausePoint
+    part: Part
+    title: str
+    part_of: str = ""
+    """The row that it is part of; empty for the terms of the sum."""
+    is_lost: bool = False
+    """Whether it is shown as lost points, for people only, and not in seconds."""
+    kind: RowKind = ""
+
+    @property
+    def share(self) -> CauseShare | None:
+        return self.part if isinstance(self.part, CauseShare) else None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.share is None or self.share.is_measured
+
+
+def account_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+    """Seconds per step of each part at each rank count, and points lost to it at the largest."""
+    last = points[-1] if points else None
+    has_loss = last is not None and not last.is_baseline
+    rows = [row for point in points for row in _rows(point)]
+    shown = _titles_shown(rows)
+    if last is not None and has_loss:
+        rows += [_Row(last, row.part, row.title, row.part_of, True, row.kind) for row in _rows(last)]
+    return Sheet(
+        name="parts",
+        title="Parts of the mean step",
+        columns=_COLUMNS,
+        rows=rows,
+        pivot=Pivot(
+            corner="Part",
+            down=lambda row: row.title,
+            across=lambda row: f"{'Lost at ' * row.is_lost}{place(row.point)}",
+            cell=lambda row: _cell(row, has_loss=has_loss),
+        ),
+        is_shown=lambda row: row.title in shown,
+        is_data=lambda row: not row.is_lost,
+        kind=lambda row: row.kind,
+        caption="" if last is None else _caption(last, absent_titles(points)),
+    )
+
+
+def _rows(point: CausePoint) -> Iterator[_Row]:
+    """Terms of the sum, each with what it consists of; what is on the wire and waiting stand below their phase."""
+    for share in point.causes:
+        if share.name == "exchange":
+            yield _Row(point, point.exchange_phase, ROW_TITLES[EXCHANGE_PHASE])
+        within = EXCHANGE_PHASE if share.name in ("exchange", "straggler") else ""
+        yield _Row(point, share, ROW_TITLES[share.name], within, kind="part" if within else "")
+        for part in share.parts:
+            yield _Row(point, part, ROW_TITLES[part.name], share.name, kind="part")
+    yield _Row(point, point.whole, "sum: mean step", kind="sum")
+
+
+def _titles_shown(rows: Sequence[_Row]) -> set[str]:
+    """Lines that take time anywhere; of parts with a single such child not the child, which says the same again.
+
+    Waiting for stragglers and the wire have names of their own in every sentence, and both stand in any case.
+    """
+    busy = [row for row in rows if row.part.seconds.value > 0]
+    parents = {row.part_of for row in busy if row.part_of} - {EXCHANGE_PHASE}
+    children = {name: {row.title for row in busy if row.part_of == name} for name in parents}
+    lone = {title for titles in children.values() if len(titles) == 1 for title in titles}
+    silent = {row.title for row in rows if not row.is_measured}
+    return ({row.title for row in busy} | {row.title for row in rows if row.kind == "sum"}) - lone - silent
+
+
+def absent_titles(points: Sequence[CausePoint]) -> list[str]:
+    """Parts that take no time at any rank count, though they were measured; on CPUs nothing is launched."""
+    return [
+        CAUSE_TITLES[share.name]
+        for place, share in enumerate(points[0].causes)
+        if (share.name != "launch" or share.notes)
+        and all(point.causes[place].is_measured and not point.causes[place].seconds.value for point in points)
+    ]
+
+
+def _caption(last: CausePoint, absent: Sequence[str]) -> str:
+    figure = last.whole.seconds if last.is_baseline else last.whole.lost
+    text = f"Per step, as ranks on time see it. Intervals: {basis_text(figure)}."
+    return f"{text} No time: {', '.join(absent)}." if absent else text
+
+
+def _cell(row: _Row, *, has_loss: bool) -> Value | Cell:
+    """Beside lost points seconds stand without their intervals, which programs get."""
+    if row.is_lost:
+        return lost_cell(row.part.lost)
+    return Cell(value_text(row.part.seconds), number=row.part.seconds.value) if has_loss else row.part.seconds
+
+
+def lost_cell(lost: Estimate) -> Cell:
+    """A share of efficiency in points, e.g. ``12.3 points [11.0, 13.9]``."""
+    return cell_of(lost.in_unit(POINTS))
+
+
+def _known(row: _Row, value: Value) -> Value:
+    return value if row.is_measured else None
+
+
+_COLUMNS: tuple[Column[_Row], ...] = (
+    Column("ranks", "", lambda row: row.point.ranks),
+    Column("nodes", "", lambda row: row.point.nodes),
+    Column("is_baseline", "", lambda row: row.point.is_baseline),
+    Column("part", "", lambda row: row.part.name),
+    Column("part_of", "", lambda row: row.part_of),
+    Column("is_measured", "", lambda row: row.is_measured),
+    Column("why_not_measured", "", lambda row: " | ".join(row.share.not_measured) if row.share else ""),
+    Column("seconds", "", lambda row: _known(row, row.part.seconds), has_interval=True),
+    Column("ideal_seconds", "", lambda row: _known(row, row.part.ideal_seconds)),
+    Column("lost_fraction", "", lambda row: _known(row, row.part.lost), has_interval=True),
+    Column("adjusted_p", "", lambda row: row.share.adjusted_p if row.share else None),
+    Column("runs", "", lambda row: row.part.seconds.n),
+    Column("seconds_interval", "", lambda row: row.part.seconds.kind),
+    Column("lost_interval", "", lambda row: row.part.lost.kind),
+    Column("remarks", "", lambda row: " | ".join(row.share.notes) if row.share else ""),
+)
+
+
+def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+    """Points lost to each part at each rank count, largest first at the last: the numbers of a chart."""
+    last = points[-1]
+    order = [share.name for share in sorted(last.causes, key=lambda share: -share.lost.value)]
+    rows = [
+        *(_Row(point, point.cause(name), CAUSE_TITLES[name]) for name in order for point in points),
+        *(_Row(point, point.whole, "in all", kind="sum") for point in points),
+    ]
+    return Sheet(
+        name="lost",
+        title="Points lost",
+        columns=(),
+        rows=rows,
+        pivot=Pivot(
+            corner="Part",
+            down=lambda row: row.title,
+            across=lambda row: place(row.point),
+            cell=lambda row: lost_cell(row.part.lost) if row.is_measured else NOT_MEASURED,
+        ),
+        is_shown=lambda row: (
+            row.kind == "sum" or not row.is_measured or bool(row.part.seconds.value or row.part.lost.value)
+        ),
+        kind=lambda row: row.kind,
+    )
+
+
+# Experiments
+
+_Try = tuple[CausePoint, NextExperiment]
+
+
+def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
+    """What to try next at each rank count; a forecast has a column of its own."""
+    rows = [(point, one) for point in points for one in point.verdict.experiments]
+    is_forecast = any(one.forecast_gain is not None or one.basis for _, one in rows)
+    has_bound = any(point.verdict.bound is not None for point, _ in rows)
+    columns: tuple[Column[_Try], ...] = (
+        Column("", "At", lambda row: place(row[0])),
+        Column("ranks", "", lambda row: row[0].ranks),
+        Column("nodes", "", lambda row: row[0].nodes),
+        Column("is_baseline", "", lambda row: row[0].is_baseline),
+        Column("finding", "Found", lambda row: row[0].verdict.name),
+        Column("cause", "", lambda row: row[0].verdict.cause),
+        Column("experiment", "To try", lambda row: row[1].text),
+        Column(
+            "forecast_throughput_gain_fraction",
+            "Forecast (nothing measured)" if is_forecast else "",
+            lambda row: row[1].forecast_gain,
+            _forecast,
+        ),
+        Column("forecast_throughput_gain_fraction_low", "", lambda row: row[1].forecast_low),
+        Column("forecast_throughput_gain_fraction_high", "", lambda row: row[1].forecast_high),
+        Column(
+            "forecast_basis",
+            "Forecast from, or why there is none" if is_forecast else "",
+            lambda row: row[1].basis,
+            lambda row: row[1].basis or None,
+        ),
+        Column("limit_throughput_gain_fraction", "Upper bound" * has_bound, lambda row: row[0].verdict.bound, _bound),
+    )
+    return Sheet(
+        name="experiments",
+        title="What to try next",
+        columns=columns,
+        rows=rows,
+        caption=(
+            "Suggestions. Upper bound (computed): throughput gained if all that this part loses were gone. Forecasts "
+            "need fitted costs of the network: dlbench diagnose RUNS --network FILE."
+        ),
+    )
+
+
+def _bound(row: _Try) -> Cell | None:
+    bound = row[0].verdict.bound
+    return None if bound is None else Cell(bound_text(bound), number=bound)
+
+
+def _forecast(row: _Try) -> Cell | None:
+    gain = row[1].forecast_gain
+    return None if gain is None else Cell(f"forecast {experiment_gain(row[1])}", number=gain)
+
+
+CAUSE_COLOURS = {
+    "exchange": PART_COLOURS["exchange"],
+    "straggler": "#a83271",
+    "input": PART_COLOURS["input"],
+    "host": PART_COLOURS["other"],
+    "launch": "#6b4ea0",
+    "throttling": "#44aa99",
+    "memory": "#117733",
+    "compute": PART_COLOURS["backward"],
+    "rest": PART_COLOURS["imbalance"],
+}
+"""What a phase of the step shows as well has that phase's colour; the others go with them."""
+
+_IDEAL, _MEASURED = "#676d76", "#1769ab"
+"""Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
+
+_ROW = 30
+_ALONE = 700
+"""Plot width of a waterfall with no chart beside it, pixels."""
+_ROOM_FOR_WORDS = 45.0
+"""Percent: where a bar and its interval begin further left, its words stand at its right end."""
+
+
+def short(value: float | None) -> float | None:
+    """A number as a chart needs it: four digits."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
+    """The waterfall of the largest rank count, and where there are more, lost points over all of them."""
+    found = points[1:]
+    if not found:
+        return []
+    if len(found) == 1:
+        return [_waterfall(group, found[0], width=_ALONE)]
+    return [_waterfall(group, found[-1], width=WIDE), _lost_by_point(group, found)]
+
+
+def _drawn(point: CausePoint) -> list[CauseShare]:
+    """What is drawn: losses, the largest first, then gains, the largest last; nothing that is printed as 0.0."""
+    shares = (one for one in point.causes if one.is_measured and round(100 * one.lost.value, 1))
+    return sorted(shares, key=lambda one: (one.lost.value < 0, -abs(one.lost.value)))
+
+
+# The waterfall
+
+
+def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
+    import altair as alt
+
+    rows = _stairs(point)
+    words = ", ".join(f"{CAUSE_TITLES[one.name]} {lost_text(one.lost)}" for one in _drawn(point)) or "nothing"
+    return finish(
+        alt.layer(*_waterfall_layers(alt, rows)),
+        group,
+        name="waterfall",
+        title=f"From 100 % to {value_text(point.efficiency)} at {place(point)}",
+        alt=f"Efficiency at {place(point)}, {figure_text(point.efficiency)}: {lost_text(point.whole.lost)} lost. "
+        f"{words}. Lines: intervals.",
+        table=lost_sheet([point]),
+        size=(width, _ROW * len(rows)),
+    )
+
+
+def _stairs(point: CausePoint) -> Rows:
+    """Bars from 100 % down to the efficiency, and up where something is gained; all ends in percent."""
+    rows: Rows = [_bar("ideal", 0.0, 100.0, _IDEAL, "100 %", "100 %", None)]
+    level = 100.0
+    for one in _drawn(point):
+        lost = 100 * one.lost.value
+        ends = None
+        if one.lost.low is not None and one.lost.high is not None:
+            ends = level - 100 * one.lost.high, level - 100 * one.lost.low
+        label = f"{'-' if lost > 0 else '+'}{lost_value(one.lost).removeprefix('-').removesuffix(' points')}"
+        colour, shown = CAUSE_COLOURS[one.name], lost_text(one.lost)
+        rows.append(_bar(CAUSE_TITLES[one.name], level, level - lost, colour, label, shown, ends))
+        level -= lost
+    efficiency = point.efficiency
+    ends = None if efficiency.low is None or efficiency.high is None else (100 * efficiency.low, 100 * efficiency.high)
+    shown = figure_text(efficiency)
+    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, value_text(efficiency), shown, ends)]
+
+
+def _bar(
+    name: str, start: float, end: float, colour: str, label: str, shown: str, ends: tuple[float, float] | None
+) -> dict[str, Any]:
+    low, high = sorted((start, end))
+    reach = (low, high) if ends is None else (min(low, ends[0]), max(high, ends[1]))
+    is_whole = start == 0.0
+    is_right = not is_whole and reach[0] < _ROOM_FOR_WORDS
+    return {
+        "name": name,
+        "from": round(low, 2),
+        "to": round(high, 2),
+        "low": None if ends is None else round(ends[0], 2),
+        "high": None if ends is None else round(ends[1], 2),
+        "colour": colour,
+        "label": label,
+        "shown": shown,
+        "at": round(0.0 if is_whole else reach[1] if is_right else reach[0], 2),
+        "side": "in" if is_whole else "right" if is_right else "left",
+    }
+
+
+def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
+    names = [row["name"] for row in rows]
+    end = max(100.0, *(row["to"] for row in rows), *(row["high"] or 0.0 for row in rows))
+    start = min(0.0, *(row["low"] or 0.0 for row in rows))
+    y = alt.Y("name:N", title=None, sort=names).axis(labelLimit=200, ticks=False, domain=False)
+    scale = alt.Scale(domain=[start, end], nice=False)
+    axis = alt.Axis(labelExpr="datum.value + ' %'", tickCount=5)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
+    tooltip = tooltips({"name:N": "part", "shown:N": "lost or left"})
+    colour = alt.Color("name:N", legend=None).scale(domain=names, range=[row["colour"] for row in rows])
+    x = alt.X("from:Q", title="scaling efficiency", scale=scale, axis=axis)
+    layers = [base.mark_bar(height={"band": 0.66}).encode(x=x, x2="to:Q", color=colour, tooltip=tooltip)]
+    if any(row["low"] is not None for row in rows):
+        known = base.transform_filter("isValid(datum.low)")
+        layers.append(known.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"))
+    for side, align, offset, ink in (
+        ("in", "left", 6, "#ffffff"),
+        ("left", "right", -5, INK),
+        ("right", "left", 5, INK),
+    ):
+        text = base.transform_filter(f"datum.side == '{side}'")
+        mark = text.mark_text(align=align, dx=offset, color=ink, fontSize=12)
+        layers.append(mark.encode(x=alt.X("at:Q"), text="label:N"))
+    return layers
+
+
+# Over rank counts
+
+
+def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
+    import altair as alt
+
+    rows: Rows = [
+        {
+            "place": place(point),
+            "part": CAUSE_TITLES[share.name],
+            "order": order,
+            "points": short(share.lost.value * 100),
+            "shown": lost_text(share.lost),
+        }
+        for point in found
+        for order, share in enumerate(point.causes)
+        if share.is_measured and share.lost.value != 0
+    ]
+    sums: Rows = [{"place": place(point), "points": short(point.whole.lost.value * 100)} for point in found]
+    y = alt.Y("place:N", title=None, sort=[place(point) for point in found])
+    names = [name for name, title in CAUSE_TITLES.items() if any(row["part"] == title for row in rows)]
+    colour = alt.Color("part:N", title=None).scale(
+        domain=[CAUSE_TITLES[name] for name in names], range=[CAUSE_COLOURS[name] for name in names]
+    )
+    tooltip = tooltips({"place:N": "at", "part:N": "part", "shown:N": "lost"})
+    x = alt.X("points:Q", title="points of efficiency lost; gained left of 0").axis(tickCount=5, format=".4~g")
+    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.72})
+    tick = alt.Chart(alt.InlineData(values=sums)).mark_tick(color=INK, thickness=2, size=34)
+    zero = alt.Chart(alt.InlineData(values=[{"points": 0}])).mark_rule(color=MUTED)
+    words = "; ".join(f"{place(point)}: {lost_text(point.whole.lost)} lost" for point in found)
+    return finish(
+        alt.layer(
+            bars.encode(
+                y=y,
+                x=x.stack("zero"),
+                color=colour.legend(orient="bottom", columns=2),
+                order="order:Q",
+                tooltip=tooltip,
+            ),
+            zero.encode(x=alt.X("points:Q")),
+            tick.encode(y=y, x=alt.X("points:Q"), tooltip=[alt.Tooltip("points:Q", title="net, points")]),
+        ),
+        group,
+        name="causes",
+        title="Points lost by part (tick: net)",
+        alt=f"Points of efficiency lost to each part by rank count; what was gained stands left of 0. {words}.",
+        table=lost_sheet(found),
+        size=(WIDE, max(90, 44 * len(found))),
+    )
+
 
 MOST_ALONE = 2
 """Rank counts up to which the waterfall is the only chart."""
@@ -35,11 +509,9 @@ class CausesView(GroupView):
         self.network = network
 
     def numbers(self, source: GroupSource) -> LostPercent | None:
-        """The account of each rank count, and who was waited for."""
         return lost_percent(source.group, source.table, self.network)
 
     def section(self, group: Group) -> Section | None:
-        """The waterfall, one table, and experiments."""
         found = group.of(LostPercent)
         if found is None:
             return None
@@ -55,13 +527,8 @@ class CausesView(GroupView):
             charts_per_row=2 if len(points) > MOST_ALONE else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
             notes=tuple(remarks(found.diagnosed)),
-            where={
-                "sample_unit": group.sample_unit,
-                "scaling": group.scaling,
-                "baseline_ranks": group.baseline.ranks,
-            },
+            where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )
 
     def remedy(self, group: Group) -> str:
-        """Why runs with something taken away have none."""
         return VARIANT

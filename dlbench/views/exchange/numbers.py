@@ -30,7 +30,7 @@ from dlbench.records.scan import Run
 from dlbench.report.wording import ENGINE_TITLES, number_text, ranks_text, runs_text, value_text
 from dlbench.specs.collectives.network import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
-from dlbench.stats.pairing import pairing
+from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_seconds
 
 MIN_SIZES = 3
@@ -152,22 +152,31 @@ def _point(
     results = [result for _, result in recorded]
     run, sample = _typical(recorded)
     prediction, why = _predict(point, baseline, recorded, table, sample)
-    with_messages = [result for result in results if result.messages]
+
+    def over(pick: Callable[[ExchangeResult], float | None], unit: str) -> Estimate | None:
+        return median_estimate(known, unit) if (known := _known(recorded, table, pick)) else None
+
+    def mean(pick: Callable[[ExchangeResult], float | None]) -> Estimate | None:
+        # What is under way during and after the backward pass must sum.
+        return mean_estimate(known, "s") if (known := _known(recorded, table, pick)) else None
+
     windows = sorted({result.window_steps for result in results})
     return ExchangePoint(
         ranks=point.ranks,
         nodes=point.nodes,
         ways=tuple(dict.fromkeys(_way(run, result) for run, result in recorded)),
-        num_messages=_over(with_messages, lambda result: float(len(result.messages)), "messages"),
-        message_bytes=_over(with_messages, lambda result: float(sum(m.num_bytes for m in result.messages)), "bytes"),
-        bytes_inside=_over(results, lambda result: result.bytes_inside, "bytes"),
-        bytes_across=_over(results, lambda result: result.bytes_across, "bytes"),
-        communication=_mean(results, lambda result: result.communication_s),
-        exposed=_mean(results, lambda result: result.exposed_s),
-        hidden=_mean(results, lambda result: result.hidden_s),
-        backward=_mean(results, lambda result: result.backward_s),
+        num_messages=over(lambda result: float(len(result.messages)) or None, "messages"),
+        message_bytes=over(
+            lambda result: float(sum(m.num_bytes for m in result.messages)) if result.messages else None, "bytes"
+        ),
+        bytes_inside=over(lambda result: result.bytes_inside, "bytes"),
+        bytes_across=over(lambda result: result.bytes_across, "bytes"),
+        communication=mean(lambda result: result.communication_s),
+        exposed=mean(lambda result: result.exposed_s),
+        hidden=mean(lambda result: result.hidden_s),
+        backward=mean(lambda result: result.backward_s),
         wire_overflows=sum(result.wire_overflows for result in results),
-        density=_over(results, lambda result: result.density, "fraction"),
+        density=over(lambda result: result.density, "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
         evidence=tuple(dict.fromkeys(result.evidence for result in results)),
         window=f"{' to '.join(map(str, dict.fromkeys((windows[0], windows[-1]))))} steps of each run",
@@ -201,18 +210,12 @@ def _way(run: Run, result: ExchangeResult) -> Way:
     )
 
 
-def _over(
-    results: Sequence[ExchangeResult], pick: Callable[[ExchangeResult], float | None], unit: str
-) -> Estimate | None:
-    """The median over the results that have this value."""
-    values = [value for result in results if (value := pick(result)) is not None]
-    return median_estimate(values, unit) if values else None
-
-
-def _mean(results: Sequence[ExchangeResult], pick: Callable[[ExchangeResult], float | None]) -> Estimate | None:
-    """The mean over the results that have this time: what is under way during and after the backward pass must sum."""
-    values = [value for result in results if (value := pick(result)) is not None]
-    return mean_estimate(values, "s") if values else None
+def _known(
+    recorded: Sequence[tuple[Run, ExchangeResult]], table: RunTable, pick: Callable[[ExchangeResult], float | None]
+) -> dict[RunKey, float]:
+    """Of the runs that have this value."""
+    values = {table.keys[run.plan.run_id]: pick(result) for run, result in recorded}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +238,15 @@ def _predict(
     table: RunTable,
     sample: ExchangeResult,
 ) -> tuple[Prediction | None, str]:
-    found: dict[str, _OneRun] = {}
+    found: dict[RunKey, _OneRun] = {}
     waits = table.parts["exchange_wait_first"]
+    waited = {table.keys[run.plan.run_id]: float(waits.loc[run.plan.run_id]) for run, _ in recorded}
     for run, result in recorded:
-        one = _one_run(point, result, float(waits.loc[run.plan.run_id]))
+        key = table.keys[run.plan.run_id]
+        one = _one_run(point, result, waited[key])
         if isinstance(one, str):
             return None, one
-        found[run.plan.run_id] = one
+        found[key] = one
     runs = list(found.values())
     better = sum(one.measured_s is not None and one.measured_s < one.best_s * (1 - ROUNDING) for one in runs)
     if better:
@@ -250,8 +255,9 @@ def _predict(
             f"{CONTRADICTED}: {better} of {runs_text(len(runs))} left less after the backward pass than its best",
         )
     typical = runs[next(i for i, (_, result) in enumerate(recorded) if result is sample)]
-    as_ran = [one.as_ran_s for one in runs if one.as_ran_s is not None]
-    efficiency, compute = _efficiency(point, baseline, {run_id: one.best_s for run_id, one in found.items()}, table)
+    best = {key: one.best_s for key, one in found.items()}
+    as_ran = {key: one.as_ran_s for key, one in found.items() if one.as_ran_s is not None}
+    efficiency, compute = _efficiency(point, baseline, best, table)
     if efficiency.value < point.efficiency.value:
         return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured"
     if efficiency.value > 1:
@@ -262,12 +268,12 @@ def _predict(
             startup_s=typical.line.startup_s,
             per_byte_s=typical.line.per_byte_s,
             is_fitted=typical.is_fitted,
-            best_exposed=mean_estimate([one.best_s for one in runs], "s"),
-            num_messages=median_estimate([float(one.num_messages) for one in runs], "messages"),
+            best_exposed=mean_estimate(best, "s"),
+            num_messages=median_estimate({key: float(one.num_messages) for key, one in found.items()}, "messages"),
             as_ran=mean_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
             compute_s=compute,
             efficiency=_within(efficiency, point.efficiency.value),
-            waiting=mean_estimate([float(waits.loc[run_id]) for run_id in found], "s"),
+            waiting=mean_estimate(waited, "s"),
         ),
         "",
     )
@@ -280,7 +286,7 @@ def _within(efficiency: Estimate, least: float) -> Estimate:
     return dataclasses.replace(efficiency, low=max(efficiency.low, least), high=min(efficiency.high, 1.0))
 
 
-def _efficiency(point: Point, baseline: Point, exposed: Mapping[str, float], table: RunTable) -> tuple[Estimate, float]:
+def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], table: RunTable) -> tuple[Estimate, float]:
     """The model's efficiency, runs of the point against the baseline's in pairs where they are; and computing, seconds.
 
     With several ranks as baseline their exchange is no computing; one rank has none.
@@ -291,7 +297,6 @@ def _efficiency(point: Point, baseline: Point, exposed: Mapping[str, float], tab
     whole = parts[list(PARTS)].sum(axis=1) * work
     ideal = {table.keys[run_id]: float(whole.loc[run_id]) for run_id in baseline.run_ids}
     compute = {table.keys[run_id]: float(own.loc[run_id]) for run_id in baseline.run_ids}
-    left = {table.keys[run_id]: seconds for run_id, seconds in exposed.items()}
     mean = statistics.fmean(compute.values())
     paired = set(pairing(ideal, left).keys)
     steps = {key: (compute[key] if key in paired else mean) + seconds for key, seconds in left.items()}

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
+from dlbench.report.wording import POINTS, interval_text, points, value_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, interval
 from dlbench.stats.run_draws import LEAST_RUNS, resampled
@@ -123,6 +124,16 @@ class ForecastPoint:
     """Samples per second; `low` and `high` scale alike."""
     throughput_low: float
     throughput_high: float
+
+    @property
+    def share(self) -> Estimate:
+        """The efficiency as it is printed."""
+        return Estimate(self.efficiency, self.low, self.high, LEAST_RUNS, "fit", "fraction", 0.95)
+
+    @property
+    def rate(self) -> Estimate:
+        """The throughput as it is printed; its unit stands in headers."""
+        return Estimate(self.throughput, self.throughput_low, self.throughput_high, LEAST_RUNS, "fit", "", 0.95)
 
 
 def ideal_time(scaling: Scaling, ratios: Array) -> Array:
@@ -246,7 +257,9 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
     used = usable_points(group.points)
     if not used:
         return None
-    times = np.array([_time(group.scaling, point) for point in used])
+    times = np.array(
+        [(1 / (point.speedup.value if group.scaling == "strong" else point.efficiency.value)) for point in used]
+    )
     ratios = np.array([point.ideal_speedup for point in used])
     drawn = _drawn_times(group.baseline, used, times, table)
     data = _Data(scaling=group.scaling, points=used, ratios=ratios, times=times, drawn=drawn)
@@ -266,13 +279,10 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
     )
 
 
-def _time(scaling: Scaling, point: Point) -> float:
-    """Time of fixed work over the baseline's."""
-    return 1 / (point.speedup.value if scaling == "strong" else point.efficiency.value)
-
-
 def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table: RunTable) -> Array | None:
     """Times over the baseline's in each resample of the runs."""
+    import numpy as np
+
     throughput = table.figures.set_index("run_id")["throughput"]
     by_run = [
         {table.keys[run_id]: float(throughput.loc[run_id]) for run_id in point.run_ids} for point in (baseline, *points)
@@ -280,16 +290,9 @@ def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table
     found = resampled(by_run, centre="geometric mean", resamples=RESAMPLES)
     if found is None:
         return None
-    middle = _centres(by_run)
-    away = found / middle
+    # What resamples scatter around: geometric means over the runs.
+    away: Array = found / np.array([np.exp(np.mean(np.log(list(values.values())))) for values in by_run])
     return times * away[:, :1] / away[:, 1:]
-
-
-def _centres(by_run: list[dict[tuple[str, int], float]]) -> Array:
-    """What resamples scatter around: geometric means over the runs."""
-    import numpy as np
-
-    return np.array([np.exp(np.mean(np.log(list(values.values())))) for values in by_run])
 
 
 def _candidate(data: _Data, terms: tuple[Term, ...]) -> _Candidate:
@@ -338,11 +341,7 @@ def _name(scaling: Scaling, terms: tuple[Term, ...]) -> str:
 
 
 def _law(
-    group: Group,
-    data: _Data,
-    chosen: _Candidate,
-    left: tuple[_Candidate, ...],
-    missed: tuple[float, float, float],
+    group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, ...], missed: tuple[float, float, float]
 ) -> Law:
     import numpy as np
 
@@ -401,16 +400,17 @@ def _doubt(
         if all(point.efficiency.value > 1 for point in data.points):
             return "the measured points exceed the ideal, which no law knows"
         return (
-            f"no law of the family fits: the nearest misses a measured point by {worst * 100:.1f} points of "
+            f"no law of the family fits: the nearest misses a measured point by {points(worst)} of "
             "efficiency, more than the scatter of the runs explains"
         )
     error, low, high = missed
     if low <= ROUNDING and high >= -ROUNDING:
         return ""
-    ends = ", ".join(f"{100 * end:.1f}" for end in sorted((abs(low), abs(high))))
+    nearest, farthest = sorted((abs(low), abs(high)))
+    missing = interval(abs(error), nearest, farthest, len(data.points[-1].run_ids), "bootstrap", POINTS, level=0.95)
     return (
         f"withheld, because no law foretells {data.points[-1].ranks} ranks from the others: the nearest misses them by "
-        f"{100 * abs(error):.1f} points of efficiency [{ends}]"
+        f"{value_text(missing)} of efficiency {interval_text(missing)}"
     )
 
 
@@ -445,14 +445,5 @@ def forecasts(group: Group, fitted: Fitted) -> tuple[ForecastPoint, ...]:
     low = max(0.0, min(value, float(ends[0].min())) - fitted.margin)
     high = min(1.0, max(value, float(ends[1].max())) + fitted.margin)
     scale = ratio * group.baseline.throughput.value
-    return (
-        ForecastPoint(
-            ranks=ranks,
-            efficiency=value,
-            low=low,
-            high=high,
-            throughput=value * scale,
-            throughput_low=low * scale,
-            throughput_high=high * scale,
-        ),
-    )
+    ends_of = {"throughput": value * scale, "throughput_low": low * scale, "throughput_high": high * scale}
+    return (ForecastPoint(ranks=ranks, efficiency=value, low=low, high=high, **ends_of),)

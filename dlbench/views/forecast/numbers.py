@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
-from dlbench.report.wording import ranks_text
+from dlbench.report.wording import percent, ranks_text
 from dlbench.views.forecast import anchors
 from dlbench.views.forecast.laws import MIN_POINTS, ForecastPoint, Law, forecasts, law_of
 
@@ -60,22 +60,22 @@ def forecast(group: Group, table: RunTable, *, is_crowded: bool = False) -> Fore
     fitted = law_of(group, table)
     law = None if fitted is None else fitted.law
     found = () if fitted is None or is_crowded else forecasts(group, fitted)
+    doubt = "no law is fitted" if law is None else "ranks shared cores" if is_crowded else law.doubt
     known = anchors.beside(group.sample)
     return Forecast(
         law=law,
         why_no_law="" if law else _why_no_law(group),
         forecasts=found,
-        why_no_forecast="" if found else _why_no_forecast(law, is_crowded),
-        anchors=tuple(map(_anchor, known)),
+        why_no_forecast="" if found else f"No forecast: {doubt}.",
+        anchors=tuple(
+            Anchor(
+                **one.anchor.model_dump(exclude={"id", "work"}),
+                differences=tuple(f"{each.what} {each.theirs} there, {each.ours} here" for each in one.differences),
+            )
+            for one in known
+        ),
         why_no_anchor="" if any(not one.differences for one in known) else _why_no_anchor(known),
         notes=_notes(law) if found and law else (),
-    )
-
-
-def _anchor(found: anchors.Beside) -> Anchor:
-    return Anchor(
-        **found.anchor.model_dump(exclude={"id", "work"}),
-        differences=tuple(f"{one.what} {one.theirs} there, {one.ours} here" for one in found.differences),
     )
 
 
@@ -91,14 +91,6 @@ def _why_no_law(group: Group) -> str:
         f"No scaling law fitted: needs {MIN_POINTS} rank counts (you have {len(counts)}); run the same workload with "
         f"--ranks {more}."
     )
-
-
-def _why_no_forecast(law: Law | None, is_crowded: bool) -> str:
-    if law is None:
-        return "No forecast: no law is fitted."
-    if is_crowded:
-        return "No forecast: ranks shared cores."
-    return f"No forecast: {law.doubt}."
 
 
 def _notes(law: Law) -> tuple[str, ...]:
@@ -117,5 +109,5 @@ def _why_no_anchor(known: tuple[anchors.Beside, ...]) -> str:
     what = ", ".join(difference.what for difference in nearest.differences)
     return (
         f"No published reference is of the same work; the nearest, {nearest.anchor.title} "
-        f"({nearest.anchor.efficiency * 100:.1f} % at {ranks_text(nearest.anchor.ranks)}), differs in {what}."
+        f"({percent(nearest.anchor.efficiency)} at {ranks_text(nearest.anchor.ranks)}), differs in {what}."
     )

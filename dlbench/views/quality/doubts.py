@@ -12,8 +12,7 @@ from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import ranks_text
 from dlbench.units import format_seconds, seconds_between
-from dlbench.views.quality.numbers import Quality, QualityPoint
-from dlbench.views.quality.outcome import fit, is_resumed, meets_target, until_target
+from dlbench.views.quality.numbers import Quality, QualityPoint, fit, is_resumed, meets_target, until_target
 from dlbench.views.utilisation import utilisation
 
 Found = tuple[str, Severity, str]
@@ -92,7 +91,9 @@ def _of_quality(run: Run, result: QualityResult, throughput: float) -> Iterator[
             f"met the target at the first evaluation, after {seen[0].samples:,} samples: time to accuracy is an upper "
             "bound; evaluate more often",
         )
-    if not _beats(result, result.target, result.predictor_value):
+    if not (
+        result.target > result.predictor_value if result.higher_is_better else result.target < result.predictor_value
+    ):
         yield (
             "target-without-skill",
             "serious",
@@ -100,10 +101,6 @@ def _of_quality(run: Run, result: QualityResult, throughput: float) -> Iterator[
             "meeting it shows nothing",
         )
     yield from _contradictions(run, result, throughput)
-
-
-def _beats(result: QualityResult, value: float, other: float) -> bool:
-    return value > other if result.higher_is_better else value < other
 
 
 def _standard_error(result: QualityResult, count: int) -> float | None:

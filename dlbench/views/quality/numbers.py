@@ -14,12 +14,15 @@ is not known, and to leave it out would favour the side that fails more often.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from dlbench.costs.training_time import Verdict, consistency
 from dlbench.reading.comparability import planned_id
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
+from dlbench.records import record
+from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_value, value_text
 from dlbench.stats.estimates import (
@@ -31,13 +34,81 @@ from dlbench.stats.estimates import (
     typical_estimate,
 )
 from dlbench.stats.pairing import RunKey
-from dlbench.views.quality.outcome import account, fit, quality_of, resolution, without_staging
+from dlbench.views.utilisation import epoch_samples
 
-METRIC_TITLES = {
-    "top1": "top-1 accuracy",
-    "masked_lm_accuracy": "masked-LM accuracy",
-    "mae": "mean absolute error",
-}
+
+def quality_of(run: Run) -> QualityResult:
+    """The quality that the record of a run to a quality holds."""
+    assert run.record is not None
+    assert run.record.quality is not None
+    return run.record.quality
+
+
+def without_staging(run: Run) -> float | None:
+    """Seconds to quality outside of staging; None where the target was not met, or nothing was staged."""
+    assert run.record is not None
+    whole, staging = quality_of(run).time_to_quality_s, run.record.staging
+    return None if whole is None or staging is None else max(0.0, whole - staging.seconds)
+
+
+def until_target(result: QualityResult) -> Sequence[record.Evaluation]:
+    """Evaluations up to the first that met the target; all of them where none did."""
+    for index, evaluation in enumerate(result.evaluations):
+        if meets_target(result, evaluation):
+            return result.evaluations[: index + 1]
+    return result.evaluations
+
+
+def meets_target(result: QualityResult, evaluation: record.Evaluation) -> bool:
+    """Whether an evaluation met the target of its run."""
+    return meets(evaluation.value, result.target, higher_is_better=result.higher_is_better)
+
+
+def resolution(result: QualityResult) -> float | None:
+    """Seconds between the evaluation that met the target and the one before, or the start; None if none met it."""
+    seen = until_target(result)
+    if not (seen and meets_target(result, seen[-1])):
+        return None
+    return seen[-1].wall_s - (seen[-2].wall_s if len(seen) > 1 else 0.0)
+
+
+def account(result: QualityResult) -> tuple[float, float, float]:
+    """Seconds in all, in training steps and in evaluations, until the target or the end."""
+    seen = until_target(result)
+    if not seen:
+        return 0.0, 0.0, 0.0
+    return seen[-1].wall_s, seen[-1].train_s, sum(evaluation.eval_s for evaluation in seen)
+
+
+def fit(run: Run, throughput: float) -> Verdict | None:
+    """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
+
+    Args:
+        run: a run with a record of training to a quality.
+        throughput: samples per second of its measured steps, all ranks together.
+    """
+    result, epoch = quality_of(run), epoch_samples(run)
+    last = result.evaluations[-1] if result.evaluations else None
+    if last is None or not (epoch and last.epoch and last.train_s):
+        return None
+    epochs, seconds = last.epoch, last.train_s
+    if is_resumed(run):
+        # What ran before the checkpoint ran at another rate: only what this run trained between two evaluations counts.
+        assert run.record is not None
+        begun = run.record.first_step * run.plan.global_batch
+        start = next((one for one in result.evaluations if one.samples >= begun), last)
+        epochs, seconds = epochs - start.epoch, seconds - start.train_s
+        if epochs <= 0 or seconds <= 0:
+            return None
+    return consistency(throughput, epoch, epochs, seconds)
+
+
+def is_resumed(run: Run) -> bool:
+    """Whether its training began from a checkpoint."""
+    return run.record is not None and bool(run.record.first_step)
+
+
+METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
 """What the metrics of `dlbench.records.record.QualityResult` are called."""
 
 
@@ -86,7 +157,7 @@ class QualityPoint:
     """Last value of each run."""
     trained_epochs: Estimate | None
     """Epochs until the last evaluation; None unless each run's throughput, epochs and time fit each other
-    (`dlbench.views.quality.outcome.fit`)."""
+    (`dlbench.views.quality.numbers.fit`)."""
     trained: Estimate | None
     """Seconds in training steps until then, likewise."""
     whole: Estimate | None
@@ -173,7 +244,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         return None
     cells = _cells(group, table)
     rows = table.figures[table.figures["group"] == group.id]
-    keys = {str(r): (str(b), int(k)) for r, b, k in zip(rows["run_id"], rows["block"], rows["repeat"], strict=True)}
+    keys = table.keys
     rates = dict(zip(rows["run_id"].astype(str), rows["throughput"].astype(float), strict=True))
     unit = "error" if result.metric == "mae" else "fraction"
     points: list[QualityPoint] = []
@@ -182,15 +253,16 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         factors = None
         if len(cells) > 1:
             factors = _factors(cell, cells[min(cells)], keys, rates, is_baseline=place == min(cells))
-        points.append(_point(place, cell, factors, rates, unit))
-    title = METRIC_TITLES[result.metric]
+        points.append(_point(place, cell, factors, keys, rates, unit))
+    title, wanted = METRIC_TITLES[result.metric], group.sample.plan.workload.quality
+    assert wanted is not None
     return Quality(
         metric=result.metric,
         metric_title=title,
         unit=unit,
         higher_is_better=result.higher_is_better,
         target=result.target,
-        limit=_limit(group),
+        limit=f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples",
         predictor=result.predictor,
         predictor_value=result.predictor_value,
         headline=_headline(
@@ -198,15 +270,9 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
             f"{title} of {'at least' if result.higher_is_better else 'at most'} {number_text(result.target, unit)}",
         ),
         points=tuple(points),
-        batches=_batches(list(cells.values())),
+        batches=_batches(list(cells.values()), keys),
         curves=_curves(group),
     )
-
-
-def _limit(group: Group) -> str:
-    wanted = group.sample.plan.workload.quality
-    assert wanted is not None
-    return f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples"
 
 
 def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
@@ -280,18 +346,26 @@ def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
 
 
 def _point(
-    place: tuple[int, int], cell: _Cell, factors: Factors | None, rates: Mapping[str, float], unit: str
+    place: tuple[int, int],
+    cell: _Cell,
+    factors: Factors | None,
+    keys: Mapping[str, RunKey],
+    rates: Mapping[str, float],
+    unit: str,
 ) -> QualityPoint:
     """`unit`: of the metric."""
-    results = [quality_of(run) for run in cell.valid]
-    reached = [quality_of(run) for run in cell.reached]
-    whole, training, evaluation = zip(*map(account, results), strict=True) if results else ((), (), ())
-    other = [max(0.0, w - t - e) for w, t, e in zip(whole, training, evaluation, strict=True)]
+    results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
+    reached = {keys[run.plan.run_id]: quality_of(run) for run in cell.reached}
+    accounts = {key: account(result) for key, result in results.items()}
     plan = (*cell.valid, *cell.invalid)[0].plan
-    values = [[e.value for e in result.evaluations if e.value is not None] for result in results]
+    values = {key: [e.value for e in result.evaluations if e.value is not None] for key, result in results.items()}
     fits = [fit(run, rates[run.plan.run_id]) for run in cell.valid]
-    last = [r.evaluations[-1] for r in results] if all(found and found.status == "fits" for found in fits) else []
-    known = [(result, found) for result, found in zip(results, values, strict=True) if found]
+    is_known = all(found and found.status == "fits" for found in fits)
+    last = {key: result.evaluations[-1] for key, result in results.items()} if is_known else {}
+
+    def mean(seconds: Callable[[float, float, float], float]) -> Estimate | None:
+        return mean_estimate({key: seconds(*each) for key, each in accounts.items()}, "s") if accounts else None
+
     return QualityPoint(
         ranks=place[0],
         nodes=place[1],
@@ -300,32 +374,34 @@ def _point(
         num_reached=len(reached),
         num_invalid=len(cell.invalid),
         num_lost=len(cell.lost),
-        time=_typical([result.time_to_quality_s for result in reached], "s"),
-        unstaged=_typical([without_staging(run) for run in cell.reached], "s"),
-        resolution=_median([resolution(result) for result in reached], "s"),
-        epochs=_typical([result.epochs_to_quality for result in reached], "epochs"),
-        samples=_typical([result.samples_to_quality for result in reached], "samples"),
-        best=_median([(max if result.higher_is_better else min)(found) for result, found in known], unit),
-        final=_median([found[-1] for _, found in known], unit),
-        trained_epochs=_median([evaluation.epoch for evaluation in last], "epochs"),
-        trained=_median([evaluation.train_s for evaluation in last], "s"),
-        whole=mean_estimate(whole, "s") if whole else None,
-        training=mean_estimate(training, "s") if training else None,
-        evaluation=mean_estimate(evaluation, "s") if evaluation else None,
-        other=mean_estimate(other, "s") if other else None,
+        time=_typical({key: result.time_to_quality_s for key, result in reached.items()}, "s"),
+        unstaged=_typical({keys[run.plan.run_id]: without_staging(run) for run in cell.reached}, "s"),
+        resolution=_median({key: resolution(result) for key, result in reached.items()}, "s"),
+        epochs=_typical({key: result.epochs_to_quality for key, result in reached.items()}, "epochs"),
+        samples=_typical({key: result.samples_to_quality for key, result in reached.items()}, "samples"),
+        best=_median(
+            {k: (max if results[k].higher_is_better else min)(found) for k, found in values.items() if found}, unit
+        ),
+        final=_median({key: found[-1] for key, found in values.items() if found}, unit),
+        trained_epochs=_median({key: one.epoch for key, one in last.items()}, "epochs"),
+        trained=_median({key: one.train_s for key, one in last.items()}, "s"),
+        whole=mean(lambda whole, training, evaluation: whole),
+        training=mean(lambda whole, training, evaluation: training),
+        evaluation=mean(lambda whole, training, evaluation: evaluation),
+        other=mean(lambda whole, training, evaluation: max(0.0, whole - training - evaluation)),
         factors=factors,
         run_ids=tuple(run.plan.run_id for run in cell.valid),
     )
 
 
-def _median(values: Sequence[float | None], unit: str) -> Estimate | None:
-    known = [float(value) for value in values if value is not None]
+def _median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
+    known = {key: float(value) for key, value in values.items() if value is not None}
     return median_estimate(known, unit) if known else None
 
 
-def _typical(values: Sequence[float | None], unit: str) -> Estimate | None:
+def _typical(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
     """Of what has a ratio beside it, which is one of geometric means."""
-    known = [float(value) for value in values if value is not None]
+    known = {key: float(value) for key, value in values.items() if value is not None}
     return typical_estimate(known, unit) if known else None
 
 
@@ -364,7 +440,7 @@ def _by_run(
     return found
 
 
-def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
+def _batches(cells: Sequence[_Cell], keys: Mapping[str, RunKey]) -> tuple[BatchPoint, ...]:
     """Points of equal global batch together, ascending: they do equal work, however many ranks share it."""
     by_batch: dict[int, list[_Cell]] = {}
     for cell in cells:
@@ -373,9 +449,9 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
     smallest: Estimate | None = None
     for batch in sorted(by_batch):
         own = by_batch[batch]
-        reached = [quality_of(run) for cell in own for run in cell.reached]
+        reached = {keys[run.plan.run_id]: quality_of(run) for cell in own for run in cell.reached}
         count = sum(cell.num_runs for cell in own)
-        samples = _typical([result.samples_to_quality for result in reached], "samples")
+        samples = _typical({key: result.samples_to_quality for key, result in reached.items()}, "samples")
         complete = samples if len(reached) == count else None
         if not made:
             smallest = complete
@@ -384,7 +460,7 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
                 global_batch=batch,
                 num_runs=count,
                 num_reached=len(reached),
-                epochs=_typical([result.epochs_to_quality for result in reached], "epochs"),
+                epochs=_typical({key: result.epochs_to_quality for key, result in reached.items()}, "epochs"),
                 samples=samples,
                 against_smallest=complete.value / smallest.value if complete and smallest else None,
             )

@@ -1,20 +1,262 @@
-"""The view `quality`: training to a target, how soon it is reached, and why more ranks are sooner or not."""
+"""Training to a quality: words, charts, tables and the section of a group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, times_cell
-from dlbench.report.wording import basis_text, figure_text, number_text, percent, place_text, reached_text
+from dlbench.report.wording import (
+    basis_text,
+    figure_text,
+    number_text,
+    percent,
+    place_text,
+    reached_text,
+    runs_text,
+    times_text,
+    value_text,
+)
 from dlbench.stats.estimates import Estimate
+from dlbench.stats.verdicts import placed
 from dlbench.views.model import Group
-from dlbench.views.quality.charts import quality_charts
 from dlbench.views.quality.numbers import BatchPoint, Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
-from dlbench.views.quality.words import goal_text, quality_headline
 from dlbench.views.view import GroupSource, GroupView, place_columns
+
+WORTH_SAYING = 0.01
+"""Factors nearer to 1 are called none."""
+
+
+def quality_verdict(subject: str, quality: Quality) -> str:
+    """How many runs reached the target, how soon, and why; no speed-up unless all did.
+
+    Args:
+        subject: the workload in words, with preset, engine, precision, batch and data source.
+        quality: what the runs say.
+    """
+    goal = goal_text(quality)
+    base, last = quality.points[0], quality.points[-1]
+    reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
+    if reached < runs:
+        return f"{subject}: {_not_reached(quality, goal, reached, runs)}"
+    best = "" if last.best is None else f", best value {number_text(last.best.value, quality.unit)}"
+    sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)}{best})"
+    if last.factors is None or len(quality.points) == 1:
+        basis = f"; {basis_text(last.time)}" if last.num_reached > 1 and last.time is not None else ""
+        return f"{subject}: target {goal} met in {sooner}{basis}."
+    factor, s = last.factors.speedup, "s" if last.ranks == 1 else ""
+    how = f"need{s} {times_text(factor.inverted('ratio'))} as long as"
+    if factor.value >= 1:
+        how = f"get{s} there {times_text(factor)} sooner than"
+    return (
+        f"{subject}: all {runs_text(runs)} met the target {goal}. {place_text(last.ranks, last.nodes)} "
+        f"{how} {place_text(base.ranks, base.nodes)} ({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: "
+        f"{_time_at(base)}, {sooner}."
+    )
+
+
+def goal_text(quality: Quality) -> str:
+    """``mean absolute error of at most 0.3000``."""
+    bound = "at least" if quality.higher_is_better else "at most"
+    return f"{quality.metric_title} of {bound} {number_text(quality.target, quality.unit)}"
+
+
+def quality_headline(quality: Quality) -> str:
+    """How many runs met the target, or how soon, in at most 100 characters."""
+    sign = ">=" if quality.higher_is_better else "<="
+    goal = f"{quality.metric_title} {sign} {number_text(quality.target, quality.unit)}"
+    last = quality.points[-1]
+    reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
+    if reached < runs or last.time is None:
+        return f"{reached_text(reached, runs)} met {goal}"
+    return f"{goal} in {value_text(last.time)} at {place_text(last.ranks, last.nodes)} ({runs_text(last.num_runs)})"
+
+
+def _not_reached(quality: Quality, goal: str, reached: int, runs: int) -> str:
+    counts = ", ".join(
+        f"{point.num_reached} of {point.num_runs} at {place_text(point.ranks, point.nodes)}" for point in quality.points
+    )
+    if reached == 0:
+        known = [point for point in quality.points if point.best]
+        pick = max if quality.higher_is_better else min
+        best = pick(known, key=lambda point: point.best.value if point.best else 0.0) if known else None
+        found = (
+            f" The best median is {figure_text(best.best)} at {place_text(best.ranks, best.nodes)}."
+            if best and best.best
+            else ""
+        )
+        return f"none of {runs_text(runs)} met the target {goal} within {quality.limit}.{found}"
+    times = "; ".join(f"{_time_at(point)} ({point.num_reached} of {point.num_runs})" for point in quality.points)
+    return (
+        f"{reached_text(reached, runs)} met the target {goal} within {quality.limit} ({counts}): no speed-up of the "
+        f"time to accuracy{_without_speedup(quality)}. Median time of those that did: {times}."
+    )
+
+
+def _without_speedup(quality: Quality) -> str:
+    """Where it is missing; no words where the baseline did not get there, because then it is missing everywhere."""
+    base, *others = quality.points
+    if base.num_reached < base.num_runs or not others:
+        return ""
+    return f" at {', '.join(place_text(point.ranks, point.nodes) for point in others if point.factors is None)}"
+
+
+def _time_at(point: QualityPoint) -> str:
+    time = "none" if point.time is None else figure_text(point.time)
+    return f"{time} at {place_text(point.ranks, point.nodes)}"
+
+
+def _why(factors: Factors) -> str:
+    """The three factors in words; what favours and what does not is joined by `but`."""
+    faster = factors.throughput.value >= 1
+    first = f"throughput is {times_text(factors.throughput)}" + ("" if faster else " only")
+    samples = factors.samples
+    if abs(samples.value - 1) < WORTH_SAYING and placed(samples, 1 - WORTH_SAYING, 1 + WORTH_SAYING) != "undecided":
+        second = "as many samples were needed"
+    elif samples.value < 1:
+        second = f"{times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
+    else:
+        second = f"only {times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
+    joint = ", and " if (samples.value < 1 - WORTH_SAYING) is not faster else ", but "
+    rest = factors.rest
+    verb = "cost" if rest.value < 1 else "gain"
+    third = (
+        ""
+        if abs(rest.value - 1) < WORTH_SAYING
+        else f"; evaluation, checkpoints and waits {verb} a factor of {times_text(rest).replace('x', '')}{_noise(rest)}"
+    )
+    return f"{first}{joint}{second}{third}"
+
+
+def _noise(factor: Estimate) -> str:
+    within = factor.low is not None and factor.high is not None and factor.low <= 1 <= factor.high
+    return " (perhaps by chance)" if within else ""
+
+
+MAX_RUNS = 8
+"""Runs drawn at each rank count."""
+MAX_MARKS = 60
+"""Evaluations drawn of a run; the first, the last and evenly spaced ones between."""
+
+Axis = Literal["samples", "wall_s"]
+
+
+def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> list[Chart]:
+    """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
+    if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
+        return []
+    name = found.metric_title[0].upper() + found.metric_title[1:]
+    return [
+        _chart(group, found, table, "samples", f"{name} over samples", f"{group.sample_unit} trained"),
+        _chart(group, found, table, "wall_s", f"{name} over time", "time since the start of training, s"),
+    ]
+
+
+def _chart(group: Group, found: Quality, table: Sheet[QualityPoint], axis: Axis, title: str, axis_title: str) -> Chart:
+    import altair as alt
+
+    rows = _rows(found)
+    return finish(
+        alt.layer(*_rules(alt, found), *_lines(alt, found, rows, axis, axis_title)),
+        group,
+        name=f"quality-{'samples' if axis == 'samples' else 'time'}",
+        title=title,
+        alt=_words(found, axis),
+        table=table,
+        size=(WIDE, HEIGHT),
+    )
+
+
+def _rows(found: Quality) -> Rows:
+    drawn: dict[tuple[int, int], int] = {}
+    rows: Rows = []
+    for curve in found.curves:
+        place = (curve.ranks, curve.nodes)
+        drawn[place] = drawn.get(place, 0) + 1
+        if drawn[place] > MAX_RUNS:
+            continue
+        known = [one for one in curve.evaluations if one.value is not None]
+        step = max(1, -(-len(known) // MAX_MARKS))
+        kept = known[::-step][::-1] if known else []
+        rows += [
+            {
+                "run": curve.run_id,
+                "place": place_text(*place),
+                "samples": one.samples,
+                "wall_s": one.wall_s,
+                "value": one.value,
+                "shown": number_text(one.value or 0.0, found.unit),
+                "epoch": one.epoch,
+            }
+            for one in kept
+        ]
+    return rows
+
+
+def _lines(alt: Any, found: Quality, rows: Rows, axis: Axis, axis_title: str) -> list[Any]:
+    places = list(dict.fromkeys(place_text(point.ranks, point.nodes) for point in found.points))
+    values = [row["value"] for row in rows] + [found.target, found.predictor_value]
+    low, high = min(values), max(values)
+    margin = (high - low or 1.0) * 0.08
+    floor = 0.0 if found.unit == "fraction" else max(0.0, low - margin)
+    y = (
+        alt.Y("value:Q", title=found.metric_title)
+        .scale(domain=[floor, high + margin], nice=False, zero=False)
+        .axis(format=".0%" if found.unit == "fraction" else "~g", tickCount=6)
+    )
+    x = alt.X(f"{axis}:Q", title=axis_title).axis(labelExpr="format(datum.value, '~s')", tickCount=5)
+    colours = [RANK_COLOURS[index % len(RANK_COLOURS)] for index in range(len(places))]
+    colour = alt.Color("place:N", title=None, sort=places).scale(domain=places, range=colours)
+    shape = alt.Shape("place:N", title=None, sort=places).scale(domain=places)
+    legend = {"orient": "bottom", "columns": 3, "symbolStrokeWidth": 2}
+    tooltip = [
+        alt.Tooltip("place:N", title="at"),
+        alt.Tooltip("shown:N", title=found.metric_title),
+        alt.Tooltip("samples:Q", title="samples", format=","),
+        alt.Tooltip("epoch:Q", title="epochs", format=".3~g"),
+        alt.Tooltip("wall_s:Q", title="seconds", format=",.4~g"),
+        alt.Tooltip("run:N", title="run"),
+    ]
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x, y=y, detail="run:N")
+    return [
+        base.mark_line(strokeWidth=1.5, opacity=0.75).encode(color=colour.legend(**legend)),
+        base.mark_point(filled=True, size=34, opacity=0.9).encode(
+            color=colour.legend(**legend), shape=shape.legend(**legend), tooltip=tooltip
+        ),
+    ]
+
+
+def _rules(alt: Any, found: Quality) -> list[Any]:
+    """Target and no skill, each named at its line."""
+    layers: list[Any] = []
+    marks = (
+        (found.target, f"target {number_text(found.target, found.unit)}", INK, [6, 3]),
+        (found.predictor_value, f"no skill {number_text(found.predictor_value, found.unit)}", IDEAL, [2, 3]),
+    )
+    for number, label, colour, dash in marks:
+        data = alt.Chart(alt.InlineData(values=[{"value": number, "label": label}])).encode(y=alt.Y("value:Q"))
+        layers.append(data.mark_rule(color=colour, strokeDash=dash, strokeWidth=1.5))
+        words = data.mark_text(color=MUTED, align="left", baseline="bottom", dx=4, dy=-2, fontSize=11)
+        layers.append(words.encode(x=alt.value(0), text=alt.Text("label:N")))
+    return layers
+
+
+def _words(found: Quality, axis: Axis) -> str:
+    points = []
+    for point in found.points:
+        count = reached_text(point.num_reached, point.num_runs)
+        figure = point.samples if axis == "samples" else point.time
+        unit = " samples" if axis == "samples" else ""
+        after = "" if figure is None else f" after {value_text(figure)}{unit}"
+        points.append(f"{place_text(point.ranks, point.nodes)}: {count} reached it{after}")
+    goal = number_text(found.target, found.unit)
+    skill = number_text(found.predictor_value, found.unit)
+    return f"{found.metric_title} of every run; the target is {goal}, no skill {skill}. {'; '.join(points)}."
+
 
 REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
 STAGED_CAPTION = " Time to accuracy includes staging."
@@ -31,11 +273,9 @@ class QualityView(GroupView):
     key = "quality"
 
     def numbers(self, source: GroupSource) -> Quality | None:
-        """None for runs of speed."""
         return group_quality(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """What was reached and how soon, the factors behind it, and where the time went."""
         found = group.of(Quality)
         if found is None:
             return None
@@ -48,7 +288,8 @@ class QualityView(GroupView):
             *([_batches_sheet(found)] if len(found.batches) > 1 else []),
             _evaluations_sheet(found),
         )
-        goal = _goal(found)
+        skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
+        goal = f"Target: {goal_text(found)} within {found.limit} ({skill})"
         return Section(
             id=self.id,
             title=self.title,
@@ -60,16 +301,9 @@ class QualityView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        """An option."""
         return (
             "these runs measure throughput. To train to the workload's target, run it on real data with --to-accuracy."
         )
-
-
-def _goal(found: Quality) -> str:
-    """What was wanted, until when, and what no skill reaches."""
-    skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
-    return f"Target: {goal_text(found)} within {found.limit} ({skill})"
 
 
 def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
@@ -105,7 +339,12 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         _factor("throughput_factor", lambda factors: factors.throughput),
         _factor("samples_factor", lambda factors: factors.samples),
         _factor("rest_factor", lambda factors: factors.rest),
-        Column("time_interval", "Interval", lambda point: point.time and point.time.kind, _time_basis),
+        Column(
+            "time_interval",
+            "Interval",
+            lambda point: point.time and point.time.kind,
+            lambda point: point.time and basis_text(point.time),
+        ),
         Column("factor_interval", "", lambda point: point.factors.speedup.kind if point.factors else None),
         Column("caption", "", lambda point: group.caption),
     )
@@ -127,10 +366,6 @@ def _factor(name: str, pick: Callable[[Factors], Estimate]) -> Column[QualityPoi
 def _reached(point: QualityPoint) -> Cell:
     invalid = f", {point.num_invalid} invalid" if point.num_invalid else ""
     return Cell(reached_text(point.num_reached, point.num_runs) + invalid, number=point.num_reached)
-
-
-def _time_basis(point: QualityPoint) -> str | None:
-    return basis_text(point.time) if point.time else None
 
 
 FACTOR_COLUMNS: tuple[Column[tuple[QualityPoint, Factors]], ...] = (
@@ -217,11 +452,7 @@ def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         Column("trained_s", "Time in training steps", lambda point: point.trained, has_interval=True),
     )
     return Sheet(
-        name="quality-trained",
-        title="Throughput, epochs and time",
-        columns=columns,
-        rows=found.points,
-        is_folded=True,
+        name="quality-trained", title="Throughput, epochs and time", columns=columns, rows=found.points, is_folded=True
     )
 
 
@@ -248,41 +479,30 @@ BATCH_COLUMNS: tuple[Column[BatchPoint], ...] = (
 def _batches_sheet(found: Quality) -> Sheet[BatchPoint]:
     """Statistical efficiency: what each global batch needs."""
     return Sheet(
-        name="quality-batches",
-        title="What each global batch needs",
-        columns=BATCH_COLUMNS,
-        rows=found.batches,
+        name="quality-batches", title="What each global batch needs", columns=BATCH_COLUMNS, rows=found.batches
     )
 
 
-@dataclass(frozen=True)
-class _Evaluated:
-    """An evaluation of a run."""
-
-    curve: Curve
-    one: Evaluation
-
-
-def _evaluations_sheet(found: Quality) -> Sheet[_Evaluated]:
+def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
     """Every evaluation of every run, for programs: people see the charts."""
-    columns: tuple[Column[_Evaluated], ...] = (
-        Column("run_id", "", lambda row: row.curve.run_id),
-        Column("ranks", "", lambda row: row.curve.ranks),
-        Column("nodes", "", lambda row: row.curve.nodes),
+    columns: tuple[Column[tuple[Curve, Evaluation]], ...] = (
+        Column("run_id", "", lambda row: row[0].run_id),
+        Column("ranks", "", lambda row: row[0].ranks),
+        Column("nodes", "", lambda row: row[0].nodes),
         Column("metric", "", lambda row: found.metric),
         Column("target", "", lambda row: found.target),
-        Column("samples", "", lambda row: row.one.samples),
-        Column("epoch", "", lambda row: row.one.epoch),
-        Column("wall_s", "", lambda row: row.one.wall_s),
-        Column("train_s", "", lambda row: row.one.train_s),
-        Column("eval_s", "", lambda row: row.one.eval_s),
-        Column("value", "", lambda row: row.one.value),
-        Column("loss", "", lambda row: row.one.loss),
+        Column("samples", "", lambda row: row[1].samples),
+        Column("epoch", "", lambda row: row[1].epoch),
+        Column("wall_s", "", lambda row: row[1].wall_s),
+        Column("train_s", "", lambda row: row[1].train_s),
+        Column("eval_s", "", lambda row: row[1].eval_s),
+        Column("value", "", lambda row: row[1].value),
+        Column("loss", "", lambda row: row[1].loss),
     )
     return Sheet(
         name="evaluations",
         title="Evaluations",
         columns=columns,
-        rows=[_Evaluated(curve, one) for curve in found.curves for one in curve.evaluations],
+        rows=[(curve, one) for curve in found.curves for one in curve.evaluations],
         is_shown=lambda row: False,
     )

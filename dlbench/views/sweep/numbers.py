@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from dlbench.reading.comparability import told_of
@@ -17,37 +17,221 @@ from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
 from dlbench.reading.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
-from dlbench.report.wording import DASH, percent, place_text
+from dlbench.report.table import times_cell
+from dlbench.report.wording import DASH, basis_text, percent, place_text, times_text, times_value
 from dlbench.specs.plan import AxisValue
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    by_definition,
+    geometric_mean_estimate,
+    mean_estimate,
+    means_of,
+    paired_logs,
+)
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
+from dlbench.stats.pairing import RunKey
 from dlbench.stats.selection import gain_of_best
 from dlbench.stats.verdicts import is_other_than
-from dlbench.views.sweep import words
-from dlbench.views.sweep.axes import (
+from dlbench.views.sweep.settings import (
     MARGIN,
+    MARGIN_TEXT,
     Axis,
     Measured,
     Pair,
-    axes,
-    contrasts,
-    deviations,
-    interaction,
-    is_within_margin,
-    levels_of,
-)
-from dlbench.views.sweep.settings import (
     Setting,
     SettingVerdict,
     acting_keys,
     autotuned,
+    axes,
     changed_arithmetic,
+    contrasts,
+    deviations,
+    interaction,
     is_default,
+    is_within_margin,
     label,
+    levels_of,
     losses,
     options,
+    run_key,
     value_text,
 )
+
+_MAX_NAMED = 3
+"""Settings named in a sentence; the others are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which of the settings at one rank count is to be preferred."""
+
+    settings: tuple[Setting, ...]
+    baseline: Setting
+    """What all others are measured against."""
+    has_default: bool
+    """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
+    best: Setting | None
+    """The fastest of those that are faster than the baseline for certain and are what their name says."""
+    best_ratio: Estimate | None
+    """What it gains, corrected for having been chosen."""
+    best_exact: Setting | None
+    """The same among those that compute what the baseline computes."""
+    best_exact_ratio: Estimate | None
+    ties: tuple[Setting, ...]
+    """Others that are not distinguishable from the best."""
+    needed_repeats: int | None
+    """Repeats that would show a difference of the margin at the scatter found; None where it is not known."""
+
+    @property
+    def name(self) -> str:
+        """The baseline, short."""
+        return "the default" if self.has_default else self.baseline.label
+
+    @property
+    def compared(self) -> list[Setting]:
+        """Settings with a ratio to the baseline."""
+        return [setting for setting in self.settings if setting.ratio is not None and not setting.is_baseline]
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """Keys as column titles: their last word, or all of them where two would be the same."""
+    short = ["engine" if key == "engine.name" else key.rpartition(".")[2] for key in keys]
+    return short if len(set(short)) == len(short) else list(keys)
+
+
+def baseline_words(choice: Choice) -> str:
+    """What the settings are measured against."""
+    text = choice.baseline.label
+    if choice.has_default:
+        return f"the default ({text})"
+    return f"{text}, the first setting with figures: the default is not in the sweep, or has none"
+
+
+def headline_words(best: str, ratio: Estimate | None, place: str, has_default: bool) -> tuple[str, str]:
+    """The number of a card and what it means.
+
+    Args:
+        best: label of the best setting; empty where there is none.
+        ratio: what it gains, corrected for having been chosen.
+        place: such as `4 ranks on 2 nodes`.
+        has_default: whether it is compared with the default.
+    """
+    name = "the default" if has_default else "the first setting"
+    if ratio is None:
+        return DASH, f"no setting is faster than {name} for certain, at {place}"
+    cell = times_cell(ratio)
+    return cell.text, f"the throughput of {name} {cell.interval} by {best}, at {place}; {basis_text(ratio)}"
+
+
+def verdict_words(choice: Choice, axes: Sequence[Axis], place: str) -> str:
+    """What the sweep found at a place such as `4 ranks on 2 nodes`."""
+    return " ".join([*_best_words(choice, f"At {place}"), *_axes(axes)])
+
+
+def _best_words(choice: Choice, start: str) -> list[str]:
+    base = choice.baseline.label
+    name = f"the default ({base})" if choice.has_default else base
+    best, ratio = choice.best, choice.best_ratio
+    if best is None or best.ratio is None or ratio is None:
+        return [f"{start} {_no_best(choice.compared, name)}"]
+    count = len(choice.compared)
+    corrected = f", corrected for the choice among {count}; {times_value(best.ratio)} as measured" if count > 1 else ""
+    parts = [
+        f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
+        f"({basis_text(ratio)}, in pairs{corrected})."
+    ]
+    if best.changes:
+        parts.append(f"It changes the arithmetic ({', '.join(best.changes)}){_loss_text(best)}.")
+        if choice.best_exact is not None and choice.best_exact_ratio is not None:
+            parts.append(
+                f"Of those that do not, the best is {choice.best_exact.label}: {times_text(choice.best_exact_ratio)}."
+            )
+    if choice.ties:
+        named = "; ".join(setting.label for setting in choice.ties[:_MAX_NAMED])
+        more = f"; and {len(choice.ties) - _MAX_NAMED} more" if len(choice.ties) > _MAX_NAMED else ""
+        parts.append(f"Not distinguishable from it: {named}{more}.")
+    return parts
+
+
+def _no_best(others: Sequence[Setting], name: str) -> str:
+    if not others:
+        return f"only {name} has figures: there is nothing to compare."
+    if any(setting.verdict == "insufficient" for setting in others):
+        ratios = [setting.ratio.value for setting in others if setting.ratio is not None]
+        return (
+            f"nothing is decided: fewer than {MIN_RUNS} repeats of some setting ({min(ratios):.2f}x to "
+            f"{max(ratios):.2f}x of {name})."
+        )
+    slower = sum(setting.verdict == "slower" for setting in others)
+    equal = sum(setting.verdict == "equal" for setting in others)
+    inert = sum(setting.verdict == "faster" for setting in others)
+    counts = [
+        f"{count} {words}"
+        for count, words in (
+            (slower, "slower"),
+            (equal, f"equal within {MARGIN_TEXT}"),
+            (inert, "faster but not what was asked for"),
+            (len(others) - slower - equal - inert, "undecided"),
+        )
+        if count
+    ]
+    return f"no setting is faster than {name} for certain: of {len(others)} others {', '.join(counts)}."
+
+
+def _loss_text(setting: Setting) -> str:
+    found = setting.losses
+    if found is None:
+        return ""
+    if found.own is None:
+        return "; its loss is not finite"
+    if found.reference is None:
+        return f"; its loss cannot be compared: {found.why}"
+    return f"; loss after equal steps {found.own.value:.4g} against {found.reference.value:.4g} with fp32"
+
+
+def _axes(axes: Sequence[Axis]) -> list[str]:
+    """Axes by their verdicts, in a sentence."""
+    words = {
+        "matters": "matters",
+        "no effect": f"no effect within {MARGIN_TEXT}",
+        "undecided": "undecided",
+        "insufficient": "insufficient",
+    }
+    parts = []
+    for verdict_name, words_of in words.items():
+        names = [axis.key for axis in axes if axis.verdict == verdict_name]
+        if names:
+            parts.append(f"{words_of}: {', '.join(names)}")
+    text = "; ".join(parts)
+    return [f"{text[:1].upper()}{text[1:]}."] if text else []
+
+
+def advice_words(choice: Choice) -> str:
+    """What to do next, in one sentence."""
+    compared, best = choice.compared, choice.best
+    if best is not None and best.changes and choice.best_exact in choice.ties:
+        best = choice.best_exact
+    if best is not None:
+        base = f"Run with {best.options}"
+        if not best.changes:
+            return f"{base}."
+        exact = "keep the default" if choice.best_exact is None else f"run with {choice.best_exact.options}"
+        return f"{base} if the changed arithmetic is acceptable; otherwise {exact}."
+    if compared and all(setting.verdict in ("equal", "slower") for setting in compared):
+        kept = "the default" if choice.has_default else choice.baseline.options
+        return f"Keep {kept}: nothing that was swept is worth setting."
+    if not compared:
+        return "Repeat the settings that have no figures."
+    no_better = f"No setting is distinguishable from {choice.name} as the better one"
+    if choice.needed_repeats is None:
+        return (
+            f"{no_better}; too few runs to plan: repeat each setting at least {MIN_RUNS} times (--repeats {MIN_RUNS})."
+        )
+    return (
+        f"{no_better}; more repeats needed: about {choice.needed_repeats} runs of each setting for a difference of "
+        f"{MARGIN_TEXT}."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +300,19 @@ class Draft:
 
     runs: tuple[tuple[Run, ...], ...]
     """Of each setting, those without figures too."""
-    rates: tuple[dict[int, float], ...]
+    rates: tuple[dict[RunKey, float], ...]
     """Throughput of each setting by repeat, samples per second."""
     base: int
     """The baseline among them."""
     has_default: bool
-    logs: tuple[list[float], ...]
+    logs: tuple[dict[RunKey, float], ...]
     """Of each setting over the baseline, one for each repeat that both have."""
     levels: Mapping[str, list[AxisValue]]
-    contrasts: Mapping[Pair, list[float]]
-    deviations: Mapping[tuple[AxisValue, ...], list[float]]
+    contrasts: Mapping[Pair, dict[RunKey, float]]
+    deviations: Mapping[tuple[AxisValue, ...], dict[RunKey, float]]
 
     @property
-    def comparisons(self) -> list[list[float]]:
+    def comparisons(self) -> list[dict[RunKey, float]]:
         """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
         settings = [found for i, found in enumerate(self.logs) if i != self.base]
         return [*settings, *self.contrasts.values(), *self.deviations.values()]
@@ -143,14 +327,15 @@ class Family:
     size: int
     """Comparisons, those too that have too few repeats as yet; what is the same twice over counts once."""
 
-    def of(self, logs: Sequence[float]) -> float:
-        """The adjusted p of one of them; 1 where its repeats are too few for a claim."""
-        return self.adjusted.get(_identity(logs), 1.0)
+    def of(self, logs: Mapping[RunKey, float]) -> float:
+        """The adjusted p of one of them; 1 where its repeats, or their sessions, are too few for a claim."""
+        return self.adjusted.get(_identity(means_of(logs)), 1.0) if logs else 1.0
 
 
 def family_of(drafts: Sequence[Draft]) -> Family:
     """The family of all that is compared at these rank counts, of whatever series."""
-    every = {_identity(logs): logs for draft in drafts for logs in draft.comparisons if logs}
+    known = [means_of(logs) for draft in drafts for logs in draft.comparisons if logs]
+    every = {_identity(logs): logs for logs in known}
     judged = {key: logs for key, logs in every.items() if len(logs) >= MIN_RUNS}
     adjusted = holm([paired_p(logs) for logs in judged.values()])
     return Family(adjusted=dict(zip(judged, adjusted, strict=True)), size=len(every))
@@ -193,9 +378,7 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
         if any(acting_keys(run.plan) for run in group):
             drafts.append(_draft(group, table))
         else:
-            rates = [
-                geometric_mean_estimate(list(_rates(found, table).values())).value for found in _by_setting(figures)
-            ]
+            rates = [geometric_mean_estimate(_rates(found, table)).value for found in _by_setting(figures)]
             idle.append(
                 f"At {place_text(ranks, nodes)} no swept key acts; settings differ by up to "
                 f"{percent(max(rates) / min(rates) - 1)} there, which is the scatter of the machine."
@@ -219,7 +402,7 @@ def _sweep(
         series=plan.series.id,
         keys=keys,
         sample_unit=unit,
-        headline=words.headline(last.best, last.best_ratio, place_text(last.ranks, last.nodes), last.has_default)
+        headline=headline_words(last.best, last.best_ratio, place_text(last.ranks, last.nodes), last.has_default)
         if last
         else (DASH, "no swept key acts"),
         verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
@@ -241,13 +424,7 @@ def _order(run: Run) -> tuple[int, int]:
 def _place(run: Run) -> tuple[int, int, str, str, str]:
     """Ranks, nodes, preset, precision, data: what settings must share to be compared."""
     plan = run.plan
-    return (
-        plan.layout.ranks,
-        plan.layout.nodes,
-        plan.workload.preset,
-        plan.workload.train.precision,
-        data_source(run),
-    )
+    return (plan.layout.ranks, plan.layout.nodes, plan.workload.preset, plan.workload.train.precision, data_source(run))
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
@@ -259,10 +436,10 @@ def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
     return list(found.values())
 
 
-def _rates(runs: Sequence[Run], table: RunTable) -> dict[int, float]:
+def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     """Throughput by repeat, samples per second, of the runs with figures."""
     rates = table.figures.set_index("run_id")["throughput"]
-    return {run.plan.series.repeat: float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
+    return {run_key(run, table): float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
 def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
@@ -286,7 +463,7 @@ def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
         rates=tuple(rates),
         base=base,
         has_default=bool(defaults),
-        logs=tuple(_logs(found, rates[base]) for found in rates),
+        logs=tuple(paired_logs(found, rates[base]) for found in rates),
         levels=levels,
         contrasts=contrasts(measured, levels),
         deviations=deviations(measured, levels),
@@ -315,7 +492,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     sure = [setting for setting in settings if setting.verdict == "faster" and not setting.inert]
     best = max(sure, key=_gain, default=None)
     best_exact = max((setting for setting in sure if not setting.changes), key=_gain, default=None)
-    choice = words.Choice(
+    choice = Choice(
         settings=settings,
         baseline=settings[draft.base],
         has_default=draft.has_default,
@@ -332,15 +509,15 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         ranks=ranks,
         nodes=nodes,
         conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",
-        baseline=words.baseline_words(choice),
+        baseline=baseline_words(choice),
         has_default=choice.has_default,
         settings=settings,
         axes=effects,
         interaction=additivity.words if additivity else "",
         best=best.label if best else "",
         best_ratio=choice.best_ratio,
-        verdict=words.verdict(choice, effects, place_text(ranks, nodes)),
-        advice=words.advice(choice),
+        verdict=verdict_words(choice, effects, place_text(ranks, nodes)),
+        advice=advice_words(choice),
         needed_repeats=choice.needed_repeats,
         notes=tuple(_notes(runs, settings, table)),
     )
@@ -351,7 +528,9 @@ def _chosen(draft: Draft, settings: Sequence[Setting], best: Setting | None) -> 
     if best is None:
         return None
     compared = [i for i in range(len(settings)) if i != draft.base]
-    return gain_of_best([draft.logs[i] for i in compared], compared.index(settings.index(best)))
+    logs = [means_of(draft.logs[i]) if draft.logs[i] else [] for i in compared]
+    found, ratio = gain_of_best(logs, compared.index(settings.index(best))), best.ratio
+    return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
 
 
 def _gain(setting: Setting) -> float:
@@ -364,10 +543,8 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     without = {item.run.plan.run_id: f"{item.state}: {item.why}" for item in table.without}
     rates, base = draft.rates, draft.base
     measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
-    rate_base = geometric_mean_estimate(list(rates[base].values())).value
-    ratios = [
-        by_definition(1.0, len(rates[base])) if i == base else _ratio(r, rates[base]) for i, r in enumerate(rates)
-    ]
+    rate_base = geometric_mean_estimate(rates[base]).value
+    ratios = [by_definition(1.0, len(rates[base])) if i == base else _ratio(logs) for i, logs in enumerate(draft.logs)]
     made = []
     for i, group in enumerate(draft.runs):
         plan, ratio = group[0].plan, ratios[i]
@@ -379,9 +556,7 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.axes.items())),
                 label=label(plan.series.axes),
                 is_baseline=i == base,
-                throughput=geometric_mean_estimate(list(rates[i].values()), f"{plan.workload.sample_unit}/s")
-                if rates[i]
-                else None,
+                throughput=geometric_mean_estimate(rates[i], f"{plan.workload.sample_unit}/s") if rates[i] else None,
                 ratio=ratio,
                 adjusted_p=None if i == base or ratio is None else adjusted_p,
                 verdict=verdict,
@@ -390,8 +565,8 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 why=without[missing[0]] if missing else "",
                 changes=changed_arithmetic(plan),
                 inert=_inert(group, table),
-                autotune=autotuned(measured[i], ratio, rate_base, is_faster=verdict == "faster"),
-                losses=losses(measured[i], measured),
+                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=verdict == "faster"),
+                losses=losses(measured[i], measured, table),
                 options=options(plan),
                 run_ids=tuple(run.plan.run_id for run in measured[i]),
             )
@@ -399,22 +574,15 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     return tuple(made)
 
 
-def _ratio(top: Mapping[int, float], bottom: Mapping[int, float]) -> Estimate | None:
+def _ratio(logs: Mapping[RunKey, float]) -> Estimate | None:
     """The ratio of two settings over the repeats that both have, in pairs; None without any."""
-    both = sorted(top.keys() & bottom.keys())
-    if not both:
-        return None
-    return ratio_estimate({("", k): top[k] for k in both}, {("", k): bottom[k] for k in both})
-
-
-def _logs(top: Mapping[int, float], bottom: Mapping[int, float]) -> list[float]:
-    return [math.log(top[repeat] / bottom[repeat]) for repeat in sorted(top.keys() & bottom.keys())]
+    return mean_estimate(logs).mapped(math.exp, "ratio") if logs else None
 
 
 def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     if ratio is None:
         return "no figure"
-    if ratio.n < MIN_RUNS:
+    if not ratio.is_confident:
         return "insufficient"
     if is_within_margin(ratio):
         return "equal"
@@ -424,12 +592,12 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
 
 
 def _ties(
-    settings: Sequence[Setting], rates: Sequence[Mapping[int, float]], best: Setting | None
+    settings: Sequence[Setting], rates: Sequence[Mapping[RunKey, float]], best: Setting | None
 ) -> tuple[Setting, ...]:
     if best is None:
         return ()
     top = rates[settings.index(best)]
-    others = [(s, _ratio(top, rates[i])) for i, s in enumerate(settings) if s is not best and not s.inert]
+    others = [(s, _ratio(paired_logs(top, rates[i]))) for i, s in enumerate(settings) if s is not best and not s.inert]
     return tuple(
         s for s, ratio in others if ratio is not None and (not is_other_than(ratio, 1) or is_within_margin(ratio))
     )
@@ -438,7 +606,7 @@ def _ties(
 def _needed(draft: Draft, settings: Sequence[Setting], family: Family) -> int | None:
     """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
     undecided = [draft.logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
-    known = [found for found in undecided if len(found) >= MIN_RUNS]
+    known = [means for logs in undecided if logs and len(means := means_of(logs)) >= MIN_RUNS]
     if not known:
         return None
     pooled = math.sqrt(fmean(variance(found) for found in known))

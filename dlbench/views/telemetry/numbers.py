@@ -196,6 +196,12 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         known = [summary.mean for name, summary in node.fields.items() if re.fullmatch(pattern, name)]
         return sum(known) if known else None
 
+    def mean_of_gpus(field: str) -> float | None:
+        known = of_gpus(field, lambda summary: summary.mean)
+        return sum(known) / len(known) if known else None
+
+    busy = node.fields.get("host.cpu.busy") or node.fields.get("host.cpu.mean.busy")
+    memory = node.fields.get("host.memory_used_bytes")
     power = of_gpus("power_w", lambda summary: summary.mean)
     worst = worst_throttled(node, gpus)
     return NodeMeans(
@@ -208,17 +214,17 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         # What some GPUs take is no power of the node.
         gpu_power_w=sum(power) if power and len(power) == len(gpus) else None,
         num_power=len(power),
-        sm_clock_hz=_mean(of_gpus("sm_clock_hz", lambda summary: summary.mean)),
-        gpu_utilisation=_mean(of_gpus("utilization", lambda summary: summary.mean)),
-        sm_active=_mean(of_gpus("sm_active", lambda summary: summary.mean)),
-        tensor_active=_mean(of_gpus("tensor_active", lambda summary: summary.mean)),
-        dram_active=_mean(of_gpus("dram_active", lambda summary: summary.mean)),
+        sm_clock_hz=mean_of_gpus("sm_clock_hz"),
+        gpu_utilisation=mean_of_gpus("utilization"),
+        sm_active=mean_of_gpus("sm_active"),
+        tensor_active=mean_of_gpus("tensor_active"),
+        dram_active=mean_of_gpus("dram_active"),
         gpu_memory_bytes=max(of_gpus("memory_used_bytes", lambda summary: summary.highest), default=None),
         gpu_temperature_c=max(of_gpus("temperature_c", lambda summary: summary.highest), default=None),
         throttled=None if worst is None else worst[0],
         throttled_by="" if worst is None or not worst[0] else f"GPU {worst[1]}, {worst[2]}",
-        cpu_busy=_of(node, "host.cpu.busy", "host.cpu.mean.busy"),
-        host_memory_bytes=_of(node, "host.memory_used_bytes"),
+        cpu_busy=busy.mean if busy else None,
+        host_memory_bytes=memory.mean if memory else None,
         network_received=total(r"host\.(net|infiniband)\..+\.received_bytes"),
         network_sent=total(r"host\.(net|infiniband)\..+\.sent_bytes"),
         disk_read=total(r"host\.disk\..+\.read_bytes"),
@@ -226,14 +232,6 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         num_gaps=node.num_gaps,
         missing=node.missing,
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _of(node: NodeTelemetry, *names: str) -> float | None:
-    return next((node.fields[name].mean for name in names if name in node.fields), None)
 
 
 def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:

@@ -23,15 +23,15 @@ from dlbench.reading.scaling import Group
 from dlbench.reading.scaling import groups as scaling_groups
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
-from dlbench.stats.estimates import ratio_estimate
+from dlbench.stats.estimates import paired_logs, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
 from dlbench.stats.selection import gain_of_best
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
 from dlbench.views.causes.experiments import Case
 from dlbench.views.decomposition import OWN_PARTS, difference
 from dlbench.views.scaling import verdict
-from dlbench.views.sweep.axes import MARGIN, Measured, contrasts, deviations, levels_of
 from dlbench.views.sweep.numbers import Draft, family_of
+from dlbench.views.sweep.settings import MARGIN, Measured, contrasts, deviations, levels_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 from tests.support.run_factory import constant, plans, write_run
@@ -171,7 +171,10 @@ def families(trials: int = 400) -> Figure:
 
 def draft(generator: np.random.Generator) -> Draft:
     """The settings of one rank count, all equal."""
-    rates = [dict(enumerate(np.exp(generator.normal(0, 0.02, REPEATS)).tolist())) for _ in range(SETTINGS + 1)]
+    keys = [("", k) for k in range(REPEATS)]
+    rates = [
+        dict(zip(keys, np.exp(generator.normal(0, 0.02, REPEATS)).tolist(), strict=True)) for _ in range(SETTINGS + 1)
+    ]
     measured = [
         Measured(values={"one": i // 4, "other": i % 4}, acting=frozenset({"one", "other"}), throughput=rates[i])
         for i in range(len(rates))
@@ -182,7 +185,7 @@ def draft(generator: np.random.Generator) -> Draft:
         rates=tuple(rates),
         base=0,
         has_default=True,
-        logs=tuple([math.log(one[k] / rates[0][k]) for k in one] for one in rates),
+        logs=tuple(paired_logs(one, rates[0]) for one in rates),
         levels=levels,
         contrasts=contrasts(measured, levels),
         deviations=deviations(measured, levels),

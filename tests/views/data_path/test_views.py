@@ -19,7 +19,7 @@ from dlbench.views.document import document_of
 from dlbench.views.model import Group, Report
 from dlbench.views.reading import Reading
 from dlbench.views.registry import SCALING
-from dlbench.views.shuffling.numbers import Audit, ShuffleComparison
+from dlbench.views.shuffling import Audit, ShuffleComparison
 from dlbench.views.staging import BreakEven, Staged, break_even_epochs, break_even_text
 from tests.support.data_path_factory import (
     MB,

@@ -24,9 +24,8 @@ from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
 from dlbench.views.forecast import anchors, laws
-from dlbench.views.forecast.charts import CURVE, forecast_charts
 from dlbench.views.forecast.numbers import Forecast
-from dlbench.views.forecast.view import ForecastView
+from dlbench.views.forecast.view import CURVE, ForecastView, forecast_charts
 from tests.support.run_factory import Story, constant, plans, write_run
 
 SCALINGS: tuple[laws.Scaling, ...] = ("weak", "strong")
@@ -196,7 +195,16 @@ def test_forecast_is_the_law_at_more_ranks(weak: Path) -> None:
     assert one.ranks == 16
     assert one.efficiency == pytest.approx(1 / step_of("weak", one.ranks, a=0.1), abs=0.01)
     assert one.low <= one.efficiency <= one.high <= 1
-    assert one.throughput == pytest.approx(one.efficiency * one.ranks * group.baseline.throughput.value)
+    base = group.baseline.throughput
+    assert one.throughput == pytest.approx(one.efficiency * one.ranks * base.value)
+
+
+def test_digits_of_a_law_and_of_a_forecast_follow_their_intervals(tmp_path: Path) -> None:
+    """Runs that scatter by a tenth tell no tenths of a percent."""
+    write_law(tmp_path, noise=0.1)
+    text = markdown_of(tmp_path).replace("\\", "")
+    assert re.search(r"with a = 0\.\d\d \[0\.\d\d, 0\.\d\d\] \(k:", text)
+    assert re.search(r"16 ranks \| \d\d % \[\d\d, \d+\] \|", text)
 
 
 @pytest.mark.parametrize(("scaling_kind", "cost"), [("weak", 0.00495), ("strong", 0.0008083)])
@@ -206,7 +214,8 @@ def test_forecast_holds_what_came_true(tmp_path: Path, scaling_kind: str, cost: 
     _, found = forecast_of(tmp_path)
     (coming,) = found.forecasts
     assert coming.ranks == 16
-    assert coming.low <= (1 if scaling_kind == "weak" else 1 / 16) / step_of(scaling_kind, 16, c=cost) <= coming.high
+    truth = (1 if scaling_kind == "weak" else 1 / 16) / step_of(scaling_kind, 16, c=cost)
+    assert coming.low <= truth <= coming.high
 
 
 def test_a_forecast_is_withheld_where_the_hindcast_misses(tmp_path: Path) -> None:

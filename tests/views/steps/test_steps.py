@@ -21,10 +21,17 @@ from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.assemble import assemble
-from dlbench.views.steps.charts import EDGES, MAX_RECTANGLES, bin_title
 from dlbench.views.steps.numbers import MapRow, RankMap, StepTimes
-from dlbench.views.steps.tables import LISTED, MAX_OUTLIERS, MAX_ROWS
-from dlbench.views.steps.view import RanksView, StepsView
+from dlbench.views.steps.view import (
+    EDGES,
+    LISTED,
+    MAX_OUTLIERS,
+    MAX_RECTANGLES,
+    MAX_ROWS,
+    RanksView,
+    StepsView,
+    bin_title,
+)
 from tests.reading.test_causes import simulate
 from tests.support.run_factory import MS, Story, plans, write_run, write_scaling
 from tests.support.run_factory import StepTimes as Times

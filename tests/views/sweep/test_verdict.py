@@ -28,16 +28,17 @@ from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, stude
 from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
-from dlbench.views.sweep.axes import Measured, deviations, interaction, levels_of
-from dlbench.views.sweep.charts import settings_chart
 from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
-from dlbench.views.sweep.settings import Setting
+from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
+from dlbench.views.sweep.view import settings_chart
 from tests.support.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
 
 WOBBLE = (1.05, 0.95, 1.03, 0.96, 1.0)
 """What noise does in each repeat; about 1 in the middle, and a little less on average."""
+
+KEYS = [("", repeat) for repeat in range(5)]
 
 SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "single")}}
 
@@ -164,12 +165,14 @@ def test_interaction_is_what_the_axes_leave() -> None:
         Measured(
             values={"fusion": fusion, "inside": inside},
             acting=frozenset({"fusion", "inside"}),
-            throughput=dict.fromkeys(range(5), 130.0 if (fusion, inside) == ("single", "memory") else 100.0),
+            throughput=dict.fromkeys(
+                [("", k) for k in range(5)], 130.0 if (fusion, inside) == ("single", "memory") else 100.0
+            ),
         )
         for fusion, inside in itertools.product(("none", "single"), ("backend", "memory"))
     ]
     left = deviations(measured, levels_of(measured, measured[0].values))
-    found = interaction(("fusion", "inside"), left, holm([paired_p(logs) for logs in left.values()]))
+    found = interaction(("fusion", "inside"), left, holm([paired_p(list(logs.values())) for logs in left.values()]))
     assert found is not None
     assert found.is_claimed
     assert abs(math.log(found.deviation.value)) == pytest.approx(math.log(1.3) / 4, rel=1e-9)

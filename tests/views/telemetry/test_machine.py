@@ -40,10 +40,9 @@ from dlbench.views.energy import Energy, EnergyView
 from dlbench.views.memory.numbers import Memory, memory
 from dlbench.views.memory.view import MemoryView
 from dlbench.views.model import Group
-from dlbench.views.telemetry.charts import telemetry_charts
 from dlbench.views.telemetry.numbers import Telemetry, telemetry
-from dlbench.views.telemetry.series import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
-from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.telemetry.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
+from dlbench.views.telemetry.view import TelemetryView, telemetry_charts
 from dlbench.views.view import GroupView, Views
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans

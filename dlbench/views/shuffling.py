@@ -1,0 +1,627 @@
+"""Shuffling: the audit of who read what, and epoch times of local and partial against global shuffling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dlbench.reading import scaling
+from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import HEIGHT, RANK_COLOURS, WIDE
+from dlbench.report.document import Mark, Section
+from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text, times_value
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import pairing
+from dlbench.views.columns import telling
+from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, alike, epoch_times
+from dlbench.views.model import Group, Report
+from dlbench.views.quality.numbers import METRIC_TITLES
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
+
+MAX_EPOCHS = 50
+"""Epochs of a table, of each rank count."""
+MAX_ERRORS = 20
+"""Errors that are listed."""
+MAX_CURVES = 8
+"""Runs of one setting that are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRow:
+    """One epoch of the run in the middle of a rank count."""
+
+    ranks: int
+    nodes: int
+    run_id: str
+    audit: ShuffleEpoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditPoint:
+    """The audit of all runs of one rank count."""
+
+    ranks: int
+    nodes: int
+    num_runs: int
+    num_bad: int
+    """Runs with errors."""
+    whole_epochs: int
+    """Epochs that were read whole, over all runs."""
+    twice: int
+    """Samples read more than once in an epoch, over all runs."""
+    never: int
+    sent: int
+    received: int
+    exchanged_share: float
+    """Q in force, mean over runs."""
+    novelty: float | None
+    """Mean over whole epochs and runs; None where there is none."""
+    label_distance: float | None
+    held_samples_peak: int | None
+    exchange_wait_s: float
+    """Longest wait of any run."""
+    audit_s: Estimate
+    """What the audit cost, mean over ranks."""
+    audit_share: float | None
+    """The same over the time of the measured steps, largest of any run; None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Who read what in a group of runs."""
+
+    shuffle: str
+    partition: str | None
+    points: tuple[AuditPoint, ...]
+    epochs: tuple[AuditRow, ...]
+    errors: tuple[str, ...]
+    """Samples read twice or never, by name, with the run; at most `MAX_ERRORS`."""
+    num_errors: int
+
+
+def audit(group: scaling.Group, table: RunTable) -> Audit | None:
+    """The audit at each rank count; None where no run has one."""
+    found = [(point, runs) for point in group.points if (runs := _runs(point, table))]
+    if not found:
+        return None
+    first = _result(found[0][1][0])
+    errors = [f"{run.plan.run_id}: {text}" for _, runs in found for run in runs for text in _result(run).errors]
+    return Audit(
+        shuffle=first.shuffle,
+        partition=first.partition,
+        points=tuple(_point(point, runs, table) for point, runs in found),
+        epochs=tuple(
+            AuditRow(ranks=point.ranks, nodes=point.nodes, run_id=runs[0].plan.run_id, audit=one)
+            for point, runs in found
+            for one in _result(runs[0]).epochs[:MAX_EPOCHS]
+        ),
+        errors=tuple(errors[:MAX_ERRORS]),
+        num_errors=len(errors),
+    )
+
+
+def _runs(point: Point, table: RunTable) -> list[Run]:
+    """Runs with an audit, one with errors first."""
+    runs = [table.runs[run_id] for run_id in point.run_ids]
+    known = [run for run in runs if run.record is not None and run.record.shuffle is not None]
+    return sorted(known, key=lambda run: not _result(run).errors)
+
+
+def _result(run: Run) -> ShuffleResult:
+    assert run.record is not None
+    assert run.record.shuffle is not None
+    return run.record.shuffle
+
+
+def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
+    results = [_result(run) for run in runs]
+    epochs = [one for result in results for one in result.epochs]
+    held = [result.held_samples_peak for result in results if result.held_samples_peak is not None]
+    return AuditPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        num_runs=len(runs),
+        num_bad=sum(bool(result.errors) for result in results),
+        whole_epochs=sum(one.is_whole for one in epochs),
+        twice=sum(one.twice for one in epochs),
+        never=sum(one.never for one in epochs),
+        sent=sum(one.sent for one in epochs),
+        received=sum(one.received for one in epochs),
+        exchanged_share=sum(result.exchanged_share for result in results) / len(results),
+        novelty=_mean([one.novelty for one in epochs if one.is_whole]),
+        label_distance=_mean([one.label_distance for one in epochs if one.is_whole]),
+        held_samples_peak=max(held, default=None),
+        exchange_wait_s=max(result.exchange_wait_s for result in results),
+        audit_s=median_estimate({table.keys[run.plan.run_id]: _result(run).audit_s for run in runs}, "s"),
+        audit_share=max((share for run in runs if (share := _audit_share(run)) is not None), default=None),
+    )
+
+
+def _audit_share(run: Run) -> float | None:
+    """Of the measured time: an upper limit, as the audit also covers warm-up steps."""
+    measured = max((rank.measured_s for rank in run.record.ranks), default=0.0) if run.record is not None else 0.0
+    return _result(run).audit_s / measured if measured else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# Against global shuffling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """The metric of one run after each evaluation."""
+
+    run_id: str
+    epochs: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleRow:
+    """One way of shuffling at one rank count."""
+
+    group: str
+    ranks: int
+    nodes: int
+    shuffle: str
+    partition: str
+    """Empty under global shuffling."""
+    staging: str
+    is_reference: bool
+    """Whether it is global shuffling."""
+    epoch_s: Estimate | None
+    """None where the record names no size of the data set."""
+    factor: Estimate | None
+    """Epoch of global shuffling over epoch here: above 1, epochs are faster here."""
+    is_paired: bool
+    novelty: float | None
+    label_distance: float | None
+    metric: str
+    """Of runs to a quality; empty otherwise."""
+    final: Estimate | None
+    """Last value of the metric, median over runs."""
+    curves: tuple[Learning, ...]
+    """At most `MAX_CURVES`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleComparison:
+    """Groups that differ in nothing but shuffling, and the staging that it needs."""
+
+    id: str
+    """In the page: `shuffling-1`."""
+    label: str
+    rows: tuple[ShuffleRow, ...]
+    """By rank count, global shuffling first."""
+    has_global: bool
+
+
+def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[ShuffleComparison, ...]:
+    """All sets of groups with two or more ways of shuffling."""
+    made: list[ShuffleComparison] = []
+    for members in alike(groups, (*SHUFFLE_KEYS, *STAGING_KEYS)):
+        if len({_way(group) for group in members}) < 2:
+            continue
+        rows = _rows(members, table)
+        if rows:
+            plan = members[0].sample.plan
+            made.append(
+                ShuffleComparison(
+                    id=f"shuffling-{len(made) + 1}",
+                    label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.series.scaling} scaling",
+                    rows=tuple(rows),
+                    has_global=any(row.is_reference for row in rows),
+                )
+            )
+    return tuple(made)
+
+
+def _way(group: scaling.Group) -> tuple[str, str]:
+    data = group.sample.plan.workload.data
+    return data.shuffle, "" if data.shuffle == "global" else data.partition
+
+
+def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:
+    """Global first, then local, then partial by Q."""
+    data = group.sample.plan.workload.data
+    kind = ("global", "local").index(data.shuffle) if data.shuffle in ("global", "local") else 2
+    return kind, data.exchanged_share, data.partition, data.staging, group.id
+
+
+def _rows(members: Sequence[scaling.Group], table: RunTable) -> list[ShuffleRow]:
+    by_place: dict[tuple[int, int], list[tuple[scaling.Group, Point]]] = {}
+    for group in sorted(members, key=_order):
+        for point in group.points:
+            by_place.setdefault((point.ranks, point.nodes), []).append((group, point))
+    rows = []
+    for place in sorted(by_place):
+        sides = by_place[place]
+        if len({_way(group) for group, _ in sides}) < 2:
+            continue
+        # In place rather than staged, where both ran.
+        reference = next(((group, point) for group, point in sides if _way(group)[0] == "global"), None)
+        rows += [_row(group, point, reference, table) for group, point in sides]
+    return rows
+
+
+def _row(
+    group: scaling.Group, point: Point, reference: tuple[scaling.Group, Point] | None, table: RunTable
+) -> ShuffleRow:
+    data = group.sample.plan.workload.data
+    is_reference = reference is not None and reference[0] is group
+    own = epoch_times(point, table)
+    base = epoch_times(reference[1], table) if reference is not None else {}
+    factor = None
+    if own and base:
+        factor = by_definition(1.0, len(own)) if is_reference else ratio_estimate(base, own)
+    runs = [table.runs[run_id] for run_id in point.run_ids]
+    audited = _runs(point, table)
+    found = _point(point, audited, table) if audited else None
+    curves = [curve for run in runs if (curve := _curve(run)) is not None]
+    quality = next((run.record.quality for run in runs if run.record and run.record.quality), None)
+    return ShuffleRow(
+        group=group.id,
+        ranks=point.ranks,
+        nodes=point.nodes,
+        shuffle=data.shuffle,
+        partition=_way(group)[1],
+        staging=data.staging,
+        is_reference=is_reference,
+        epoch_s=geometric_mean_estimate(own, "s") if own else None,
+        factor=factor,
+        is_paired=bool(own) and pairing(own, base).is_paired,
+        novelty=found.novelty if found else None,
+        label_distance=found.label_distance if found else None,
+        metric=quality.metric if quality is not None else "",
+        final=median_estimate(
+            {table.keys[curve.run_id]: curve.values[-1] for curve in curves},
+            "error" if quality.metric == "mae" else "fraction",
+        )
+        if curves and quality is not None
+        else None,
+        curves=tuple(curves[:MAX_CURVES]),
+    )
+
+
+def _curve(run: Run) -> Learning | None:
+    quality = None if run.record is None else run.record.quality
+    known = [] if quality is None else [(one.epoch, one.value) for one in quality.evaluations if one.value is not None]
+    if not known:
+        return None
+    return Learning(
+        run_id=run.plan.run_id,
+        epochs=tuple(epoch for epoch, _ in known),
+        values=tuple(float(value) for _, value in known),
+    )
+
+
+POINTS_CAPTION = (
+    "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
+    "distance: total variation between the classes of a rank and of all; 0: the same mix."
+)
+EPOCHS_CAPTION = "One run of each rank count. Left out: because they fill no batch on every rank."
+COMPARED_CAPTION = "Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling."
+
+
+def points_sheet(found: Audit) -> Sheet[AuditPoint]:
+    """The audit of all runs by rank count; people see it where there are errors, exchange, or whole epochs."""
+    points = found.points
+    mixed = any(point.novelty is not None for point in points)
+    is_telling = mixed or any(point.num_bad or point.whole_epochs or point.sent for point in points)
+
+    columns: tuple[Column[AuditPoint], ...] = (
+        *place_columns(),
+        Column("shuffle", "", lambda point: found.shuffle),
+        Column("partition", "", lambda point: found.partition),
+        Column("exchanged_share", "Exchanged per epoch", lambda point: point.exchanged_share, unit="fraction"),
+        Column("audited_runs", "Runs", lambda point: point.num_runs, is_brief=True),
+        Column("bad_runs", "With errors", lambda point: point.num_bad, is_brief=True),
+        Column("whole_epochs", "Whole epochs", lambda point: point.whole_epochs),
+        Column("twice", "Read twice", lambda point: point.twice, is_brief=True),
+        Column("never", "Never read", lambda point: point.never, is_brief=True),
+        Column("sent", "Sent", lambda point: point.sent),
+        Column("received", "Received", lambda point: point.received),
+        Column(
+            "novelty",
+            "Novelty" if mixed else "",
+            lambda point: point.novelty,
+            lambda point: _three(point.novelty),
+            is_brief=True,
+        ),
+        Column(
+            "label_distance",
+            "Label distance",
+            lambda point: point.label_distance,
+            lambda row: _three(row.label_distance) or Cell("no classes"),
+            is_brief=True,
+        ),
+        Column("held_samples_peak", "Held by a rank at most", lambda point: point.held_samples_peak),
+        Column("exchange_wait_s", "Longest wait for samples", lambda point: point.exchange_wait_s, unit="s"),
+        Column("audit_s", "", lambda point: point.audit_s, has_interval=True),
+        Column("audit_share", "", lambda point: point.audit_share, unit="fraction"),
+    )
+    return Sheet(
+        name="shuffle-audit",
+        title="Shuffle audit",
+        columns=telling(columns, points),
+        rows=points,
+        caption=POINTS_CAPTION if mixed else "",
+        is_shown=lambda point: is_telling,
+    )
+
+
+def _three(value: float | None) -> Cell | None:
+    return None if value is None else Cell(f"{value:.3f}", number=value)
+
+
+def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
+    """Epoch by epoch."""
+    columns: tuple[Column[AuditRow], ...] = (
+        *place_columns(),
+        Column("run_id", "", lambda row: row.run_id),
+        Column("epoch", "Epoch", lambda row: row.audit.epoch, _epoch, is_brief=True),
+        Column("is_whole", "", lambda row: row.audit.is_whole),
+        Column("visits", "Read", lambda row: row.audit.visits, is_brief=True),
+        Column("left_out", "Left out", lambda row: row.audit.left_out),
+        Column("twice", "Twice", lambda row: row.audit.twice, is_brief=True),
+        Column("never", "Never", lambda row: row.audit.never, is_brief=True),
+        Column("sent", "Sent", lambda row: row.audit.sent),
+        Column("received", "Received", lambda row: row.audit.received),
+        Column("sent_bytes", "Bytes sent", lambda row: row.audit.sent_bytes, unit="bytes"),
+        Column("novelty", "Novelty", lambda row: row.audit.novelty, lambda row: _three(row.audit.novelty)),
+        Column(
+            "label_distance",
+            "Label distance",
+            lambda row: row.audit.label_distance,
+            lambda row: _three(row.audit.label_distance),
+        ),
+    )
+    return Sheet(
+        name="shuffle-epochs",
+        title="Who read what, epoch by epoch",
+        columns=telling(columns, rows, keep=("epoch",)),
+        rows=rows,
+        caption=EPOCHS_CAPTION,
+        is_folded=True,
+    )
+
+
+def _epoch(row: AuditRow) -> Cell:
+    return Cell(str(row.audit.epoch) + ("" if row.audit.is_whole else " (a part)"), number=row.audit.epoch)
+
+
+def compared_sheet(found: ShuffleComparison) -> Sheet[ShuffleRow]:
+    """Ways of shuffling beside each other."""
+    has_metric = any(row.final is not None for row in found.rows)
+    columns: tuple[Column[ShuffleRow], ...] = (
+        *place_columns(),
+        Column("group", "", lambda row: row.group),
+        Column("shuffle", "Shuffling", lambda row: row.shuffle, is_brief=True),
+        Column("partition", "First parts", lambda row: row.partition, lambda row: row.partition or None),
+        Column("staging", "Staging", lambda row: row.staging, is_brief=True),
+        Column("epoch_s", "Epoch", lambda row: row.epoch_s, has_interval=True, is_brief=True),
+        Column(
+            "factor",
+            "Against global",
+            lambda row: row.factor,
+            lambda row: times_cell(row.factor),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("novelty", "Novelty", lambda row: row.novelty, lambda row: _three(row.novelty)),
+        Column(
+            "label_distance", "Label distance", lambda row: row.label_distance, lambda row: _three(row.label_distance)
+        ),
+        Column("metric", "", lambda row: row.metric),
+        Column("final_value", "Last value" if has_metric else "", lambda row: row.final, has_interval=True),
+        Column(
+            "is_paired",
+            "In pairs",
+            lambda row: row.is_paired,
+            lambda row: None if row.is_reference else "yes" if row.is_paired else "no",
+        ),
+    )
+    return Sheet(
+        name="shuffling",
+        title=f"Ways of shuffling: {found.label}",
+        columns=columns,
+        rows=found.rows,
+        caption=COMPARED_CAPTION,
+    )
+
+
+def samples_text(count: int) -> str:
+    """``1 sample``, ``2 samples``."""
+    return f"{number_text(count, 'count')} sample{'' if count == 1 else 's'}"
+
+
+MAX_CHARTS = 4
+
+
+def way_text(row: ShuffleRow) -> str:
+    """``local, contiguous parts``."""
+    return f"{row.shuffle}, {row.partition} parts" if row.partition else row.shuffle
+
+
+def learning_charts(found: Sequence[ShuffleComparison]) -> list[Chart]:
+    """The metric over epochs at the largest rank count with curves; none where nothing was trained to a quality."""
+    drawn = []
+    for comparison in found[:MAX_CHARTS]:
+        places = [(row.ranks, row.nodes) for row in comparison.rows if row.curves]
+        if places:
+            drawn.append(_chart(comparison, [row for row in comparison.rows if (row.ranks, row.nodes) == max(places)]))
+    return drawn
+
+
+def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
+    import altair as alt
+
+    values: Rows = [
+        {"way": way_text(row), "run": curve.run_id, "epoch": epoch, "value": value}
+        for row in rows
+        for curve in row.curves
+        for epoch, value in zip(curve.epochs, curve.values, strict=True)
+    ]
+    ways = list(dict.fromkeys(way_text(row) for row in rows if row.curves))
+    metric = next(row.metric for row in rows if row.curves)
+    title = METRIC_TITLES[metric]
+    base = alt.Chart(alt.InlineData(values=values)).encode(
+        x=alt.X("epoch:Q", title="epoch").axis(tickCount=6),
+        y=alt.Y("value:Q", title=title).axis(format="~g" if metric == "mae" else ".0%", tickCount=6),
+        color=alt.Color("way:N", title=None, sort=ways)
+        .scale(domain=ways, range=[RANK_COLOURS[place % len(RANK_COLOURS)] for place in range(len(ways))])
+        .legend(orient="bottom", columns=2),
+        detail="run:N",
+        tooltip=[
+            alt.Tooltip("way:N", title="shuffling"),
+            alt.Tooltip("epoch:Q", title="epoch"),
+            alt.Tooltip("value:Q", title=title, format=".4~g"),
+            alt.Tooltip("run:N", title="run"),
+        ],
+    )
+    shape = alt.Shape("way:N", title=None, sort=ways).scale(domain=ways).legend(orient="bottom", columns=2)
+    last = "; ".join(f"{way_text(row)}: {figure_text(row.final)}" for row in rows if row.final is not None)
+    return finish(
+        alt.layer(base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, size=30).encode(shape=shape)),
+        replace(found, label=f"{found.label}, {place_text(rows[0].ranks, rows[0].nodes)}"),
+        name="learning",
+        title=f"{title[:1].upper()}{title[1:]} by way of shuffling",
+        alt=f"{title} over epochs, a line for each run, a colour for each way of shuffling. Last values: {last}.",
+        table=compared_sheet(found).people(),
+        size=(WIDE, HEIGHT),
+    )
+
+
+WORTH_SAYING = 0.001
+"""Share of the steps below which the cost of the audit is not mentioned."""
+
+
+class ShuffleAuditView(GroupView):
+    """Whether each sample was read once an epoch, and how well samples were mixed."""
+
+    id = "shuffle-audit"
+    title = "Shuffle audit"
+    key = "shuffle_audit"
+
+    def numbers(self, source: GroupSource) -> Audit | None:
+        return audit(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        found = group.of(Audit)
+        if found is None:
+            return None
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=_headline(found),
+            marks=tuple(_marks(found)),
+            notes=(_finding(found),),
+            sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
+        )
+
+
+def _marks(found: Audit) -> Iterator[Mark]:
+    for text in found.errors:
+        yield Mark(severity="serious", label="Error", text=text)
+    left = found.num_errors - len(found.errors)
+    if left:
+        yield Mark(severity="serious", label="Error", text=f"{left} more errors; the records hold all of them")
+
+
+def _headline(found: Audit) -> str:
+    bad = sum(point.num_bad for point in found.points)
+    runs = sum(point.num_runs for point in found.points)
+    if bad:
+        twice, never = (sum(getattr(point, name) for point in found.points) for name in ("twice", "never"))
+        return f"errors in {bad} of {runs} runs: {samples_text(twice)} read more than once, {samples_text(never)} never"
+    if any(point.whole_epochs for point in found.points):
+        return f"no sample read twice or missed in an epoch ({runs_text(runs)})"
+    return f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
+
+
+def _finding(found: Audit) -> str:
+    last = found.points[-1]
+    parts = f", first parts {found.partition}" if found.partition else ""
+    how = f"Shuffling {found.shuffle}{parts}"
+    if found.shuffle.startswith("partial"):
+        share = f"{percent(last.exchanged_share)} of a rank's samples per epoch"
+        how += f" ({share if last.exchanged_share else 'nothing is exchanged'})"
+    cost = max(point.audit_share or 0.0 for point in found.points)
+    # Global shuffling is the default, and not worth a line.
+    text = "" if found.shuffle == "global" else f"{how}."
+    if cost >= WORTH_SAYING:
+        text += f" The audit costs {percent(cost)} of the steps."
+    if last.novelty is not None:
+        text += f" At {place_text(last.ranks, last.nodes)} novelty is {last.novelty:.2f} of global shuffling's"
+        text += "." if last.label_distance is None else f", label distance {last.label_distance:.2f}."
+    if last.sent:
+        wait = number_text(last.exchange_wait_s, "s")
+        text += f" {samples_text(last.sent)} sent, {samples_text(last.received)} received; longest wait for one {wait}."
+    return text.lstrip()
+
+
+class ShufflingView(ReportView):
+    """Local and partial shuffling against global shuffling."""
+
+    id = "shuffling"
+    title = "Ways of shuffling compared"
+    key = "shuffling"
+
+    def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
+        return comparisons(source.groups, source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        found = report.all_of(ShuffleComparison)
+        if not found:
+            return ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                headline=_compared(found),
+                words=tuple(text for one in found for text in _findings(one)),
+                charts=lambda: learning_charts(found),
+                sheets=tuple(map(compared_sheet, found)),
+            ),
+        )
+
+
+def _compared(found: Sequence[ShuffleComparison]) -> str:
+    """The way that gains most against global shuffling at the largest rank count of the first set."""
+    first = found[0]
+    last = (first.rows[-1].ranks, first.rows[-1].nodes)
+    rows = [
+        (row.factor, row)
+        for row in first.rows
+        if (row.ranks, row.nodes) == last and row.factor is not None and row.shuffle != "global"
+    ]
+    if not rows:
+        return "nothing to compare: other shuffling, or global shuffling, did not run"
+    factor, row = max(rows, key=lambda item: item[0].value)
+    return f"{place_text(*last)}: epochs {times_value(factor)} as fast with {way_text(row)} as with global shuffling"
+
+
+def _findings(found: ShuffleComparison) -> Iterator[str]:
+    """At the largest rank count: each way against global shuffling."""
+    last = (found.rows[-1].ranks, found.rows[-1].nodes)
+    rows = [row for row in found.rows if (row.ranks, row.nodes) == last]
+    if not any(row.is_reference for row in rows):
+        yield f"{found.label}, {place_text(*last)}: global shuffling did not run: there is nothing to compare with."
+        return
+    told = []
+    for row in rows:
+        if row.factor is not None and not row.is_reference:
+            value = "" if row.final is None else f", last value {figure_text(row.final)}"
+            staged = "" if row.staging == "none" else f" ({row.staging} staging)"
+            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{staged}{value}")
+    if told:
+        yield (f"{found.label}, {place_text(*last)}: an epoch with global shuffling takes {'; '.join(told)}.")
