@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
@@ -15,6 +15,7 @@ from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text
 from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
 MAX_BATCHES = 40
@@ -101,7 +102,7 @@ def memory(group: Group, table: RunTable) -> Memory | None:
     return Memory(
         on_gpu=on_gpu,
         points=tuple(
-            _point(group.id, point, [runs[run_id] for run_id in point.run_ids], readings, on_gpu=on_gpu)
+            _point(group.id, point, {table.keys[one]: runs[one] for one in point.run_ids}, readings, on_gpu=on_gpu)
             for point in group.points
         ),
         model_bytes=record.num_parameters * _FP32_BYTES,
@@ -113,18 +114,22 @@ def memory(group: Group, table: RunTable) -> Memory | None:
     )
 
 
-def _point(group_id: str, point: Point, runs: Sequence[Run], readings: MachineReadings, *, on_gpu: bool) -> MemoryPoint:
-    peaks = [_most(_ranks(run), lambda rank: rank.peak_memory_bytes) for run in runs]
-    resident = [_most(_ranks(run), lambda rank: rank.peak_resident_bytes) for run in runs] if on_gpu else []
-    known = [float(value) for value in resident if value is not None]
-    held = [float(value) for run in runs if (value := _most(_ranks(run), lambda rank: rank.peak_reserved_bytes))]
+def _point(
+    group_id: str, point: Point, runs: Mapping[RunKey, Run], readings: MachineReadings, *, on_gpu: bool
+) -> MemoryPoint:
+    def estimate(of: Callable[[RankResult], int | None]) -> Estimate | None:
+        peaks = {key: float(value) for key, run in runs.items() if (value := _most(_ranks(run), of))}
+        return median_estimate(peaks, "bytes") if peaks else None
+
+    peak = estimate(lambda rank: rank.peak_memory_bytes)
+    assert peak is not None
     reading = readings.by_run.get(readings.middle[group_id, point.ranks, point.nodes].plan.run_id)
     return MemoryPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        peak=median_estimate([float(peak) for peak in peaks if peak is not None], "bytes"),
-        reserved=median_estimate(held, "bytes") if held else None,
-        resident=median_estimate(known, "bytes") if known else None,
+        peak=peak,
+        reserved=estimate(lambda rank: rank.peak_reserved_bytes or None),
+        resident=estimate(lambda rank: rank.peak_resident_bytes) if on_gpu else None,
         gpu_used_bytes=_highest(reading, lambda name: _GPU_USED.fullmatch(name) is not None) if on_gpu else None,
         host_used_bytes=_highest(reading, lambda name: name == "host.memory_used_bytes"),
     )

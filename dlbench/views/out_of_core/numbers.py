@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -188,7 +188,7 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
     methods: dict[str, Method] = {}
     for group in groups:
         for point in group.points:
-            made = _point(point, [table.runs[run_id] for run_id in point.run_ids])
+            made = _point(point, {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids})
             points[made.ranks, made.nodes, made.label, made.batch] = made
             methods[made.label] = method_of(group.sample.plan.workload.train)
     for item in table.without:
@@ -266,17 +266,18 @@ def _empty(run: Run, method: Method) -> MethodPoint:
     )
 
 
-def _point(point: Point, runs: Sequence[Run]) -> MethodPoint:
+def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
     """All runs of one method, batch and rank count."""
-    method = method_of(runs[0].plan.workload.train)
-    told = [found for run in runs if (found := _memory(run)) is not None]
+    sample = next(iter(runs.values()))
+    method = method_of(sample.plan.workload.train)
+    told = [found for run in runs.values() if (found := _memory(run)) is not None]
     first = told[0] if told else None
     predicted = _estimate(runs, _predicted_step_s, "s")
     step = point.step
     peak = _estimate(runs, _of_memory(_device_peak), "bytes")
     shares = [one.checksum_share for one in told if one.checksum_share is not None]
     return dataclasses.replace(
-        _empty(runs[0], method),
+        _empty(sample, method),
         throughput=point.throughput,
         step=step,
         process_peak=_estimate(runs, _process_peak, "bytes"),
@@ -304,16 +305,16 @@ def _point(point: Point, runs: Sequence[Run]) -> MethodPoint:
 Figure = Callable[[Run], float | None]
 
 
-def _values(runs: Sequence[Run], figure: Figure) -> list[float]:
-    return [value for run in runs if (value := figure(run)) is not None]
+def _values(runs: Mapping[RunKey, Run], figure: Figure) -> dict[RunKey, float]:
+    return {key: value for key, run in runs.items() if (value := figure(run)) is not None}
 
 
-def _estimate(runs: Sequence[Run], figure: Figure, unit: str) -> Estimate | None:
+def _estimate(runs: Mapping[RunKey, Run], figure: Figure, unit: str) -> Estimate | None:
     values = _values(runs, figure)
     return median_estimate(values, unit) if values else None
 
 
-def _mean(runs: Sequence[Run], figure: Figure) -> Estimate | None:
+def _mean(runs: Mapping[RunKey, Run], figure: Figure) -> Estimate | None:
     values = _values(runs, figure)
     return mean_estimate(values, "s") if values else None
 
@@ -333,7 +334,7 @@ def _per_step(told: MemoryResult, name: str) -> float | None:
     return math.fsum(getattr(one, name) / one.steps for one in told.ranks) / len(told.ranks)
 
 
-def _recompute_share(runs: Sequence[Run], point: Point) -> Estimate | None:
+def _recompute_share(runs: Mapping[RunKey, Run], point: Point) -> Estimate | None:
     seconds = _mean(runs, _of_memory(lambda one: _per_step(one, "recompute_s")))
     whole = point.mean_step.value
     return None if seconds is None or whole <= 0 else seconds.scaled(1 / whole, "fraction")
