@@ -22,7 +22,6 @@ import dataclasses
 import errno
 import fcntl
 import json
-import math
 import os
 import sqlite3
 import stat
@@ -39,7 +38,6 @@ from pydantic import Field
 from dlbench.errors import DlbenchError, IncompleteDataError, RunError, UserError
 from dlbench.history.entry import HistoryEntry, matches
 from dlbench.history.files import INDEX, Store, sync_folder
-from dlbench.history.trends.change_points import MIN_EFFECT
 from dlbench.opening import folder_below, kind_of, open_file
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
@@ -71,11 +69,6 @@ class Acknowledgement(Spec):
     def series(self) -> tuple[str, int, int, str]:
         """Configuration, ranks, nodes, metric."""
         return self.group, self.ranks, self.nodes, self.metric
-
-    def covers(self, time: str, level: float, higher_is_worse: bool) -> bool:
-        """Whether it is about a change with this first night, and the level after it is still the acknowledged one."""
-        worse = math.log(level / self.level) * (1 if higher_is_worse else -1)
-        return time <= self.through and worse < math.log1p(MIN_EFFECT)
 
 
 def read_acknowledged(store: Store) -> list[Acknowledgement]:

@@ -411,6 +411,11 @@ def _change(
         "regression" if (point.ratio.value > 1) == metric.higher_is_worse else "improvement"
     )
     time, level = nights[point.index].time, point.after.level.value
+
+    def is_still(one: Acknowledgement) -> bool:
+        worse = math.log(level / one.level) * (1 if metric.higher_is_worse else -1)
+        return worse < math.log1p(MIN_EFFECT)
+
     return Change(
         kind=kind,
         shape=point.shape,
@@ -421,7 +426,7 @@ def _change(
         after=point.after.level.in_unit(metric.unit),
         ratio=point.ratio,
         evidence=point.evidence,
-        acknowledged=next((one for one in acknowledged if one.covers(time, level, metric.higher_is_worse)), None),
+        acknowledged=next((one for one in acknowledged if time <= one.through and is_still(one)), None),
         commits_before=last_before.commits if is_dated else (),
         commits_after=first_after.commits if is_dated else (),
         runs_before=last_before.run_ids,
