@@ -201,7 +201,7 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
     if (figure.sessions or 1) > 1:
         count = f"{figure.sessions} sessions{f' of {count}' * (figure.n > (figure.sessions or 0))}"
     if is_point(figure):
-        return f"{count}, equal in all printed digits"
+        return f"{count}, all equal"
     level = level_text(figure.level)
     text = {
         "range": f"range of {count}{level and f', {level}'}",

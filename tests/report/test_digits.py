@@ -111,7 +111,7 @@ def test_equal_runs_claim_no_confidence() -> None:
     for make in (mean_estimate, median_estimate):
         same = make([0.943] * 5, "fraction")
         assert interval_text(same) == ""
-        assert basis_text(same) == "5 runs, equal in all printed digits"
+        assert basis_text(same) == "5 runs, all equal"
 
 
 def test_two_runs_have_a_range_and_its_level() -> None:

@@ -193,7 +193,7 @@ def test_equal_runs_give_equal_bytes(sample: Path, made: model.Report, page: str
 def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
     weak = next(group for group in made.groups if group.scaling == "weak")
     assert weak.verdict == (
-        "Scaling efficiency 80.0 % at 4 ranks (1 rank = 100 %; 5 runs, equal in all printed digits). Main cause: "
+        "Scaling efficiency 80.0 % at 4 ranks (1 rank = 100 %; 5 runs, all equal). Main cause: "
         "exchange on the wire, 20.0 points of 20.0 points lost."
     )
     strong = next(group for group in made.groups if group.scaling == "strong")

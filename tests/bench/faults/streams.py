@@ -13,7 +13,6 @@ COMMANDS: dict[str, Callable[[Path], Sequence[str | Path]]] = {
     "status": lambda runs: ("status", runs),
     "report": lambda runs: ("report", runs),
     "diagnose": lambda runs: ("diagnose", runs),
-    "compare": lambda runs: ("compare", runs, runs),
     "ls": lambda runs: ("ls",),
     "show": lambda runs: ("show", "bert", "--preset", "ci"),
     "doctor": lambda runs: ("doctor",),
@@ -28,8 +27,7 @@ STDERR = {
     "a pipe that ended": '{ "$@" 2>&1 >/dev/null; echo $? >code; } | head -1',
 }
 FAILED = range(2, 130)
-OK = (0, 6)
-"""6: one run a side is too few for `compare`."""
+OK = (0,)
 
 
 def faults() -> Iterator[Fault]:
@@ -38,7 +36,7 @@ def faults() -> Iterator[Fault]:
         for state in STDOUT:
             name = f"{command}: standard output is {state}"
             yield Fault(family="streams", name=name, replay=partial(_output, command, state))
-    for command in ("status", "report", "compare", "ls"):
+    for command in ("status", "report", "diagnose", "ls"):
         name = f"{command}: the reader of its output has ended"
         yield Fault(family="streams", name=name, replay=partial(_reader_ended, command))
     for command in ("status", "report", "show"):
