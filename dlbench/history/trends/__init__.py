@@ -1,1 +1,1 @@
-"""Series over nights: change points, rank sums, slow hosts by month."""
+"""Series over nights: change points and drifts, slow hosts by month."""

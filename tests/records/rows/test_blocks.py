@@ -62,7 +62,9 @@ VALUES = {
     "<f4": st.floats(width=32),
     "<f8": st.floats(),
 }
-NOTES = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=20), max_size=3)
+NOTES = st.dictionaries(
+    st.text(max_size=5), st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=20), max_size=3
+)
 
 
 @st.composite
