@@ -106,7 +106,8 @@ def _killed(stage: Stage) -> str:
     process = stage.start(*stage.order(*sweep, nodes="1"))
     journal = stage.out / ".series" / f"{stage.name}.jobs"
     stage.until(lambda: process.poll() is not None or (journal.exists() and journal.stat().st_size > 0), "a job")
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # a quick machine has submitted all by then
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     code, told = stage.call("submit", "--resume", stage.name, "--out", stage.out)
     if code != 0:
@@ -126,7 +127,8 @@ def _follow(stage: Stage) -> str:
     process = stage.start(*stage.order(*FEW, *words, nodes="1"))
     journal = stage.out / ".series" / f"{stage.name}.jobs"
     stage.until(lambda: process.poll() is not None or (journal.exists() and journal.stat().st_size > 0), "a job")
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # a quick machine has submitted all by then
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     code, told = stage.call("submit", "--resume", stage.name, "--out", stage.out, *feed)
     if code != 0:
