@@ -327,7 +327,8 @@ def _is_over(folder: RunFolder) -> bool:
 def cancel(series: str, out: Path) -> None:
     """Cancel the jobs of SERIES (or of one run) that wait or run; what was never submitted is taken out of it.
 
-    Only jobs that carry the mark of the series are cancelled. Runs that ended stay.
+    Only jobs that Slurm itself says were submitted from the folders of these
+    runs are cancelled. Runs that ended stay.
 
     \b
     Example:

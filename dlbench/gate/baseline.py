@@ -141,7 +141,8 @@ VERSION = 1
 MAX_BYTES = 1 << 26
 """Of a file at most: some kB a point, and no baseline has ten thousand points."""
 
-Amount = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
+"""In seconds, bytes, samples per second or joules: none that is measured is smaller or larger."""
 
 
 class BaselineRun(Spec):

@@ -228,7 +228,7 @@ class _Draft:
             if gated:
                 judgement = _not_stalled(metric, self._of_all_runs(metric, judgement), throughput)
             values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
-            of_runs = judgement.tested is not None and judgement.tested.unit != "session"
+            of_runs = judgement.tested is None or judgement.tested.unit != "session"
             metrics.append(
                 ComparedMetric(
                     metric=metric,

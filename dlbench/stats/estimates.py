@@ -480,10 +480,9 @@ def means_of(values: Mapping[RunKey, float]) -> list[float]:
 
 def paired_logs(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> dict[RunKey, float]:
     """log(top / bottom) of the runs that both sides have, with the sessions of both."""
-    shared = [key for key in top if key in bottom]
-    logs = ({key: math.log(side[key]) for key in shared} for side in (top, bottom))
-    pairs = Pairing(tuple(sorted(shared)), 0)
-    return _of_pairs(pairs, *logs) if shared else {}
+    shared = top.keys() & bottom.keys()
+    logs = ({key: math.log(value) for key, value in side.items() if key in shared} for side in (top, bottom))
+    return _of_pairs(Pairing(tuple(sorted(shared)), 0), *logs) if shared else {}
 
 
 def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[[list[float]], float]) -> Array:

@@ -219,7 +219,8 @@ def acknowledge(
     if trend is None:
         known = ", ".join(one.id for one in found.series if one.changes) or "none has changes"
         raise UserError(f"{series}: is no series of this history; with changes: {known}")
-    change = next((one for one in trend.changes if one.time[:10] == day), None)
+    of_day = [one for one in trend.changes if one.time[:10] == day]
+    change = next((one for one in of_day if one.acknowledged is None), next(iter(of_day), None))
     if change is None:
         days = ", ".join(one.time[:10] for one in trend.changes) or "none"
         raise UserError(f"{day}: {series} has no change of that day; it has: {days}")

@@ -562,7 +562,9 @@ def _shaped(logs: Array, places: Sequence[int], tested: Sequence[_Tested]) -> li
             one = tested[first]
             shape: Shape = "step" if odds < -math.log(SHAPE_FACTOR) else "step or drift"
             evidence = math.exp(min(one.evidence, 700.0))
-            made.append(Found(one.place, one.place, evidence, shape, max(one.earliest, start + 1), one.latest))
+            # After a drift that ends where it begins, a step has its own night alone.
+            earliest = min(max(one.earliest, start + 1), one.place)
+            made.append(Found(one.place, one.place, evidence, shape, earliest, one.latest))
             first, start = first + 1, one.place
     return made
 

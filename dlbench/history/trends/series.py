@@ -412,9 +412,10 @@ def _change(
     )
     time, level = nights[point.index].time, point.after.level.value
 
-    def is_still(one: Acknowledgement) -> bool:
+    def covers(one: Acknowledgement) -> bool:
+        """Whether it is of the same days, and the level after the change is still the acknowledged one."""
         worse = math.log(level / one.level) * (1 if metric.higher_is_worse else -1)
-        return worse < math.log1p(MIN_EFFECT)
+        return one.time <= first_after.time and time <= one.through and worse < math.log1p(MIN_EFFECT)
 
     return Change(
         kind=kind,
@@ -426,7 +427,7 @@ def _change(
         after=point.after.level.in_unit(metric.unit),
         ratio=point.ratio,
         evidence=point.evidence,
-        acknowledged=next((one for one in acknowledged if time <= one.through and is_still(one)), None),
+        acknowledged=next(filter(covers, acknowledged), None),
         commits_before=last_before.commits if is_dated else (),
         commits_after=first_after.commits if is_dated else (),
         runs_before=last_before.run_ids,

@@ -80,7 +80,9 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
             if state == "missing":
                 continue
             kept.append(entry)
-            own = _submitted_from(queue, root / entry.runs[0])
+            own = _submitted_from(
+                queue, root / entry.runs[0], {entry.comment, *(job.comment for job in queue.of(job_id))}
+            )
             if own and state == "unsure":
                 job = all_jobs[number]
                 folders = [RunFolder(root / run_id) for run_id in entry.runs]
@@ -142,14 +144,19 @@ def _active(queue: Queue, job_id: str) -> list[QueuedJob]:
     return [job for job in queue.of(job_id) if job.phase != "over"]
 
 
-def _submitted_from(queue: Queue, folder: Path) -> list[str]:
-    """Ids of this user's jobs that wait or run and that, as the scheduler says, were submitted from a folder; an
-    array's once.
+def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
+    """Ids of this user's active jobs that, as the scheduler says, were submitted from a folder; an array's once.
+
+    Args:
+        comments: that such a job may carry, because a person may submit another from there by hand; none: any.
     """
     found = [
         array_of(job.job_id) or job.job_id
         for job in queue.jobs.values()
-        if job.phase != "over" and job.folder.rpartition("/")[2] == folder.name and _is_same(job.folder, folder)
+        if job.phase != "over"
+        and (not comments or job.comment in comments)
+        and job.folder.rpartition("/")[2] == folder.name
+        and _is_same(job.folder, folder)
     ]
     return list(dict.fromkeys(found))
 

@@ -257,7 +257,8 @@ class Ledger:
             # a signal, a closed socket or a missing one.
             error = failure
             if self._loader_workers and not str(failure).startswith("Caught "):
-                reason = " ".join(str(failure).split()) or type(failure).__name__
+                # The end of its pipe may be seen before its own.
+                reason = " ".join(str(failure).split()) or "it was killed, or crashed"
                 error = RunError(f"a loader process of the rank ended: {reason}")
                 error.__cause__ = failure
         except DlbenchError as failure:
