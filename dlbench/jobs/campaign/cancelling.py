@@ -147,8 +147,7 @@ def _active(queue: Queue, job_id: str) -> list[QueuedJob]:
 def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
     """Ids of this user's active jobs that, as the scheduler says, were submitted from a folder; an array's once.
 
-    Args:
-        comments: that such a job may carry, because a person may submit another from there by hand; none: any.
+    A person may submit others from there by hand: where comments are given, a job carries one of them.
     """
     found = [
         array_of(job.job_id) or job.job_id
