@@ -60,6 +60,16 @@ def test_planted_steps_are_found_with_their_size() -> None:
     assert found[1].after.end == 160
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_behind_a_drift_has_a_date_of_its_own(seed: int) -> None:
+    """The night before it is one of the drift, and the first night after it is one of the new level."""
+    logs = np.random.default_rng(seed).normal(0, 0.01, 140)
+    logs[40:80] += np.linspace(0, math.log(1.15), 40)
+    found = change_points(list(0.1 * np.exp(logs)))
+    assert [point.shape == "drift" for point in found] == [True, False]
+    assert found[-1].earliest <= found[-1].index == 80 <= found[-1].latest
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_is_found_where_nothing_changed(seed: int) -> None:
     generator = np.random.default_rng(100 + seed)
