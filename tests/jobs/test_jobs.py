@@ -199,7 +199,7 @@ def test_open_mpi_yields_on_a_machine_with_fewer_cores_than_ranks_and_on_a_box()
 @pytest.mark.parametrize("launcher", ["srun-mpi", "mpirun"])
 def test_open_mpi_s_ranks_of_one_node_listen_nowhere(launcher: str) -> None:
     one, two = (plan_of(launcher=launcher, points=(nodes,)) for nodes in (1, 2))
-    assert launch.rank_environment(one)["OMPI_MCA_btl"] == "^tcp"
+    assert launch.rank_environment(one)["OMPI_MCA_btl"] == "^tcp,ofi"
     assert "OMPI_MCA_btl" not in launch.rank_environment(two)
     asked = with_system(one, launch={"environment": {"OMPI_MCA_btl": "self,tcp"}})
     assert launch.rank_environment(asked)["OMPI_MCA_btl"] == "self,tcp"

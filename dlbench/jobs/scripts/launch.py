@@ -229,8 +229,8 @@ def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
         variables[YIELD] = "1"
     if plan.system.launch.launcher in ("mpirun", "srun-mpi") and plan.layout.nodes == 1:
-        # Ranks of one node share memory; Open MPI's TCP transport would listen on every interface all the same.
-        variables["OMPI_MCA_btl"] = "^tcp"
+        # Ranks of one node share memory; Open MPI's TCP and OFI transports would listen all the same.
+        variables["OMPI_MCA_btl"] = "^tcp,ofi"
     # What the site says has the last word.
     return {**variables, **plan.system.launch.environment}
 
