@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
 from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE, si_label
 from dlbench.report.wording import basis_text, figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
@@ -39,20 +38,12 @@ _FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")
 """Of methods with the title of another one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """A chart of the whole report; see `dlbench.report.charts.chart.Subject`."""
-
-    id: str
-    label: str
-
-
 def method_charts(found: OutOfCore, number: int) -> list[Chart]:
     """Throughput over the batch and peak memory, at the largest rank count."""
     last = found.points[-1]
     points = [one for one in found.points if (one.ranks, one.nodes) == (last.ranks, last.nodes)]
     where = place_text(last.ranks, last.nodes)
-    subject = _Subject(id=f"out-of-core-{number}", label=f"{found.label}, {where}")
+    subject = ReportSubject(id=f"out-of-core-{number}", label=f"{found.label}, {where}")
     limit = next((one for one in found.limits if (one.ranks, one.nodes) == (last.ranks, last.nodes)), None)
     with_figures = [one for one in points if one.throughput is not None]
     charts = []
@@ -200,7 +191,7 @@ def _memory_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subj
 
 def passage_charts(found: Passage, label: str, number: int) -> list[Chart]:
     """The lanes of a pass, measured above predicted, and what is held meanwhile."""
-    about = _Subject(id=f"pass-{number}", label=f"{label}: {found.label}")
+    about = ReportSubject(id=f"pass-{number}", label=f"{label}: {found.label}")
     sides = [("measured", found.measured), ("predicted", found.simulated)]
     charts = [lanes_chart([(name, spans) for name, spans in sides if spans], found.blocks, about)]
     if len(found.held) > 1:

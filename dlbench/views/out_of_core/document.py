@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import dlbench
 from dlbench.costs.memory.tradeoff import saves_nothing
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
 from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE, si_label
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
@@ -29,14 +28,6 @@ BATCH_CAPTION = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """What the charts are about."""
-
-    id: str
-    label: str
-
-
 def memory_plan_document(found: MemoryPlan, *, for_pages: bool = False) -> Document:
     """The plan for every format; its data is `found`.
 
@@ -48,7 +39,7 @@ def memory_plan_document(found: MemoryPlan, *, for_pages: bool = False) -> Docum
     what = (
         f"{measured.workload} ({measured.preset}), batch {found.chain.batch}, in {format_bytes(found.capacity_bytes)}"
     )
-    subject = _Subject(id="memory-plan", label=what)
+    subject = ReportSubject(id="memory-plan", label=what)
     words = tuple(_words(found))
     pictures = () if for_pages else (_picture_sheet(found),)
     sections = (
