@@ -369,27 +369,37 @@ def test_a_link_into_something_closed_opens_it(browser: Any, sample: Case) -> No
         assert visit.complaints == []
 
 
+SHOWN_ALONE = """wanted => {
+    const entries = [...document.querySelectorAll(".side [aria-current]")].map(entry => entry.getAttribute("href"));
+    const panels = [...document.querySelectorAll(".panel")].filter(panel => panel.checkVisibility());
+    return entries.length === 1 && entries[0] === `#${wanted}`
+        && panels.length === 1 && panels[0].dataset.panel === wanted;
+}"""
+"""Whether panel `wanted` is the only one to be seen and the side bar marks it alone."""
+
+
 def test_one_group_is_shown_at_a_time(browser: Any, sample: Case) -> None:
     """By links, by keys, and back; a link into something closed of another group opens both."""
     groups = [f"group-{group.id}" for group in sample.report.groups]
     with Visit(browser, sample.path) as visit:
 
-        def shown() -> list[str]:
-            current = visit.page.locator(".side [aria-current]")
-            assert current.count() == 1
-            panels = visit.page.locator(".panel:visible")
-            assert panels.count() == 1
-            assert current.get_attribute("href") == f"#{panels.get_attribute('data-panel')}"
-            return [panels.get_attribute("data-panel"), visit.page.evaluate("location.hash")]
+        def shown(wanted: str) -> str:
+            """The one panel of the page and its entry in the side bar, once the page came to `wanted`; its anchor.
 
-        assert shown() == ["overview", ""]
+            One look at the page a try: a link is followed after the click returns.
+            """
+            visit.page.wait_for_function(SHOWN_ALONE, arg=wanted)
+            anchor: str = visit.page.evaluate("location.hash")
+            return anchor
+
+        assert shown("overview") == ""
         visit.page.locator(".glance a").first.click()
-        assert shown() == [groups[0], f"#{groups[0]}"]
+        assert shown(groups[0]) == f"#{groups[0]}"
         assert visit.page.evaluate("scrollY") == 0
         visit.page.locator(f".side a[href='#{groups[1]}']").press("Enter")
-        assert shown()[0] == groups[1]
+        shown(groups[1])
         visit.page.go_back()
-        assert shown()[0] == groups[0]
+        shown(groups[0])
         visit.page.locator(f".side a[href='#{groups[0]}']").focus()
         for key, wanted in (
             ("ArrowDown", groups[1]),
@@ -398,17 +408,16 @@ def test_one_group_is_shown_at_a_time(browser: Any, sample: Case) -> None:
             ("Home", "overview"),
         ):
             visit.page.keyboard.press(key)
-            assert shown()[0] == wanted
+            shown(wanted)
             assert visit.page.evaluate("document.activeElement.hash") == f"#{wanted}"
         closed = visit.page.locator(f"#steps-{sample.report.groups[-1].id} > details")
         assert closed.get_attribute("open") is None
         visit.page.evaluate("anchor => { location.hash = anchor; }", f"steps-{sample.report.groups[-1].id}")
-        visit.page.wait_for_function("() => document.querySelector('.side [aria-current]').hash !== '#overview'")
-        assert shown()[0] == groups[-1]
+        shown(groups[-1])
         assert closed.get_attribute("open") is not None
         visit.page.evaluate("location.hash = 'data-points'")
         visit.page.wait_for_selector("#data-points", state="visible")
-        assert shown()[0] == "runs-and-methods"
+        shown("runs-and-methods")
         assert visit.complaints == []
 
 
