@@ -210,9 +210,17 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
         "within-run": "within-run: middle half of the iterations of a single run",
         "fit": f"{level} interval of the fit",
     }.get(figure.kind, f"{level} {figure.kind}, {count}")
-    if figure.sessions == 1 and figure.low is not None:
-        text += ", within one session"
+    text += within_text(figure)
     return f"{text}, {figure.unpaired} without a partner left out" if figure.unpaired else text
+
+
+def within_text(figure: Estimate) -> str:
+    """What an interval over the runs of one session leaves out, e.g. ``, within one session``; empty where nothing."""
+    if figure.sessions != 1 or figure.low is None:
+        return ""
+    if figure.is_across_sessions:
+        return ", one session a side: how far sessions differ is not in it"
+    return ", within one session"
 
 
 def level_text(level: float | None) -> str:

@@ -199,7 +199,11 @@ class Estimate:
     unpaired: int = 0
     """Runs that were left out because the other side has no run of the same repeat."""
     sessions: int | None = None
-    """Sessions of these runs; of two or more the interval is made, of one it holds within it. None: not known."""
+    """Sessions of these runs, of the side with fewer; of two or more the interval is made, of one it holds within it.
+    None: not known."""
+    is_across_sessions: bool = False
+    """Whether its sides are of different sessions though one is of a single one: how far sessions differ is in the
+    ratio and not in its interval."""
 
     @property
     def is_confident(self) -> bool:
@@ -339,15 +343,17 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
     value, n = float(_checked(top).mean() - _checked(bottom).mean()), min(len(top), len(bottom))
     a, b, known = _apart(top, bottom)
     units = min(len(a), len(b))
+    is_across = known == 1 and (_count([*_sessions(top), *_sessions(bottom)]) or 1) > 1
     if units == 1:
-        return Estimate(value, None, None, 1, "single run", unit, sessions=known)
+        return Estimate(value, None, None, 1, "single run", unit, sessions=known, is_across_sessions=is_across)
     kind: Kind
     if units < MIN_RUNS:
         # Where one side is quiet, the range is that of the other; equal noise on both would attain more.
         low, high, kind, level = a.min() - b.max(), a.max() - b.min(), "range", range_level(units)
     else:
         (low, high), kind, level = map(float, interval_of_difference(a, b)), "Student t", LEVEL
-    return interval(value, low, high, n, kind, unit, level=level, sessions=known)
+    found = interval(value, low, high, n, kind, unit, level=level, sessions=known)
+    return replace(found, is_across_sessions=is_across)
 
 
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:

@@ -203,6 +203,22 @@ def test_intervals_of_one_session_say_so_and_are_over_its_runs() -> None:
         assert basis_text(found).endswith("5 runs, within one session")
 
 
+def test_a_ratio_of_one_session_and_others_says_that_their_difference_is_not_in_it() -> None:
+    values = [1.0, 2.0, 4.0, 3.0, 5.0]
+    one = _in_sessions(values, "aaaaa", "top")
+    for sessions, told in (
+        ("aaaaa", "within one session"),
+        ("bbbbb", "one session a side: how far sessions differ is not in it"),
+        ("bbccd", "one session a side: how far sessions differ is not in it"),
+    ):
+        other = _in_sessions(values[::-1], sessions, "bottom")
+        for top, bottom in ((one, other), (other, one)):
+            found = ratio_estimate(top, bottom)
+            assert (found.sessions, found.kind) == (1, "Student t")
+            assert basis_text(found) == f"95 % Student t, 5 runs, {told}"
+            assert basis_text(found.inverted("ratio")) == basis_text(found)
+
+
 def test_an_interval_of_several_sessions_is_that_of_their_means() -> None:
     rng = np.random.default_rng(1)
     values = (1 + rng.normal(0, 0.02, (5, 1)) + rng.normal(0, 0.01, (5, 4))).ravel().tolist()

@@ -14,7 +14,7 @@ from dlbench.gate.content import KeyDifference
 from dlbench.gate.sides import SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
 from dlbench.report.table import Cell, times_cell
-from dlbench.report.wording import runs_text, value_text
+from dlbench.report.wording import runs_text, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import whole_seconds
 
@@ -42,8 +42,7 @@ def change_text(metric: MetricResult) -> str:
         return "no ratio"
     word = "worse" if metric.ratio.value >= 1 else "better"
     change = value_text(metric.ratio.mapped(lambda ratio: ratio - 1, "fraction")).removeprefix("-")
-    held = ", within one session" if metric.ratio.sessions == 1 and metric.ratio.low is not None else ""
-    return f"{change} {word}, {ratio_text(metric.ratio)}{held}"
+    return f"{change} {word}, {ratio_text(metric.ratio)}{within_text(metric.ratio)}"
 
 
 def ratio_cell(ratio: Estimate | None) -> Cell:
