@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from statistics import median
 from typing import Literal
 
@@ -82,6 +83,20 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordedTimes:
+    """What the records of runs with figures say of their own time, node-hours, whoever asks Slurm or not."""
+
+    runs: int
+    node_hours: float
+    """Nodes times the time from the start of rank 0 to the end."""
+    start: float
+    """Until the first step: libraries, data, staging."""
+    measured: float
+    rest: float
+    """Warm-up steps, evaluation, checkpoints, the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CampaignCost:
     """Of all runs of the report whose jobs have ended."""
 
@@ -102,12 +117,17 @@ class CampaignCost:
     runs: tuple[RunCost, ...]
     partial_jobs: int
     """Jobs of which not all runs are here: counted with what these runs took."""
+    recorded: RecordedTimes | None
+    """None where no run has figures."""
+    why_not_apart: str
+    """Why Slurm does not tell some runs from the rest of their job; empty where it tells all."""
 
     @property
-    def share_measured(self) -> float:
-        """Of the node-hours held, those in measured steps."""
-        measured = sum(part.node_hours for part in self.parts if part.name == "measured")
-        return measured / self.node_hours if self.node_hours else 0.0
+    def share_measured(self) -> float | None:
+        """Of the node-hours of which Slurm tells what they went into, those in measured steps; None: of none."""
+        hours = {part.name: part.node_hours for part in self.parts}
+        told = self.node_hours - hours.get("unknown", 0.0)
+        return hours.get("measured", 0.0) / told if told > 0 else None
 
 
 def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
@@ -151,6 +171,42 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         points=_points(told.values()),
         runs=tuple(_run_cost(run, one) for run, one in told.values()),
         partial_jobs=len(partial),
+        recorded=recorded_times([run for run, _ in told.values()]),
+        why_not_apart=next(
+            (one.not_measured.get("run_s", "") for run, one in told.values() if _node_s(run, one) is None), ""
+        ),
+    )
+
+
+def recorded_times(runs: Iterable[Run]) -> RecordedTimes | None:
+    """Of the runs with figures; None where there is none that says when it began and ended."""
+    count, whole, start, measured = 0, 0.0, 0.0, 0.0
+    for run in runs:
+        if run.record is None or run.state != "valid":
+            continue
+        nodes, ranks = run.plan.layout.nodes, run.record.ranks
+        began, ended = (datetime.fromisoformat(text) for text in (run.record.started, run.record.finished))
+        count += 1
+        # The record counts whole seconds.
+        parts = max(rank.startup_s for rank in ranks), max(rank.measured_s for rank in ranks)
+        whole += nodes * max((ended - began).total_seconds(), sum(parts)) / 3600
+        start += nodes * parts[0] / 3600
+        measured += nodes * parts[1] / 3600
+    if not count:
+        return None
+    return RecordedTimes(runs=count, node_hours=whole, start=start, measured=measured, rest=whole - start - measured)
+
+
+def recorded_text(found: RecordedTimes) -> str:
+    """The same in a sentence."""
+    parts = [
+        (found.start, "in their start"),
+        (found.measured, "in measured steps"),
+        (found.rest, "in warm-up, evaluation and end"),
+    ]
+    told = ", ".join(f"{percent(hours / found.node_hours, 0)} {name}" for hours, name in parts)
+    return (
+        f"By their own records {runs_text(found.runs)} with figures took {_hours(found.node_hours)} node-hours: {told}."
     )
 
 
@@ -283,7 +339,7 @@ _PARTS: dict[PartName, str] = {
     "no_figure": "Runs without a figure",
     "idle": "Nodes idle beside a smaller run",
     "between": "Job outside its runs",
-    "unknown": "Not told apart",
+    "unknown": "Not measured: Slurm tells of the job as a whole only",
 }
 _MANY_JOULES = 1e6
 
@@ -329,10 +385,13 @@ def _hours(value: float | None) -> str:
 def _headline(found: CampaignCost) -> str:
     # Slurm tells whole seconds.
     wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
-    return (
-        f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in "
-        f"measured steps; queue wait {wait}"
-    )
+    share = found.share_measured
+    if share is not None:
+        some = " of what Slurm tells apart" if found.why_not_apart else ""
+        steps = f", {percent(share, 0)}{some} in measured steps"
+    else:
+        steps = ", share of measured steps not measured" if found.node_hours else ""
+    return f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}"
 
 
 def _words(found: CampaignCost) -> Iterator[str]:
@@ -344,11 +403,16 @@ def _words(found: CampaignCost) -> Iterator[str]:
         asked += "."
     each = f", {_hours(found.node_hours / found.results)} node-hours each" if found.results else ""
     yield f"{asked} {runs_text(found.results)} with figures{each}."
+    if found.why_not_apart:
+        energy = " and their energy are" if found.why_no_energy == found.why_not_apart else " is"
+        yield f"What the time of some runs went into{energy} not measured: {found.why_not_apart}."
+        if found.recorded is not None:
+            yield recorded_text(found.recorded)
     if found.longest_wait_s is not None and found.jobs > 1:
         yield f"Longest queue wait: {number_text(found.longest_wait_s, 's')}."
     if found.energy_j is not None:
         yield f"Energy of the nodes by Slurm: {_energy_text(found.energy_j)}."
-    elif found.why_no_energy:
+    elif found.why_no_energy not in ("", found.why_not_apart):
         yield f"Energy: not measured: {found.why_no_energy}."
     sets = max(point.node_sets for point in found.points)
     if max(point.results for point in found.points) > 1:
@@ -376,8 +440,8 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     )
     if found.partial_jobs:
         yield f"Not all runs of {_jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
-    told = "" if found.energy_j is not None else found.why_no_energy
-    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason != told)
+    told = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
+    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in told)
     yield from (f"Not measured: {reason}." for reason in missing)
 
 
