@@ -62,7 +62,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Data and export",
         (
             ("data", "data", "Make, convert and verify data sets."),
-            ("export", "export", "Write a run as MLPerf log lines or a system description."),
+            ("export", "export", "Write runs as metrics, MLPerf log lines or a system description."),
             ("setup", "setup", "Make this machine ready: build Horovod."),
             ("prepare", "setup", "Put an installation into one folder, for use without a network."),
             ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
