@@ -23,7 +23,6 @@ from dlbench.collectives.page.report import CollectivesReport
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal, manifest
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.exports.metrics import RunLine
 from dlbench.gate.page.assemble import ComparisonReport
 from dlbench.history.page.report import TrendsReport
 from dlbench.history.store import Acknowledgement
@@ -452,7 +451,6 @@ def schemas() -> dict[Path, str]:
         "report": SCALING.schema(),
         "diagnosis": diagnosis_views().schema(),
         "comparison": schema_of(ComparisonReport),
-        "run-metrics": schema_of(RunLine),
         "trends": schema_of(TrendsReport),
         "collectives": schema_of(CollectivesReport),
         "io": schema_of(Io),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -69,11 +70,15 @@ def metrics(
     require_modules("export metrics", "numpy", "pandas")
     from dlbench.exports.metrics import measured_points, to_json_lines, to_openmetrics
     from dlbench.reading.table import tabulate
+    from dlbench.views.assemble import run_rows
 
     found = read_runs(runs, where)
     table = tabulate(found)
-    points = measured_points(table)
-    text = to_openmetrics(found, points) if chosen == "openmetrics" else to_json_lines(found, table, points)
+    rows = [
+        {**asdict(row), "system": run.plan.system.name, "commit": run.plan.tags.get("commit", "")}
+        for run, row in zip(found.runs, run_rows(found, table), strict=True)
+    ]
+    text = (to_openmetrics if chosen == "openmetrics" else to_json_lines)(rows, measured_points(table))
     write_output(text.encode("utf-8"), output)
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)

@@ -9,22 +9,29 @@ apart, and nothing that grows with every run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 import dlbench
 from dlbench.reading.metrics import metrics_by_run
-from dlbench.reading.scaling import Point, groups
+from dlbench.reading.scaling import groups
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
-from dlbench.records.scan import Run, Scan
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate
 
 LABELS = ("system", "workload", "preset", "engine", "precision", "scaling", "ranks", "nodes", "commit", "group")
 """Of every point: `commit` is the tag that its runs share, `group` the report's name for runs that are comparable."""
-FORMAT = "dlbench.run-metrics"
+
+FIGURES: Mapping[str, tuple[str, str, str]] = {
+    "throughput": ("dlbench_throughput{}_", "samples_per_second", "Samples of all ranks per second of training"),
+    "efficiency": ("dlbench_scaling_efficiency{}_", "ratio", "Share of the ideal speed-up over the fewest ranks"),
+    "step": ("dlbench_step{}_", "seconds", "Median step of the slowest rank"),
+    "energy_per_sample": ("dlbench_energy_per_sample{}_", "joules", "Energy of the computing devices per sample"),
+}
+"""Figure of a point, as report.json calls it -> its metric, whose unit comes last, with {} for the interval's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,125 +39,65 @@ class MeasuredPoint:
     """One rank and node count of comparable runs."""
 
     labels: Mapping[str, str]
-    point: Point
-    energy: Estimate | None
-    """Joules per sample; None where a run tells none."""
+    run_ids: tuple[str, ...]
     finished: float
     """End of its newest run, seconds since 1970."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One figure of points: three metrics, of its value and of the ends of its interval."""
-
-    name: str
-    """With {} where the interval's end stands."""
-    unit: str
-    """As Prometheus writes it."""
-    about: str
-    figure: Callable[[MeasuredPoint], Estimate | None]
-
-
-FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="dlbench_throughput{}_samples_per_second",
-        unit="samples_per_second",
-        about="Samples of all ranks per second of training, geometric mean over runs",
-        figure=lambda one: one.point.throughput,
-    ),
-    Family(
-        name="dlbench_scaling_efficiency{}_ratio",
-        unit="ratio",
-        about="Share of the ideal speed-up over the group's smallest rank count",
-        figure=lambda one: one.point.efficiency,
-    ),
-    Family(
-        name="dlbench_step{}_seconds",
-        unit="seconds",
-        about="Median step of the slowest rank, geometric mean over runs",
-        figure=lambda one: one.point.step,
-    ),
-    Family(
-        name="dlbench_energy_per_sample{}_joules",
-        unit="joules",
-        about="Energy of the devices that computed per trained sample, geometric mean over runs",
-        figure=lambda one: one.energy,
-    ),
-)
+    figures: Mapping[str, Estimate]
+    """By name of `FIGURES`; without energy where a run tells none."""
 
 
 def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
     """The points of all runs with figures, in the report's order; control runs and sides of pairs are left out."""
-    if not table.runs:
-        return ()
-    energies = metrics_by_run(table, wanted=("energy_per_sample_j",))
+    energies = metrics_by_run(table, wanted=("energy_per_sample_j",)) if table.runs else {}
     found = []
     for group in groups(table):
         if group.sample.plan.series.variant != "plain" or group.sample.plan.series.side:
             continue
         for point in group.points:
             runs = [table.runs[run_id] for run_id in point.run_ids]
-            told = {table.keys[name]: energies[name].get("energy_per_sample_j", 0.0) for name in point.run_ids}
-            found.append(
-                MeasuredPoint(
-                    labels=_labels(runs, point, group.id),
-                    point=point,
-                    energy=geometric_mean_estimate(told, "J") if all(told.values()) else None,
-                    finished=max(_seconds(run) for run in runs),
-                )
-            )
+            commits = {run.plan.tags.get("commit", "") for run in runs}
+            told = {**describe(runs[0]), "ranks": str(point.ranks), "nodes": str(point.nodes), "group": group.id}
+            told["commit"] = commits.pop() if len(commits) == 1 else ""
+            figures = {"throughput": point.throughput, "efficiency": point.efficiency, "step": point.step}
+            joules = {table.keys[one]: energies[one].get("energy_per_sample_j", 0.0) for one in point.run_ids}
+            if all(joules.values()):
+                figures["energy_per_sample"] = geometric_mean_estimate(joules, "J")
+            ends = [datetime.fromisoformat(run.record.finished).timestamp() for run in runs if run.record]
+            labels = {name: told[name] for name in LABELS}
+            found.append(MeasuredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
     return tuple(found)
 
 
-def _labels(runs: Sequence[Run], point: Point, group: str) -> dict[str, str]:
-    told = describe(runs[0])
-    commits = {run.plan.tags.get("commit", "") for run in runs}
-    shared = {"ranks": str(point.ranks), "nodes": str(point.nodes), "group": group}
-    shared["commit"] = commits.pop() if len(commits) == 1 else ""
-    return {name: shared[name] if name in shared else told[name] for name in LABELS}
-
-
-def _seconds(run: Run) -> float:
-    assert run.record is not None
-    return datetime.fromisoformat(run.record.finished).timestamp()
-
-
-def to_openmetrics(scan: Scan, points: Sequence[MeasuredPoint]) -> str:
+def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
     """The text, every metric with its help; a metric that no point has is not there.
 
     Args:
-        scan: the runs, with and without figures.
+        rows: of all runs, as in report.json, with `system`.
         points: what `measured_points` gave for them.
     """
     lines = _gauge("dlbench_info", "", "The dlbench that wrote this", [({"version": dlbench.__version__}, 1)])
-    for family in FAMILIES:
-        for end, words in (("", ""), ("_low", ": lower end of the interval"), ("_high", ": upper end of the interval")):
-            values = [(one.labels, value) for one in points if (value := _end(family.figure(one), end)) is not None]
-            lines += _gauge(family.name.format(end), family.unit, f"{family.about}{words}.", values)
-    counts = [(one.labels, len(one.point.run_ids)) for one in points]
-    lines += _gauge("dlbench_point_runs", "", "Runs behind the figures; below five there is no interval.", counts)
+    for figure, (name, unit, about) in FIGURES.items():
+        having = [(one.labels, one.figures[figure]) for one in points if figure in one.figures]
+        lines += _gauge(f"{name.format('')}{unit}", unit, about, [(labels, one.value) for labels, one in having])
+        for end in ("low", "high"):
+            # Of an interval of a level; what two or three runs happened to give is none.
+            ends = [(labels, getattr(one, end)) for labels, one in having if one.is_confident]
+            lines += _gauge(f"{name.format(f'_{end}')}{unit}", unit, f"{about}, {end} end of the interval", ends)
+    counts = [(one.labels, len(one.run_ids)) for one in points]
+    lines += _gauge("dlbench_point_runs", "", "Runs behind the figures; below five there is no interval", counts)
     ends = [(one.labels, one.finished) for one in points]
-    lines += _gauge("dlbench_last_run_timestamp_seconds", "seconds", "End of the newest run, seconds since 1970.", ends)
-    states: dict[tuple[str, str, str], int] = {}
-    for run in scan.runs:
-        key = (run.plan.system.name, run.plan.workload.name, run.state)
-        states[key] = states.get(key, 0) + 1
-    told = [(dict(zip(("system", "workload", "state"), key, strict=True)), n) for key, n in sorted(states.items())]
-    lines += _gauge("dlbench_runs", "", "Runs by their state; only valid ones have figures.", told)
+    lines += _gauge("dlbench_last_run_timestamp_seconds", "seconds", "End of the newest run", ends)
+    names = ("system", "workload", "state")
+    states = Counter(tuple(str(row[name]) for name in names) for row in rows)
+    told = [(dict(zip(names, key, strict=True)), count) for key, count in sorted(states.items())]
+    lines += _gauge("dlbench_runs", "", "Runs by their state; only valid ones have figures", told)
     return "\n".join([*lines, "# EOF", ""])
-
-
-def _end(figure: Estimate | None, end: str) -> float | None:
-    """The value, or an end of an interval of a level; what two or three runs happened to give is none."""
-    if figure is None or not end:
-        return None if figure is None else figure.value
-    return (figure.low if end == "_low" else figure.high) if figure.is_confident else None
 
 
 def _gauge(name: str, unit: str, about: str, values: Sequence[tuple[Mapping[str, str], float]]) -> list[str]:
     if not values:
         return []
-    head = [f"# HELP {name} {about}", f"# TYPE {name} gauge", *([f"# UNIT {name} {unit}"] if unit else [])]
+    head = [f"# HELP {name} {about}.", f"# TYPE {name} gauge", *([f"# UNIT {name} {unit}"] if unit else [])]
     return head + [
         f"{name}{{{','.join(f'{key}={_quoted(text)}' for key, text in labels.items())}}} {value!r}"
         for labels, value in values
@@ -162,90 +109,16 @@ def _quoted(text: str) -> str:
     return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-@dataclass(frozen=True, kw_only=True)
-class PointFigures:
-    """The figures of a point over its runs."""
+def to_json_lines(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
+    """One line a run, whatever became of it; arguments as of `to_openmetrics`, `rows` also with `commit`.
 
-    throughput: Estimate
-    """Samples per second of all ranks."""
-    efficiency: Estimate
-    """Share of the ideal speed-up over the smallest rank count of the group."""
-    step: Estimate
-    """Seconds, the median step of the slowest rank."""
-    energy_per_sample: Estimate | None
-    """Joules; null where a run tells none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunLine:
-    """One run, whatever became of it; names are those of the runs in report.json."""
-
-    format: str = FORMAT
-    version: int = 1
-    dlbench_version: str = dlbench.__version__
-    run_id: str
-    series: str
-    state: str
-    """valid, invalid, failed, incomplete, ..., as in report.json."""
-    story: str
-    """Why there is no figure; empty where there is one."""
-    finished: str
-    """UTC, ISO 8601; empty without a record."""
-    system: str
-    workload: str
-    preset: str
-    engine: str
-    precision: str
-    scaling: str
-    ranks: int
-    nodes: int
-    commit: str
-    """The tag of this name; empty where the run has none."""
-    group: str
-    """Id of its group in report.json; empty for a run that is in no point."""
-    sample_unit: str
-    """What one sample is called."""
-    steps: int | None
-    throughput: float | None
-    """Samples per second of all ranks, of this run."""
-    step_median_s: float | None
-    step_p95_s: float | None
-    step_cv: float | None
-    """Coefficient of variation of the slowest rank's steps."""
-    point: PointFigures | None
-    """Over all runs of its point, with intervals; null for a run that is in none."""
-
-
-def to_json_lines(scan: Scan, table: RunTable, points: Sequence[MeasuredPoint]) -> str:
-    """One line a run in the order of the scan; arguments as of `to_openmetrics`, and the table that they are of."""
-    at = {run_id: one for one in points for run_id in one.point.run_ids}
-    figures = {str(row["run_id"]): row for row in table.figures.to_dict(orient="records")}
-    lines = [_line(run, figures.get(run.plan.run_id, {}), at.get(run.plan.run_id)) for run in scan.runs]
-    return "".join(json.dumps(asdict(line), sort_keys=True, allow_nan=False) + "\n" for line in lines)
-
-
-def _line(run: Run, row: Mapping[Hashable, Any], at: MeasuredPoint | None) -> RunLine:
-    told, plan = describe(run), run.plan
-    point = None
-    if at is not None:
-        point = PointFigures(
-            throughput=at.point.throughput,
-            efficiency=at.point.efficiency,
-            step=at.point.step,
-            energy_per_sample=at.energy,
-        )
-    return RunLine(
-        run_id=plan.run_id,
-        series=plan.series.id,
-        state=run.state,
-        story=run.story,
-        finished="" if run.record is None else run.record.finished,
-        **{name: told[name] for name in ("system", "workload", "preset", "engine", "precision", "scaling")},
-        ranks=plan.layout.ranks,
-        nodes=plan.layout.nodes,
-        commit=plan.tags.get("commit", ""),
-        group="" if at is None else at.labels["group"],
-        sample_unit=plan.workload.sample_unit,
-        **{name: row.get(name) for name in ("steps", "throughput", "step_median_s", "step_p95_s", "step_cv")},
-        point=point,
-    )
+    `point` holds the figures of the run's point with their intervals; null for a run that is in none.
+    """
+    at = {run_id: one for one in points for run_id in one.run_ids}
+    head = {"format": "dlbench.run-metrics", "version": 1, "dlbench_version": dlbench.__version__}
+    lines = []
+    for row in rows:
+        one = at.get(row["run_id"])
+        point = None if one is None else {name: asdict(figure) for name, figure in one.figures.items()}
+        lines.append(json.dumps({**head, **row, "point": point}, sort_keys=True, allow_nan=False) + "\n")
+    return "".join(lines)

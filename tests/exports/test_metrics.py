@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 
 from dlbench.cli import cli
-from dlbench.exports.metrics import FAMILIES, LABELS, measured_points, to_openmetrics
+from dlbench.exports.metrics import FIGURES, LABELS
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.rows.spans import STAGE
@@ -134,9 +134,15 @@ def test_labels_hold_any_text_and_one_commit_or_none(tmp_path: Path) -> None:
 
 def test_one_json_line_a_run_holds_to_its_schema(runs: Path) -> None:
     lines = [json.loads(line) for line in export(runs, "--format", "jsonl").splitlines()]
-    schema = json.loads((ROOT / "docs" / "schemas" / "run-metrics.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((ROOT / "docs" / "schemas" / "report.schema.json").read_text(encoding="utf-8"))
+    row, figure = ({**schema, "$ref": f"#/$defs/{name}"} for name in ("RunRow", "Estimate"))
     for line in lines:
-        jsonschema.validate(line, schema)
+        added = {name: line.pop(name) for name in ("format", "version", "dlbench_version", "system", "commit", "point")}
+        jsonschema.validate(line, {key: value for key, value in row.items() if key in ("$defs", "$ref", "$schema")})
+        assert added["format"] == "dlbench.run-metrics"
+        for one in (added["point"] or {}).values():
+            jsonschema.validate(one, {key: figure[key] for key in ("$defs", "$ref")})
+        line |= added
     assert [line["run_id"] for line in lines] == [run.plan.run_id for run in scan(runs).runs]
     without = [line for line in lines if line["state"] != "valid"]
     assert [(line["throughput"], line["point"]) for line in without] == [(None, None)]
@@ -171,6 +177,7 @@ def test_damage_is_told_and_the_rest_is_written(tmp_path: Path) -> None:
     assert done.exit_code == 4
     assert "dlbench: damaged: " in done.stderr
     assert values(done.stdout, "dlbench_point_runs") == [1]
+    assert values(done.stdout, "dlbench_runs", state="damaged") == [1]
 
 
 def test_no_run_with_figures_still_says_what_became_of_them(tmp_path: Path) -> None:
@@ -183,17 +190,10 @@ def test_no_run_with_figures_still_says_what_became_of_them(tmp_path: Path) -> N
 
 def test_the_dashboard_asks_only_for_what_is_written(runs: Path) -> None:
     dashboard = json.loads((ROOT / "examples" / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
-    table = tabulate(scan(runs))
-    written = {
-        name: set(own)
-        for own, name in (
-            (own, key.split("[")[0])
-            for key, (own, _) in samples(to_openmetrics(scan(runs), measured_points(table))).items()
-        )
-    }
-    for family in FAMILIES:
+    written = {key.split("[")[0]: set(own) for key, (own, _) in samples(export(runs)).items()}
+    for name, unit, _ in FIGURES.values():
         for end in ("", "_low", "_high"):
-            written.setdefault(family.name.format(end), set(LABELS))
+            written.setdefault(f"{name.format(end)}{unit}", set(LABELS))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     legends = [target.get("legendFormat", "") for panel in dashboard["panels"] for target in panel["targets"]]
     variables = {one["name"]: one["query"]["query"] for one in dashboard["templating"]["list"]}
