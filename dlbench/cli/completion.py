@@ -10,20 +10,23 @@ import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from dlbench.errors import DlbenchError
 
+if TYPE_CHECKING:
+    from dlbench.specs.resolve import Kind
+
 VARIABLE = "_DLBENCH_COMPLETE"
 
 
-def _files(*kinds: str) -> list[str]:
+def _files(*kinds: Kind) -> list[str]:
     from dlbench.specs.resolve import available
 
-    return [name for kind in kinds for name in available("workloads" if kind == "workloads" else "systems")]
+    return [name for kind in kinds for name in available(kind)]
 
 
 def _given(ctx: click.Context) -> str:
@@ -58,27 +61,18 @@ def _series(ctx: click.Context) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.json"))
 
 
-def _literal(module: str, name: str) -> list[str]:
-    import importlib
-
-    return list(get_args(getattr(importlib.import_module(module), name)))
-
-
-_OPTIONS: dict[str, Callable[[click.Context], Iterable[str]]] = {
-    "system": lambda _: _files("systems"),
-    "preset": _presets,
-    "engine": lambda _: _literal("dlbench.specs.engine", "EngineName"),
-    "launcher": lambda _: _literal("dlbench.specs.system.launch", "LauncherName"),
-    "overrides": _keys,
-    "sweep": _keys,
+_NAMES: dict[str, Callable[[click.Context], Iterable[str]]] = {
+    "WORKLOAD": lambda _: _files("workloads"),
+    "SUBJECT": lambda _: _files("workloads"),
+    "NAME": lambda _: _files("workloads", "systems"),
+    "SYSTEM": lambda _: _files("systems"),
+    "SERIES": _series,
+    "--system": lambda _: _files("systems"),
+    "--preset": _presets,
+    "--set": _keys,
+    "--sweep": _keys,
 }
-_ARGUMENTS: dict[str, Callable[[click.Context], Iterable[str]]] = {
-    "workload": lambda _: _files("workloads"),
-    "subject": lambda _: _files("workloads"),
-    "name": lambda _: _files("workloads", "systems"),
-    "system": lambda _: _files("systems"),
-    "series": _series,
-}
+"""What may stand there, by an option, or by an argument's name in capitals."""
 
 
 def completing(command: click.Command) -> click.Command:
@@ -89,7 +83,7 @@ def completing(command: click.Command) -> click.Command:
         for inner in command.commands.values():
             completing(inner)
     for param in command.params:
-        names = (_OPTIONS if isinstance(param, click.Option) else _ARGUMENTS).get(param.name or "")
+        names = _NAMES.get(param.opts[0] if isinstance(param, click.Option) else (param.name or "").upper())
         if names is not None:
             param.shell_complete = partial(_complete, names)  # type: ignore[method-assign]
     return command

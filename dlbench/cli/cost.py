@@ -36,7 +36,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     """
     from dlbench.jobs.slurm.accounting import with_accounting
     from dlbench.report.wording import clean
-    from dlbench.views.campaign_cost import campaign_cost, cost_document, recorded_text, recorded_times
+    from dlbench.views.campaign_cost import campaign_cost, cost_document, recorded_parts, recorded_text
 
     if output is not None:
         check_writable(output)
@@ -54,7 +54,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
         emit(cost_document(whole), chosen, output, "cost-points", full=full)
     elif as_json:
         click.echo(json.dumps(None))
-    elif (recorded := recorded_times(found)) is not None:
+    elif recorded := recorded_parts(found):
         click.echo(f"Cost by Slurm: not measured. {recorded_text(recorded)}")
     if scanned.problems:
         sys.exit(int(ExitCode.INCOMPLETE))

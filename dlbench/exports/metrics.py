@@ -9,15 +9,16 @@ apart, and nothing that grows with every run.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 import dlbench
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.scaling import groups
+from dlbench.reading.sessions import circumstances_of
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate
@@ -41,7 +42,7 @@ class MeasuredPoint:
     labels: Mapping[str, str]
     run_ids: tuple[str, ...]
     finished: float
-    """End of its newest run, seconds since 1970."""
+    """End of its newest run, seconds since 1970; -inf where none tells."""
     figures: Mapping[str, Estimate]
     """By name of `FIGURES`; without energy where a run tells none."""
 
@@ -62,7 +63,7 @@ def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
             joules = {table.keys[one]: energies[one].get("energy_per_sample_j", 0.0) for one in point.run_ids}
             if all(joules.values()):
                 figures["energy_per_sample"] = geometric_mean_estimate(joules, "J")
-            ends = [datetime.fromisoformat(run.record.finished).timestamp() for run in runs if run.record]
+            ends = [circumstances_of(run).moment for run in runs]
             labels = {name: told[name] for name in LABELS}
             found.append(MeasuredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
     return tuple(found)
@@ -85,7 +86,7 @@ def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredP
             lines += _gauge(f"{name.format(f'_{end}')}{unit}", unit, f"{about}, {end} end of the interval", ends)
     counts = [(one.labels, len(one.run_ids)) for one in points]
     lines += _gauge("dlbench_point_runs", "", "Runs behind the figures; below five there is no interval", counts)
-    ends = [(one.labels, one.finished) for one in points]
+    ends = [(one.labels, one.finished) for one in points if math.isfinite(one.finished)]
     lines += _gauge("dlbench_last_run_timestamp_seconds", "seconds", "End of the newest run", ends)
     names = ("system", "workload", "state")
     states = Counter(tuple(str(row[name]) for name in names) for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named, shared_nodes, unlike_runs
 from dlbench.reading.selection import select
-from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of
+from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of, wall_s
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
@@ -270,7 +269,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
             command=f"{run.plan.series.id} {run.plan.created}",
             pair=table.keys[run_id],
             throughput=float(rates[run_id]),
-            wall_s=_wall_s(run),
+            wall_s=wall_s(run),
         )
         for run_id, run in table.runs.items()
     }
@@ -278,15 +277,6 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
         _point(found[key], contents[found[key][0].plan.run_id], members)
         for key in sorted(found, key=lambda key: (order[key[0]], *key[1:]))
     )
-
-
-def _wall_s(run: Run) -> float | None:
-    if run.record is None:
-        return None
-    started, finished = (
-        Circumstances(finished=moment, job="", boot="").moment for moment in (run.record.started, run.record.finished)
-    )
-    return max(0.0, finished - started) if math.isfinite(finished - started) else None
 
 
 def _point(

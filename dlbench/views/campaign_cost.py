@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from statistics import median
 from typing import Literal
 
 import dlbench
+from dlbench.reading.sessions import wall_s
 from dlbench.records.job.accounting import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import Document, Section
@@ -20,7 +20,7 @@ from dlbench.views.columns import telling
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
 
-PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"]
+PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +83,6 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedTimes:
-    """What the records of runs with figures say of their own time, node-hours, whoever asks Slurm or not."""
-
-    runs: int
-    node_hours: float
-    """Nodes times the time from the start of rank 0 to the end."""
-    start: float
-    """Until the first step: libraries, data, staging."""
-    measured: float
-    rest: float
-    """Warm-up steps, evaluation, checkpoints, the end."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CampaignCost:
     """Of all runs of the report whose jobs have ended."""
 
@@ -117,8 +103,8 @@ class CampaignCost:
     runs: tuple[RunCost, ...]
     partial_jobs: int
     """Jobs of which not all runs are here: counted with what these runs took."""
-    recorded: RecordedTimes | None
-    """None where no run has figures."""
+    recorded: tuple[Part, ...]
+    """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
     why_not_apart: str
     """Why Slurm does not tell some runs from the rest of their job; empty where it tells all."""
 
@@ -171,43 +157,34 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         points=_points(told.values()),
         runs=tuple(_run_cost(run, one) for run, one in told.values()),
         partial_jobs=len(partial),
-        recorded=recorded_times([run for run, _ in told.values()]),
+        recorded=recorded_parts(run for run, _ in told.values()),
         why_not_apart=next(
             (one.not_measured.get("run_s", "") for run, one in told.values() if _node_s(run, one) is None), ""
         ),
     )
 
 
-def recorded_times(runs: Iterable[Run]) -> RecordedTimes | None:
-    """Of the runs with figures; None where there is none that says when it began and ended."""
-    count, whole, start, measured = 0, 0.0, 0.0, 0.0
+def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
+    """What runs with figures say of their own time, whatever Slurm says; none where there is no such run."""
+    hours: dict[PartName, float] = dict.fromkeys(("start", "measured", "rest"), 0.0)
     for run in runs:
         if run.record is None or run.state != "valid":
             continue
-        nodes, ranks = run.plan.layout.nodes, run.record.ranks
-        began, ended = (datetime.fromisoformat(text) for text in (run.record.started, run.record.finished))
-        count += 1
+        start, measured = (
+            max(getattr(rank, name) for rank in run.record.ranks) for name in ("startup_s", "measured_s")
+        )
         # The record counts whole seconds.
-        parts = max(rank.startup_s for rank in ranks), max(rank.measured_s for rank in ranks)
-        whole += nodes * max((ended - began).total_seconds(), sum(parts)) / 3600
-        start += nodes * parts[0] / 3600
-        measured += nodes * parts[1] / 3600
-    if not count:
-        return None
-    return RecordedTimes(runs=count, node_hours=whole, start=start, measured=measured, rest=whole - start - measured)
+        seconds = start, measured, max(0.0, (wall_s(run) or 0.0) - start - measured)
+        for name, value in zip(hours, seconds, strict=True):
+            hours[name] += run.plan.layout.nodes * value / 3600
+    return tuple(Part(name=name, node_hours=value) for name, value in hours.items()) if any(hours.values()) else ()
 
 
-def recorded_text(found: RecordedTimes) -> str:
+def recorded_text(parts: Sequence[Part]) -> str:
     """The same in a sentence."""
-    parts = [
-        (found.start, "in their start"),
-        (found.measured, "in measured steps"),
-        (found.rest, "in warm-up, evaluation and end"),
-    ]
-    told = ", ".join(f"{percent(hours / found.node_hours, 0)} {name}" for hours, name in parts)
-    return (
-        f"By their own records {runs_text(found.runs)} with figures took {_hours(found.node_hours)} node-hours: {told}."
-    )
+    whole = sum(part.node_hours for part in parts)
+    told = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
+    return f"By their own records the runs with figures took {_hours(whole)} node-hours: {told}."
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
@@ -341,6 +318,11 @@ _PARTS: dict[PartName, str] = {
     "between": "Job outside its runs",
     "unknown": "Not measured: Slurm tells of the job as a whole only",
 }
+_RECORDED: dict[PartName, str] = {
+    "start": "in their start",
+    "measured": "in measured steps",
+    "rest": "in warm-up, evaluation and end",
+}
 _MANY_JOULES = 1e6
 
 
@@ -406,7 +388,7 @@ def _words(found: CampaignCost) -> Iterator[str]:
     if found.why_not_apart:
         energy = " and their energy are" if found.why_no_energy == found.why_not_apart else " is"
         yield f"What the time of some runs went into{energy} not measured: {found.why_not_apart}."
-        if found.recorded is not None:
+        if found.recorded:
             yield recorded_text(found.recorded)
     if found.longest_wait_s is not None and found.jobs > 1:
         yield f"Longest queue wait: {number_text(found.longest_wait_s, 's')}."
