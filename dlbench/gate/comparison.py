@@ -106,21 +106,20 @@ def compare_sides(
     _refuse_same(a, b, options)
     matches, only_b = match(a, b, allowed)
     sessions = sessions_at((*a.points, *b.points, *(() if history is None else history.points)))
-    at_least = _by_point(b.points, floors, b.name)
+    at_least = floors_at(b.points, floors, b.name)
     drafts = [
         _Draft(
             one,
             paired=False,
             metrics=metrics,
-            unpaired=0,
             sessions=sessions,
             earlier=_earlier(one, history, sessions),
             floor=at_least.get(id(one.b)),
         )
         for one in matches
     ]
-    drafts += [_of_floor(point, at_least[id(point)], sessions) for point in only_b if id(point) in at_least]
-    only_b = [point for point in only_b if id(point) not in at_least]
+    more, only_b = _of_floors(only_b, at_least, sessions)
+    drafts += more
     name = "" if history is None else history.name
     return _whole(a, b, drafts, rule, paired=False, only_b=only_b, history=name)
 
@@ -131,25 +130,21 @@ def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> Compariso
     Raises:
         UserError: as `dlbench.gate.floors.floors_at`.
     """
-    at_least = _by_point(b.points, floors, b.name)
-    sessions = sessions_at(b.points)
-    drafts = [_of_floor(point, at_least[id(point)], sessions) for point in b.points if id(point) in at_least]
-    without = [point for point in b.points if id(point) not in at_least]
+    drafts, without = _of_floors(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
     a = Side(name=f"the floor: {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
     return _whole(a, b, drafts, rule, paired=False, only_b=without, history="")
 
 
-def _by_point(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
-    """The floor of each point that has one, by `id`."""
-    rates = floors_at(points, floors, name)
-    return {id(point): rate for point, rate in zip(points, rates, strict=True) if rate is not None}
-
-
-def _of_floor(point: SidePoint, floor: float, sessions: Mapping[str, str]) -> _Draft:
-    """A point that is compared with its floor alone."""
-    none = dataclasses.replace(point, runs=(), tags={}, doubts=())
-    found = Match(a=none, b=point, allowed=())
-    return _Draft(found, paired=False, metrics=(), unpaired=0, sessions=sessions, earlier=(), floor=floor)
+def _of_floors(
+    points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
+) -> tuple[list[_Draft], list[SidePoint]]:
+    """Points that are compared with their floors alone, and those without a floor."""
+    drafts = []
+    for point in points:
+        if floor := at_least.get(id(point)):
+            found = Match(a=dataclasses.replace(point, runs=(), tags={}, doubts=()), b=point, allowed=())
+            drafts.append(_Draft(found, paired=False, metrics=(), sessions=sessions, floor=floor))
+    return drafts, [point for point in points if id(point) not in at_least]
 
 
 def _refuse_same(a: Side, b: Side, options: tuple[str, str]) -> None:
@@ -198,7 +193,7 @@ def compare_pairs(
         rule: what counts as a change.
         floors: throughputs that side b must reach besides.
     """
-    at_least = _by_point([one.match.b for one in points if one.match.b is not None], floors, both.name)
+    at_least = floors_at([one.match.b for one in points if one.match.b is not None], floors, both.name)
     sessions = sessions_at(side for one in points for side in (one.match.a, one.match.b) if side is not None)
     drafts = [
         _Draft(
@@ -207,7 +202,6 @@ def compare_pairs(
             metrics=metrics,
             unpaired=one.unpaired,
             sessions=sessions,
-            earlier=(),
             floor=at_least.get(id(one.match.b)),
         )
         for one in points
@@ -254,10 +248,10 @@ class _Draft:
         *,
         paired: bool,
         metrics: Collection[str],
-        unpaired: int,
         sessions: Mapping[str, str],
-        earlier: Sequence[Sequence[SideRun]],
-        floor: float | None,
+        unpaired: int = 0,
+        earlier: Sequence[Sequence[SideRun]] = (),
+        floor: float | None = None,
     ) -> None:
         self.found = found
         self.floor = floor

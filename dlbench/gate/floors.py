@@ -52,8 +52,8 @@ def parse_floor(text: str) -> Floor:
     )
 
 
-def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> list[float | None]:
-    """The floor of each point, samples per second of all ranks: the highest of those that are for it; None: none.
+def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
+    """The floor of each point that has one, by its `id`, samples per second of all ranks: the highest that is for it.
 
     Args:
         points: of the side that is checked.
@@ -63,18 +63,17 @@ def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -
     Raises:
         UserError: a floor is for no point, or its unit is not that of the samples.
     """
-    found: list[float | None] = [None] * len(points)
+    found: dict[int, float] = {}
     for floor in floors:
-        chosen = at_where(points, floor.where, name, "--at-least")
-        counted = [points[number] for number in chosen]
-        held = [number for number in chosen if points[number].sample_unit == floor.sample_unit]
+        chosen = [points[number] for number in at_where(points, floor.where, name, "--at-least")]
+        held = [point for point in chosen if point.sample_unit == floor.sample_unit]
         if not held:
-            one = counted[0]
+            one = chosen[0]
             raise UserError(
                 f"--at-least {floor.text}: {one.content.registered['workload']} counts {one.sample_unit}, not "
                 f"{floor.sample_unit}: write {floor.rate:g} {one.sample_unit}/s{'/rank' if floor.is_per_rank else ''}"
             )
-        for number in held:
-            rate = floor.rate * (points[number].ranks if floor.is_per_rank else 1)
-            found[number] = max(rate, found[number] or 0.0)
+        for point in held:
+            rate = floor.rate * (point.ranks if floor.is_per_rank else 1)
+            found[id(point)] = max(rate, found.get(id(point), 0.0))
     return found

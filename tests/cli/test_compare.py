@@ -579,6 +579,15 @@ def test_a_floor_stands_beside_a_baseline_in_one_family(tmp_path: Path, old: Pat
     assert "met; Throughput floor" in found["headline"] or "2 of 2 comparisons met" in found["headline"]
 
 
+def test_a_floor_is_of_side_b_of_pairs(tmp_path: Path) -> None:
+    out = write_pairs(tmp_path / "pairs", 1.0, drift=0.0)
+    code, found = checked("--paired", out, "--at-least", "41 images/s")
+    assert (code, found["verdict"], found["paired"]) == (1, "missed", True)
+    assert [metric["verdict"] for metric in found["points"][0]["metrics"] if metric["gated"]][-1] == "missed"
+    # What both sides took: eight runs each, of a minute.
+    assert found["points"][0]["wall_s"] == 16 * 60
+
+
 def test_a_floor_needs_five_runs_and_one_session_or_five(tmp_path: Path) -> None:
     few = write_side(tmp_path / "few", STEADY[:3])
     code, found = checked("--candidate", few, "--at-least", "41 images/s")
