@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reading": BASE | {"specs", "records", "stats"},
     "report": BASE | {"stats"},
     "perfetto": BASE | {"records"},
-    "exports": BASE | {"specs", "records"},
+    "exports": READING,
     "history": READING | {"report"},
     "gate": READING | {"report"},
     "collectives": PAGE,

@@ -9,8 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import dlbench
+from dlbench.cli.completion import completing
 from dlbench.cli.streams import Streams
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
@@ -62,7 +64,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Data and export",
         (
             ("data", "data", "Make, convert and verify data sets."),
-            ("export", "export", "Write a run as MLPerf log lines or a system description."),
+            ("export", "export", "Write runs as metrics, MLPerf log lines or a system description."),
             ("setup", "setup", "Make this machine ready: build Horovod."),
             ("prepare", "setup", "Put an installation into one folder, for use without a network."),
             ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
@@ -80,6 +82,12 @@ class CommandGroups(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, *_ in COMMANDS]
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands without importing any, which Click would do for their lines of help."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, _, text in COMMANDS if name.startswith(incomplete)]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Of every command: no text and no path with control characters, which would end up in scripts and on pages."""
         for before, word in zip(["", *args], args, strict=False):
@@ -96,7 +104,7 @@ class CommandGroups(click.Group):
             if name == cmd_name:
                 command = getattr(importlib.import_module(f"dlbench.cli.{module}"), name)
                 assert isinstance(command, click.Command)
-                return command
+                return completing(command)
         return None
 
     def invoke(self, ctx: click.Context) -> Any:

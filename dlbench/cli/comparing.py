@@ -6,9 +6,10 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
+from click.core import ParameterSource
 
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import F, decorated, write_output
@@ -17,19 +18,29 @@ from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, re
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison
+    from dlbench.gate.floors import Floor
     from dlbench.gate.page.assemble import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
 
 
-FormatName = Literal["text", "json", "md", "junit"]
+FormatName = Literal["text", "json", "md", "html", "junit"]
 
-SUFFIXES: dict[str, FormatName] = {".txt": "text", ".json": "json", ".md": "md", ".xml": "junit"}
+SUFFIXES: dict[str, FormatName] = {
+    ".txt": "text",
+    ".json": "json",
+    ".md": "md",
+    ".html": "html",
+    ".htm": "html",
+    ".xml": "junit",
+}
 
 EXIT_CODES = {
     "regressed": ExitCode.REGRESSION,
+    "missed": ExitCode.REGRESSION,
     "improved": ExitCode.OK,
     "equivalent": ExitCode.OK,
+    "met": ExitCode.OK,
     "inconclusive": ExitCode.INCONCLUSIVE,
     "insufficient": ExitCode.INCONCLUSIVE,
 }
@@ -108,8 +119,8 @@ def rule_options(function: F) -> F:
         click.option(
             "--format",
             "format_name",
-            type=click.Choice(["text", "json", "md", "junit"]),
-            help="Default: what the name of the output file says (.txt, .json, .md, .xml), else text.",
+            type=click.Choice(get_args(FormatName)),
+            help="Default: what the name of the output file says (.txt, .json, .md, .html, .xml), else text.",
         ),
         click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
         click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write JSON to this file too."),
@@ -213,8 +224,10 @@ def rule_of(options: dict[str, Any]) -> Rule:
     return Rule(tolerance=options["tolerance"], level=options["level"], wanted=options["detect"])
 
 
-def comparison(a: Side, b: Side, options: dict[str, Any], where: tuple[str, str]) -> Comparison:
-    """B against A; `where` names the options that choose the runs of each side.
+def comparison(
+    a: Side, b: Side, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
+) -> Comparison:
+    """B against A and against floors; `where` names the options that choose the runs of each side.
 
     Raises:
         UserError: the sides are not comparable.
@@ -232,10 +245,13 @@ def comparison(a: Side, b: Side, options: dict[str, Any], where: tuple[str, str]
         allowed=allowed,
         history=history,
         options=where,
+        floors=floors,
     )
 
 
-def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any]) -> Comparison:
+def paired_comparison(
+    path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
+) -> Comparison:
     """Side b against side a of the interleaved runs of one folder.
 
     Raises:
@@ -250,7 +266,9 @@ def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any])
     if options["history"] is not None:
         raise UserError("--history: has no effect with --paired; a session falls on both sides of a pair alike")
     points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"), "--where")
-    return compare_pairs(points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options))
+    return compare_pairs(
+        points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options), floors=floors
+    )
 
 
 def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
@@ -367,6 +385,13 @@ def compare(
     metavar="RUNS",
     help="Instead of both: a folder of interleaved runs (run --ab); side b is checked against side a.",
 )
+@click.option(
+    "--at-least",
+    multiple=True,
+    metavar="[KEY=VALUE,..:] RATE",
+    help="Throughput that the candidate must reach, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank', with or "
+    "without a baseline; repeatable.",
+)
 @where_option("--where", "runs of both sides")
 @where_option("--where-baseline", "runs of the baseline")
 @where_option("--where-candidate", "runs of the candidate")
@@ -375,6 +400,7 @@ def check(
     baseline: Path | None,
     candidate: Path | None,
     paired: Path | None,
+    at_least: tuple[str, ...],
     where: tuple[str, ...],
     where_baseline: tuple[str, ...],
     where_candidate: tuple[str, ...],
@@ -384,21 +410,23 @@ def check(
 
     The same comparison as dlbench compare, for CI. Every point of the baseline must have runs on the candidate's side;
     a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
-    interleaved runs of the old and the new commit (run --ab).
+    interleaved runs of the old and the new commit (run --ab). --at-least needs no baseline: from the first five runs
+    on it is missed where the whole interval lies below, and met where it lies above.
 
     \b
     Exit codes:
-      0  equivalent or improved
-      1  regressed
+      0  equivalent, improved or met
+      1  regressed or missed
       2  wrong usage, or runs that are not comparable; the keys are named
       4  damaged data, or a side without figures
       6  inconclusive (too noisy, one session per side), or insufficient (fewer
          than five runs on a side)
 
-    In JUnit, regressed is a failure; inconclusive and insufficient are errors.
+    In JUnit, 1 is a failure and 6 an error; while the baseline has too few runs or sessions, a case is skipped.
 
     \b
     Examples:
+      dlbench check --candidate runs --at-least "2500 images/s"
       dlbench check --baseline baseline.json --candidate runs
       dlbench check --baseline runs-old --candidate runs-new --junit dlbench.xml
       dlbench check --baseline b.json --candidate runs --summary summary.md
@@ -409,18 +437,36 @@ def check(
             raise UserError("--paired: holds both sides; leave out --baseline and --candidate")
         if where_baseline or where_candidate:
             raise UserError("--where-baseline, --where-candidate: have no effect with --paired; use --where")
-    elif baseline is None or candidate is None:
-        raise UserError("check: give --baseline and --candidate, or --paired")
+    elif candidate is None or not (baseline or at_least):
+        raise UserError("check: give --baseline and --candidate, --candidate and --at-least, or --paired")
+    elif baseline is None:
+        _refuse_inert(("metrics", "tolerance", "history", "allow", "where_baseline"))
     prepare("check", options)
+    from dlbench.gate.comparison import compare_floors
+    from dlbench.gate.floors import parse_floor
+
+    floors = [parse_floor(text) for text in at_least]
     if paired is not None:
-        found = paired_comparison(paired, where, options)
+        found = paired_comparison(paired, where, options, floors)
     else:
-        assert baseline is not None
         assert candidate is not None
-        a = read_side(baseline, (*where, *where_baseline), "--where-baseline")
+        if candidate.is_file() and floors:
+            raise UserError("--at-least: needs runs; a baseline file holds no throughput")
         b = read_side(candidate, (*where, *where_candidate), "--where-candidate")
-        found = comparison(a, b, options, ("--where-baseline", "--where-candidate"))
+        if baseline is None:
+            found = compare_floors(b, rule=rule_of(options), floors=floors)
+        else:
+            a = read_side(baseline, (*where, *where_baseline), "--where-baseline")
+            found = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
     finish(found, options, exit_zero=False, name="dlbench check")
+
+
+def _refuse_inert(names: Sequence[str]) -> None:
+    """Options of the comparison that somebody gave though there is no baseline."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise UserError(f"{param.opts[0]}: has no effect without --baseline")
 
 
 @click.command()

@@ -24,7 +24,8 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     energy, by point and by result.
 
     Slurm is asked once for all jobs that have ended, and its answer kept beside each run (accounting.json), because it
-    forgets. Without accounting, squeue knows a job's times for some minutes.
+    forgets. Without accounting, squeue knows a job's times for some minutes; what the runs' own records tell (start,
+    measured steps, the rest) stands beside.
 
     Ends with 6 where Slurm tells nothing, with 4 if a run is damaged.
 
@@ -35,7 +36,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     """
     from dlbench.jobs.slurm.accounting import with_accounting
     from dlbench.report.wording import clean
-    from dlbench.views.campaign_cost import campaign_cost, cost_document
+    from dlbench.views.campaign_cost import campaign_cost, cost_document, recorded_parts, recorded_text
 
     if output is not None:
         check_writable(output)
@@ -53,6 +54,8 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
         emit(cost_document(whole), chosen, output, "cost-points", full=full)
     elif as_json:
         click.echo(json.dumps(None))
+    elif recorded := recorded_parts(found):
+        click.echo(f"Cost by Slurm: not measured. {recorded_text(recorded)}")
     if scanned.problems:
         sys.exit(int(ExitCode.INCOMPLETE))
     if whole is None:

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 import dlbench
-from dlbench.errors import IncompleteDataError, MachineError, RunError, UserError, nearest
-from dlbench.gate.content import TITLES, Content
-from dlbench.gate.sides import Side, SidePoint, SideRun, counts_text, settings_of
+from dlbench.errors import IncompleteDataError, MachineError, RunError, UserError
+from dlbench.gate.content import Content
+from dlbench.gate.sides import Side, SidePoint, SideRun, at_where, counts_text, settings_of
 from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.reading.sessions import Circumstances
 from dlbench.records.files import json_text, write_result
@@ -96,21 +96,8 @@ def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], op
         UserError: no point has them, or a file does not know such a property.
     """
     points = [_side_point(point) for point in baseline.points]
-    for key, wanted in where.items():
-        if key not in TITLES:
-            raise UserError(f"{option} {key}: a baseline file does not know it; {nearest(key, TITLES)}")
-        values = [_property(point, key) for point in points]
-        if wanted not in values:
-            raise UserError(
-                f"{option} {key}={wanted}: no point of {name} has it; {nearest(wanted, filter(None, values))}"
-            )
-        points = [point for point, value in zip(points, values, strict=True) if value == wanted]
-    return Side(name=name, points=tuple(points), left_out=(), damaged=())
-
-
-def _property(point: SidePoint, key: str) -> str:
-    places = {"ranks": str(point.ranks), "nodes": str(point.nodes)}
-    return places.get(key, point.content.registered.get(key, ""))
+    chosen = at_where(points, where, name, option)
+    return Side(name=name, points=tuple(points[number] for number in chosen), left_out=(), damaged=())
 
 
 def _side_point(point: BaselinePoint) -> SidePoint:

@@ -10,11 +10,12 @@ from statistics import geometric_mean
 
 from dlbench.errors import UserError
 from dlbench.gate.content import KeyDifference, digest
+from dlbench.gate.floors import FLOOR, Floor, floors_at
 from dlbench.gate.pairs import Match, PairedPoint, match
 from dlbench.gate.sides import Side, SidePoint, SideRun, sessions_at
 from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
 from dlbench.reading.metrics import METRICS, Metric
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate
 from dlbench.stats.pairing import KnownKey
 
 
@@ -85,6 +86,7 @@ def compare_sides(
     allowed: Collection[str] = (),
     history: Side | None = None,
     options: tuple[str, str] = ("--where-a", "--where-b"),
+    floors: Sequence[Floor] = (),
 ) -> Comparison:
     """B against A.
 
@@ -96,6 +98,7 @@ def compare_sides(
         allowed: keys on which the sides may differ.
         history: earlier runs, which only tell how far sessions scatter.
         options: by which a person chooses the runs of each side, for errors.
+        floors: throughputs that B must reach besides.
 
     Raises:
         UserError: both sides are the same runs, or they are not comparable; names the keys.
@@ -103,19 +106,45 @@ def compare_sides(
     _refuse_same(a, b, options)
     matches, only_b = match(a, b, allowed)
     sessions = sessions_at((*a.points, *b.points, *(() if history is None else history.points)))
+    at_least = floors_at(b.points, floors, b.name)
     drafts = [
         _Draft(
             one,
             paired=False,
             metrics=metrics,
-            unpaired=0,
             sessions=sessions,
             earlier=_earlier(one, history, sessions),
+            floor=at_least.get(id(one.b)),
         )
         for one in matches
     ]
+    more, only_b = _of_floors(only_b, at_least, sessions)
+    drafts += more
     name = "" if history is None else history.name
     return _whole(a, b, drafts, rule, paired=False, only_b=only_b, history=name)
+
+
+def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> Comparison:
+    """Runs against floors alone.
+
+    Raises:
+        UserError: as `dlbench.gate.floors.floors_at`.
+    """
+    drafts, without = _of_floors(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
+    a = Side(name=f"the floor: {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
+    return _whole(a, b, drafts, rule, paired=False, only_b=without, history="")
+
+
+def _of_floors(
+    points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
+) -> tuple[list[_Draft], list[SidePoint]]:
+    """Points that are compared with their floors alone, and those without a floor."""
+    drafts = []
+    for point in points:
+        if floor := at_least.get(id(point)):
+            found = Match(a=dataclasses.replace(point, runs=(), tags={}, doubts=()), b=point, allowed=())
+            drafts.append(_Draft(found, paired=False, metrics=(), sessions=sessions, floor=floor))
+    return drafts, [point for point in points if id(point) not in at_least]
 
 
 def _refuse_same(a: Side, b: Side, options: tuple[str, str]) -> None:
@@ -147,7 +176,14 @@ def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) ->
     return []
 
 
-def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collection[str], rule: Rule) -> Comparison:
+def compare_pairs(
+    points: Sequence[PairedPoint],
+    *,
+    both: Side,
+    metrics: Collection[str],
+    rule: Rule,
+    floors: Sequence[Floor] = (),
+) -> Comparison:
     """Side b against side a of runs that were interleaved (`dlbench run --ab`).
 
     Args:
@@ -155,10 +191,19 @@ def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collect
         both: the folder with both sides: its name, and what is left out of it.
         metrics: names of the metrics that decide; the others are told as information.
         rule: what counts as a change.
+        floors: throughputs that side b must reach besides.
     """
+    at_least = floors_at([one.match.b for one in points if one.match.b is not None], floors, both.name)
     sessions = sessions_at(side for one in points for side in (one.match.a, one.match.b) if side is not None)
     drafts = [
-        _Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired, sessions=sessions, earlier=())
+        _Draft(
+            one.match,
+            paired=True,
+            metrics=metrics,
+            unpaired=one.unpaired,
+            sessions=sessions,
+            floor=at_least.get(id(one.match.b)),
+        )
         for one in points
     ]
     named = Side(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
@@ -203,21 +248,34 @@ class _Draft:
         *,
         paired: bool,
         metrics: Collection[str],
-        unpaired: int,
         sessions: Mapping[str, str],
-        earlier: Sequence[Sequence[SideRun]],
+        unpaired: int = 0,
+        earlier: Sequence[Sequence[SideRun]] = (),
+        floor: float | None = None,
     ) -> None:
         self.found = found
+        self.floor = floor
         self.unpaired = unpaired
         self.sessions = sessions
         self.num_history = len(earlier)
         self.samples: list[tuple[Metric, Sample, bool]] = []
         runs_b = () if found.b is None else found.b.runs
-        for metric in METRICS:
+        for metric in METRICS if metrics else ():
             sample = _sample(metric, found.a.runs, runs_b, paired, sessions, earlier)
             # A metric that nobody tells is worth a line only where it was asked for alone.
             if sample.a or sample.b or (metric.name in metrics and len(metrics) < len(METRICS)):
                 self.samples.append((metric, sample, metric.name in metrics))
+        if floor is not None:
+            rates = {run.run_id: run.throughput for run in runs_b if run.throughput is not None}
+            unit = f"{found.a.sample_unit}/s"
+            sample = Sample(
+                a=(),
+                b=tuple(1 / rate for rate in rates.values()),
+                paired=False,
+                sessions_b=tuple(sessions[run_id] for run_id in rates),
+                floor=1 / floor,
+            )
+            self.samples.append((dataclasses.replace(FLOOR, unit=unit), sample, True))
 
     def finished(self, judged: Iterator[Judgement], rule: Rule) -> ComparedPoint:
         """The point; takes its own verdicts from those of the family."""
@@ -229,12 +287,18 @@ class _Draft:
                 judgement = _not_stalled(metric, self._of_all_runs(metric, judgement), throughput)
             values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
             of_runs = judgement.tested is None or judgement.tested.unit != "session"
+            a = _centre(values_a, sample.sessions_a, metric.unit, of_runs=of_runs)
+            b = _centre(values_b, sample.sessions_b, metric.unit, of_runs=of_runs)
+            if (floor := self.floor) is not None and sample.floor is not None:
+                a = by_definition(floor, len(values_b), metric.unit)
+                # The interval that decides, so that who reads it beside the floor sees the verdict.
+                b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor / one, metric.unit)
             metrics.append(
                 ComparedMetric(
                     metric=metric,
                     gated=gated,
-                    a=_centre(values_a, sample.sessions_a, metric.unit, of_runs=of_runs),
-                    b=_centre(values_b, sample.sessions_b, metric.unit, of_runs=of_runs),
+                    a=a,
+                    b=b,
                     values_a=values_a,
                     values_b=values_b,
                     judgement=judgement,

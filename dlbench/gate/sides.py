@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlbench.errors import IncompleteDataError, UserError
+from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.gate.content import TITLES, Content, KeyDifference, content_of, digest
 from dlbench.reading import environments
 from dlbench.reading.comparability import AFTER_INTERRUPTION, system_content
@@ -13,7 +13,7 @@ from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named, shared_nodes, unlike_runs
 from dlbench.reading.selection import select
-from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of
+from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of, wall_s
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
@@ -115,6 +115,10 @@ class SideRun:
     """Equal for runs that one command planned, which interleaves them; empty in a baseline file."""
     pair: RunKey
     """Block and repeat: a run of the other side with the same one ran beside it; ("", 0) in a baseline file."""
+    throughput: float | None = None
+    """Samples per second of all ranks; None in a baseline file."""
+    wall_s: float | None = None
+    """From the start of rank 0 to the end of the run, seconds; None in a baseline file."""
 
     @property
     def finished(self) -> str:
@@ -158,6 +162,35 @@ class Side:
     """Runs without figures, runs that went on after an interruption, and those from which something was taken away on
     purpose, a line each."""
     damaged: tuple[str, ...]
+
+
+def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[int]:
+    """Places of the points with these registered properties.
+
+    Args:
+        points: to choose from.
+        where: properties, values as text.
+        name: what the side is called, for errors.
+        option: the option that chooses, for errors.
+
+    Raises:
+        UserError: no point has them, or there is no such property.
+    """
+    found = list(range(len(points)))
+    for key, wanted in where.items():
+        if key not in TITLES:
+            raise UserError(f"{option} {key}: points have no such property; {nearest(key, TITLES)}")
+        places = {"ranks": "ranks", "nodes": "nodes"}
+        values = [
+            str(getattr(points[i], places[key])) if key in places else points[i].content.registered.get(key, "")
+            for i in found
+        ]
+        if wanted not in values:
+            raise UserError(
+                f"{option} {key}={wanted}: no point of {name} has it; {nearest(wanted, filter(None, values))}"
+            )
+        found = [i for i, value in zip(found, values, strict=True) if value == wanted]
+    return found
 
 
 def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
@@ -221,6 +254,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
         UserError: runs of one point were asked for unlike of the system; names the keys.
     """
     figures = metrics_by_run(table, damaged=damaged)
+    rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True)) if table.runs else {}
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
     found: dict[tuple[str, int, int], list[Run]] = {}
     for run_id, run in table.runs.items():
@@ -234,6 +268,8 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
             circumstances=circumstances_of(run),
             command=f"{run.plan.series.id} {run.plan.created}",
             pair=table.keys[run_id],
+            throughput=float(rates[run_id]),
+            wall_s=wall_s(run),
         )
         for run_id, run in table.runs.items()
     }

@@ -1,4 +1,5 @@
-"""Runs of two sides become a verdict: regressed, improved, equivalent, inconclusive or insufficient.
+"""Runs of two sides become a verdict: regressed, improved, equivalent, inconclusive or insufficient; those of one side
+against a floor: missed, met, inconclusive or insufficient.
 
 One test decides, and all that is told is of it: with the logarithm d of B / A, its standard error s and f degrees of
 freedom, p of "no worse than tolerated" is P(t_f > (d - log(1 + tolerance)) / s), the interval is d +- t_f s, and the
@@ -17,6 +18,10 @@ another. Within one Slurm job, or one command, that holds both sides it is the r
 Where a side has too few sessions of its own, the scatter between those of the other side, and of a history, stands for
 it: Student's test with a pooled variance, for one new session against k earlier ones a standard error of
 s sqrt(1 + 1/k) (Crawford and Howell, The Clinical Neuropsychologist 12, 1998).
+
+A floor is a number, so the same test has one side and no tolerance: missed where the whole interval lies below it, met
+where it lies above. Its unit is the run, and what it says holds within the session they ran in, or from five sessions
+on the session.
 """
 
 from __future__ import annotations
@@ -27,10 +32,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, harmonic_mean, stdev, variance
-from typing import Literal
+from typing import Literal, get_args
 
 from dlbench.reading.sessions import MIN_SESSIONS
-from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import POWER, ROUNDING, student_quantile, student_tail, welch_error
 from dlbench.stats.pairing import KnownKey
 
@@ -55,11 +60,18 @@ class Sample:
     """Whether one job or one command ran both sides."""
     history: tuple[tuple[float, ...], ...] = ()
     """Values of further sessions, a tuple for each, which only tell how far sessions scatter."""
+    floor: float | None = None
+    """In place of side A: what B is held against; larger values of B miss it."""
+
+    @property
+    def fewest(self) -> int:
+        """Runs of the side that has fewer."""
+        return len(self.b) if self.floor is not None else min(len(self.a), len(self.b))
 
     @property
     def has_runs(self) -> bool:
         """Whether there are runs for a verdict."""
-        return min(len(self.a), len(self.b)) >= MIN_RUNS
+        return self.fewest >= MIN_RUNS
 
     @property
     def sides(self) -> list[tuple[tuple[float, ...], Sequence[str]]]:
@@ -86,6 +98,13 @@ class Evidence:
     """Degrees of freedom of it."""
     is_borrowed: bool = False
     """Whether a side has too few units of its own, so that the scatter of others stands for it."""
+    is_of_floor: bool = False
+    """Whether `a` is no side but the floor."""
+
+    @property
+    def is_of_one_side(self) -> bool:
+        """Whether it has one scatter: that of pairs, or of runs against a floor."""
+        return self.unit == "pair" or self.is_of_floor
 
     @property
     def shift(self) -> float:
@@ -100,6 +119,8 @@ class Evidence:
                 f"Student's t test on sessions ({self.freedom:g} degrees of freedom: the scatter of all sessions "
                 "stands for that of a side with fewer than five)"
             )
+        if self.is_of_floor:
+            return f"Student's t test of {len(self.b)} {self.unit}s against the floor"
         if self.unit == "pair":
             return f"Student's paired t test of {len(self.a)} pairs"
         return f"Welch's t test of {len(self.a)} and {len(self.b)} {self.unit}s"
@@ -122,7 +143,7 @@ class Evidence:
         """Fewest units of each side that find a slowdown so far (a logarithm) beyond the margin; None: `MAX_REPEATS`
         do not, or it is tolerated.
         """
-        sides = 1 if self.unit == "pair" else 2
+        sides = 1 if self.is_of_one_side else 2
 
         def suffices(count: int) -> bool:
             # Of equal scatter Welch's degrees of freedom are one below Student's 2n - 2 on average.
@@ -150,8 +171,10 @@ def evidence_of(sample: Sample) -> Evidence | None:
     Raises:
         ValueError: a side has fewer than two runs.
     """
-    if min(len(sample.a), len(sample.b)) < 2:
+    if sample.fewest < 2:
         raise ValueError(f"a test needs two runs per side, got {len(sample.a)} and {len(sample.b)}")
+    if sample.floor is not None:
+        return _against(sample.floor, *sample.sides[1])
     if sample.paired:
         return _of_pairs(_logs(sample.a), _logs(sample.b))
     if sample.together:
@@ -185,6 +208,24 @@ def _by_session(values: Sequence[float], names: Sequence[str]) -> dict[str, tupl
 def _of_pairs(a: tuple[float, ...], b: tuple[float, ...]) -> Evidence:
     scatter = max(stdev(y - x for x, y in zip(a, b, strict=True)), ROUNDING)
     return Evidence(unit="pair", a=a, b=b, scatter=scatter, error=scatter / math.sqrt(len(a)), freedom=len(a) - 1)
+
+
+def _against(floor: float, values: tuple[float, ...], names: Sequence[str]) -> Evidence | None:
+    """One side against a number; None where it is of several sessions, and these are too few."""
+    sessions = _by_session(values, names)
+    b = _logs(values) if len(sessions) == 1 else tuple(map(fmean, sessions.values()))
+    if len(b) < MIN_SESSIONS:
+        return None
+    scatter = max(stdev(b), ROUNDING)
+    return Evidence(
+        unit="run" if len(sessions) == 1 else "session",
+        a=(math.log(floor),),
+        b=b,
+        scatter=scatter,
+        error=scatter / math.sqrt(len(b)),
+        freedom=len(b) - 1,
+        is_of_floor=True,
+    )
 
 
 def _apart(a: tuple[float, ...], b: tuple[float, ...], unit: Unit) -> Evidence:
@@ -231,7 +272,8 @@ def _within(groups: Sequence[Sequence[tuple[float, ...]]]) -> float:
     return sum((len(session) - 1) * variance(session) for session in sessions) / freedom if freedom else 0.0
 
 
-Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "insufficient"]
+Verdict = Literal["regressed", "missed", "insufficient", "inconclusive", "improved", "equivalent", "met"]
+"""In the order in which one of them stands for many: the first that is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +327,9 @@ class Judgement:
     its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""
     tested: TTest | None
     """None where no test was made."""
+    awaits_reference: bool = False
+    """Whether nothing is wrong with B, and the reference is not there yet: A has fewer than five runs, or there are too
+    few sessions."""
 
 
 def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
@@ -297,16 +342,19 @@ def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
 
     Equivalence needs no correction: that all comparisons of a family are called equivalent though one is not is at
     most as likely as that one is (intersection-union: Berger, Technometrics 24, 1982).
+
+    Floors are of the same family: missed as regressed, met as improved, without tolerance.
     """
     evidence = [evidence_of(sample) if sample.has_runs else None for sample in samples]
     known = [one for one in evidence if one is not None]
-    margin = math.log1p(rule.tolerance)
-    worse, better = zip(*(one.p_values(margin) for one in known), strict=True) if known else ((), ())
+    margins = [0.0 if one.is_of_floor else math.log1p(rule.tolerance) for one in known]
+    p_values = [one.p_values(margin) for one, margin in zip(known, margins, strict=True)]
+    worse, better = zip(*p_values, strict=True) if known else ((), ())
     levels = zip(_levels(worse, rule.level), _levels(better, rule.level), strict=True)
     judged = iter(
         [
-            _judged(one, rule, p, level, strictest=rule.level / len(known))
-            for one, p, level in zip(known, zip(worse, better, strict=True), levels, strict=True)
+            _judged(one, rule, margin, p, level, strictest=rule.level / len(known))
+            for one, margin, p, level in zip(known, margins, p_values, levels, strict=True)
         ]
     )
     return [_untested(sample) if one is None else next(judged) for sample, one in zip(samples, evidence, strict=True)]
@@ -327,10 +375,16 @@ def _levels(p_values: Sequence[float], level: float) -> list[float]:
 
 
 def _judged(
-    evidence: Evidence, rule: Rule, p: tuple[float, float], level: tuple[float, float], *, strictest: float
+    evidence: Evidence,
+    rule: Rule,
+    margin: float,
+    p: tuple[float, float],
+    level: tuple[float, float],
+    *,
+    strictest: float,
 ) -> Judgement:
-    margin, value = math.log1p(rule.tolerance), math.exp(evidence.shift)
-    n = min(len(evidence.a), len(evidence.b))
+    value = math.exp(evidence.shift)
+    n = len(evidence.b) if evidence.is_of_floor else min(len(evidence.a), len(evidence.b))
     low, high = evidence.ends(*level)
     tested = TTest(
         method=evidence.test,
@@ -345,7 +399,7 @@ def _judged(
         wanted=rule.wanted,
         repeats=evidence.repeats(strictest, math.log1p(rule.wanted) - margin),
     )
-    verdict, reason = _decide(rule, tested)
+    verdict, reason = (_decide_floor if evidence.is_of_floor else _decide)(rule, tested)
     ratio = Estimate(value, low, high, n, "Student t", "ratio", level=1 - sum(level))
     return Judgement(verdict=verdict, reason=reason, ratio=ratio, tested=tested)
 
@@ -366,10 +420,20 @@ def _decide(rule: Rule, tested: TTest) -> tuple[Verdict, str]:
     return "inconclusive", "neither a change nor its absence is shown: too noisy for so few runs"
 
 
+def _decide_floor(_rule: Rule, tested: TTest) -> tuple[Verdict, str]:
+    if tested.p_worse <= tested.level_worse:
+        return "missed", "below the floor, beyond chance"
+    if tested.p_better <= tested.level_better:
+        return "met", "above the floor, beyond chance"
+    return "inconclusive", "the floor lies within the interval: more runs narrow it"
+
+
 def _untested(sample: Sample) -> Judgement:
     verdict: Verdict
     if sample.has_runs:
         verdict, reason = "inconclusive", _few_sessions(sample)
+    elif sample.floor is not None:
+        verdict, reason = "insufficient", f"{len(sample.b)} of the {MIN_RUNS} runs that a verdict needs"
     else:
         counts = len(sample.a), len(sample.b)
         unit = "pairs" if sample.paired else "runs per side"
@@ -378,14 +442,20 @@ def _untested(sample: Sample) -> Judgement:
     return Judgement(
         verdict=verdict,
         reason=reason,
-        ratio=_ratio_of_runs(sample) if min(len(sample.a), len(sample.b)) > 0 else None,
+        ratio=_ratio_of_runs(sample) if sample.fewest > 0 else None,
         tested=None,
+        awaits_reference=sample.floor is None and not sample.paired and len(sample.b) >= MIN_RUNS,
     )
 
 
 def _few_sessions(sample: Sample) -> str:
     """Why sides of few sessions get no verdict, and what helps."""
     a, b = num_sessions(sample)
+    if sample.floor is not None:
+        return (
+            f"{b} sessions: fewer than {MIN_SESSIONS} do not tell how far they scatter; choose the runs of one "
+            "(--where series=NAME)"
+        )
     told = "one session a side" if a == b == 1 else f"{a} and {b} sessions"
     return (
         f"{told}: drift between sessions counts as a difference; interleave (--ab), or give a baseline or a history "
@@ -394,6 +464,9 @@ def _few_sessions(sample: Sample) -> str:
 
 
 def _ratio_of_runs(sample: Sample) -> Estimate:
+    if (floor := sample.floor) is not None:
+        keys = (KnownKey.of("", i, session) for i, session in enumerate(sample.sides[1][1]))
+        return geometric_mean_estimate(dict(zip(keys, sample.b, strict=True))).mapped(lambda one: one / floor, "ratio")
     names = ("pair", "pair") if sample.paired else ("a", "b")
     a, b = (
         {KnownKey.of(name, i, session): value for i, (value, session) in enumerate(zip(side, sessions, strict=True))}
@@ -403,7 +476,5 @@ def _ratio_of_runs(sample: Sample) -> Estimate:
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict of many: the first that is there of regressed, insufficient, inconclusive, improved, equivalent."""
-    found = set(verdicts)
-    order: tuple[Verdict, ...] = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
-    return next((verdict for verdict in order if verdict in found), "insufficient")
+    """One verdict of many: the first that is there of `Verdict`."""
+    return min(verdicts, key=get_args(Verdict).index, default="insufficient")

@@ -12,6 +12,7 @@ one session for ever, and no gate would ever have a second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -55,6 +56,15 @@ def circumstances_of(run: Run) -> Circumstances:
         job=f"{environment.get('variable.SLURM_CLUSTER_NAME', '')}/{job}" if job else "",
         boot=f"{environment.get('host', '')} {boot}" if boot else "",
     )
+
+
+def wall_s(run: Run) -> float | None:
+    """From the start of rank 0 to the end of the run, seconds; None where its record does not tell."""
+    if run.record is None:
+        return None
+    times = (run.record.started, run.record.finished)
+    started, finished = (Circumstances(finished=time, job="", boot="").moment for time in times)
+    return max(0.0, finished - started) if math.isfinite(finished - started) else None
 
 
 def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:

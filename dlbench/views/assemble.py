@@ -75,7 +75,7 @@ def assemble(
         groups=groups,
         controls=beside,
         views={view.key: view.numbers(source) for view in views.report if view.key},
-        runs=_run_rows(scan, table),
+        runs=run_rows(scan, table),
         # Behind the views, which read samples and spans.
         damaged=tuple(dict.fromkeys((*table.damaged, *damage_met(table)))),
         environment=_environment(measured),
@@ -190,7 +190,7 @@ def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
     return tuple(Condition(name=clean(one.name), title=clean(one.title), value=clean(one.value)) for one in conditions)
 
 
-def _run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:
+def run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:
     """Every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
     figures = {} if table.figures.empty else table.figures.set_index("run_id").to_dict(orient="index")
     without = {id(item.run): item for item in table.without}

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Literal
 
 import dlbench
+from dlbench.reading.sessions import wall_s
 from dlbench.records.job.accounting import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import Document, Section
@@ -19,7 +20,7 @@ from dlbench.views.columns import telling
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
 
-PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"]
+PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +103,17 @@ class CampaignCost:
     runs: tuple[RunCost, ...]
     partial_jobs: int
     """Jobs of which not all runs are here: counted with what these runs took."""
+    recorded: tuple[Part, ...]
+    """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
+    why_not_apart: str
+    """Why Slurm does not tell some runs from the rest of their job; empty where it tells all."""
 
     @property
-    def share_measured(self) -> float:
-        """Of the node-hours held, those in measured steps."""
-        measured = sum(part.node_hours for part in self.parts if part.name == "measured")
-        return measured / self.node_hours if self.node_hours else 0.0
+    def share_measured(self) -> float | None:
+        """Of the node-hours of which Slurm tells what they went into, those in measured steps; None: of none."""
+        hours = {part.name: part.node_hours for part in self.parts}
+        told = self.node_hours - hours.get("unknown", 0.0)
+        return hours.get("measured", 0.0) / told if told > 0 else None
 
 
 def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
@@ -151,7 +157,34 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         points=_points(told.values()),
         runs=tuple(_run_cost(run, one) for run, one in told.values()),
         partial_jobs=len(partial),
+        recorded=recorded_parts(run for run, _ in told.values()),
+        why_not_apart=next(
+            (one.not_measured.get("run_s", "") for run, one in told.values() if _node_s(run, one) is None), ""
+        ),
     )
+
+
+def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
+    """What runs with figures say of their own time, whatever Slurm says; none where there is no such run."""
+    hours: dict[PartName, float] = dict.fromkeys(("start", "measured", "rest"), 0.0)
+    for run in runs:
+        if run.record is None or run.state != "valid":
+            continue
+        start, measured = (
+            max(getattr(rank, name) for rank in run.record.ranks) for name in ("startup_s", "measured_s")
+        )
+        # The record counts whole seconds.
+        seconds = start, measured, max(0.0, (wall_s(run) or 0.0) - start - measured)
+        for name, value in zip(hours, seconds, strict=True):
+            hours[name] += run.plan.layout.nodes * value / 3600
+    return tuple(Part(name=name, node_hours=value) for name, value in hours.items()) if any(hours.values()) else ()
+
+
+def recorded_text(parts: Sequence[Part]) -> str:
+    """The same in a sentence."""
+    whole = sum(part.node_hours for part in parts)
+    told = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
+    return f"By their own records the runs with figures took {_hours(whole)} node-hours: {told}."
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
@@ -283,7 +316,12 @@ _PARTS: dict[PartName, str] = {
     "no_figure": "Runs without a figure",
     "idle": "Nodes idle beside a smaller run",
     "between": "Job outside its runs",
-    "unknown": "Not told apart",
+    "unknown": "Not measured: Slurm tells of the job as a whole only",
+}
+_RECORDED: dict[PartName, str] = {
+    "start": "in their start",
+    "measured": "in measured steps",
+    "rest": "in warm-up, evaluation and end",
 }
 _MANY_JOULES = 1e6
 
@@ -329,10 +367,13 @@ def _hours(value: float | None) -> str:
 def _headline(found: CampaignCost) -> str:
     # Slurm tells whole seconds.
     wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
-    return (
-        f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}, {percent(found.share_measured, 0)} in "
-        f"measured steps; queue wait {wait}"
-    )
+    share = found.share_measured
+    if share is not None:
+        some = " of what Slurm tells apart" if found.why_not_apart else ""
+        steps = f", {percent(share, 0)}{some} in measured steps"
+    else:
+        steps = ", share of measured steps not measured" if found.node_hours else ""
+    return f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}"
 
 
 def _words(found: CampaignCost) -> Iterator[str]:
@@ -344,11 +385,16 @@ def _words(found: CampaignCost) -> Iterator[str]:
         asked += "."
     each = f", {_hours(found.node_hours / found.results)} node-hours each" if found.results else ""
     yield f"{asked} {runs_text(found.results)} with figures{each}."
+    if found.why_not_apart:
+        energy = " and their energy are" if found.why_no_energy == found.why_not_apart else " is"
+        yield f"What the time of some runs went into{energy} not measured: {found.why_not_apart}."
+        if found.recorded:
+            yield recorded_text(found.recorded)
     if found.longest_wait_s is not None and found.jobs > 1:
         yield f"Longest queue wait: {number_text(found.longest_wait_s, 's')}."
     if found.energy_j is not None:
         yield f"Energy of the nodes by Slurm: {_energy_text(found.energy_j)}."
-    elif found.why_no_energy:
+    elif found.why_no_energy not in ("", found.why_not_apart):
         yield f"Energy: not measured: {found.why_no_energy}."
     sets = max(point.node_sets for point in found.points)
     if max(point.results for point in found.points) > 1:
@@ -376,8 +422,8 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     )
     if found.partial_jobs:
         yield f"Not all runs of {_jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
-    told = "" if found.energy_j is not None else found.why_no_energy
-    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason != told)
+    told = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
+    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in told)
     yield from (f"Not measured: {reason}." for reason in missing)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -503,6 +504,147 @@ def test_steps_that_stall_are_found_though_the_median_step_is_as_it_was(tmp_path
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
+def checked(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
+    result = call("check", "--format", "json", *arguments)
+    assert not result.exception or isinstance(result.exception, SystemExit), result.exception
+    found: dict[str, Any] = json.loads(result.stdout)
+    return result.exit_code, found
+
+
+# --- floors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five runs of one command at 1 and 2 ranks: 40 and 80 images/s, with a scatter of 0.16 %."""
+    out = tmp_path_factory.mktemp("floors") / "runs"
+    for plan in plans(points=(1, 2), repeats=5):
+        write_run(out, plan, constant([part * STEADY[plan.series.repeat] for part in PHASES_MS]))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("floors", "verdicts", "code"),
+    [
+        (["39 images/s"], ["met", "met"], 0),
+        (["41 images/s"], ["missed", "met"], 1),
+        (["40 images/s/rank"], ["inconclusive", "inconclusive"], 6),
+        (["ranks=2,workload=sample: 79images/s"], ["met"], 0),
+        # Where several are for a point, the highest counts.
+        (["39 images/s", "ranks=2: 90.5 images/s"], ["met", "missed"], 1),
+    ],
+)
+def test_a_floor_is_decided_on_the_first_night(
+    one_night: Path, floors: list[str], verdicts: list[str], code: int
+) -> None:
+    asked = [word for floor in floors for word in ("--at-least", floor)]
+    done, found = checked("--candidate", one_night, *asked)
+    assert done == code
+    metrics = [metric for point in found["points"] for metric in point["metrics"]]
+    assert [metric["verdict"] for metric in metrics] == verdicts
+    for metric in metrics:
+        a, b = metric["a"], metric["b"]
+        assert a["unit"] == b["unit"] == "images/s"
+        # The interval that is shown is the one that decides.
+        placed = "missed" if b["high"] < a["value"] else "met" if b["low"] > a["value"] else "inconclusive"
+        assert placed == metric["verdict"]
+
+
+def test_a_floor_is_in_every_format(one_night: Path, tmp_path: Path) -> None:
+    asked = ["check", "--candidate", one_night, "--at-least", "41 images/s"]
+    files = [tmp_path / name for name in ("a.xml", "a.html", "a.md")]
+    for file in files:
+        assert call(*asked, "-o", file).exit_code == 1
+        text = file.read_text(encoding="utf-8")
+        assert "missed" in text
+        assert "40.00" in text
+        assert "41.00 images/s" in text
+    xml = files[0].read_text(encoding="utf-8")
+    assert 'tests="2" failures="1" errors="0"' in xml
+    brief = CliRunner().invoke(dlbench, [str(word) for word in asked]).stdout
+    assert "40.00 [39." in brief
+    assert max(map(len, brief.splitlines())) <= 80
+
+
+def test_a_floor_stands_beside_a_baseline_in_one_family(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.0), points=(1, 2))
+    asked = ["--baseline", old, "--candidate", new]
+    code, found = checked(*asked, "--at-least", "41 images/s")
+    assert (code, found["verdict"], found["num_compared"]) == (1, "missed", 4)
+    # A point that the baseline lacks is held to its floor all the same.
+    assert [[metric["verdict"] for metric in point["metrics"] if metric["gated"]] for point in found["points"]] == [
+        ["equivalent", "equivalent", "missed"],
+        ["met"],
+    ]
+    assert found["only_b"] == []
+    code, found = checked(*asked, "--at-least", "39 images/s")
+    assert (code, found["verdict"]) == (0, "equivalent")
+    assert "met; Throughput floor" in found["headline"] or "2 of 2 comparisons met" in found["headline"]
+
+
+def test_a_floor_is_of_side_b_of_pairs(tmp_path: Path) -> None:
+    out = write_pairs(tmp_path / "pairs", 1.0, drift=0.0)
+    code, found = checked("--paired", out, "--at-least", "41 images/s")
+    assert (code, found["verdict"], found["paired"]) == (1, "missed", True)
+    assert [metric["verdict"] for metric in found["points"][0]["metrics"] if metric["gated"]][-1] == "missed"
+    # What both sides took: eight runs each, of a minute.
+    assert found["points"][0]["wall_s"] == 16 * 60
+
+
+def test_a_floor_needs_five_runs_and_one_session_or_five(tmp_path: Path) -> None:
+    few = write_side(tmp_path / "few", STEADY[:3])
+    code, found = checked("--candidate", few, "--at-least", "41 images/s")
+    assert (code, found["verdict"]) == (6, "insufficient")
+    three = nights(tmp_path / "three", [1.0, 1.0, 1.0])
+    code, found = checked("--candidate", three, "--at-least", "41 images/s")
+    assert (code, found["verdict"]) == (6, "inconclusive")
+    assert "3 sessions" in found["points"][0]["metrics"][0]["reason"]
+    five = nights(tmp_path / "five", [1.0, 1.001, 0.999, 1.002, 0.998])
+    code, found = checked("--candidate", five, "--at-least", "41 images/s")
+    assert (code, found["verdict"]) == (1, "missed")
+    assert found["points"][0]["metrics"][0]["tested"]["unit"] == "session"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--at-least", "41"], "is no throughput; write it as '2500 images/s'"),
+        (["--at-least", "0 images/s"], "is no throughput"),
+        (["--at-least", "ranks: 41 images/s"], "is no throughput"),
+        (["--at-least", "41 volumes/s"], "sample counts images, not volumes: write 41 images/s"),
+        (["--at-least", "ranks=3: 41 images/s"], "--at-least ranks=3: no point of"),
+        (["--at-least", "rank=2: 41 images/s"], "--at-least rank: points have no such property; did you mean ranks"),
+        (["--at-least", "41 images/s", "--tolerance", "1%"], "--tolerance: has no effect without --baseline"),
+        (["--at-least", "41 images/s", "--where-baseline", "ranks=1"], "--where-baseline: has no effect"),
+        ([], "give --baseline and --candidate, --candidate and --at-least, or --paired"),
+    ],
+)
+def test_a_floor_that_makes_no_sense_is_one_line_and_2(one_night: Path, arguments: list[str], words: str) -> None:
+    error = refused("check", "--candidate", one_night, *arguments)
+    assert isinstance(error, UserError)
+    assert words in str(error)
+
+
+def test_first_nights_are_skipped_cases_and_real_faults_are_not(tmp_path: Path, old: Path) -> None:
+    """A reference of one night, or of too few runs, is nothing to mend; a candidate of too few runs is."""
+    first, second = nights(tmp_path / "first", [1.0]), nights(tmp_path / "second", [1.0], days=1)
+    file = tmp_path / "out.xml"
+
+    def counts(a: Path, b: Path) -> tuple[int, str]:
+        code = call("check", "--baseline", a, "--candidate", b, "--junit", file).exit_code
+        suite = next(ElementTree.parse(file).iter("testsuite"))
+        return code, " ".join(suite.get(name, "") for name in ("tests", "failures", "errors", "skipped"))
+
+    assert counts(first, second) == (6, "2 0 0 2")
+    few = write_side(tmp_path / "few", STEADY[:3], days=9)
+    assert counts(few, second) == (6, "2 0 0 2")
+    assert counts(old, few) == (6, "2 0 2 0")
+    # Wall time: each run of the factory takes this long, and two cases share it.
+    case = next(ElementTree.parse(file).iter("testcase"))
+    began, ended = (datetime.fromisoformat(getattr(scan(few).runs[0].record, name)) for name in ("started", "finished"))
+    assert float(case.get("time", "0")) == pytest.approx(3 * (ended - began).total_seconds() / 2)
+
+
 def test_damaged_data_ends_with_4_and_the_rest_is_told(tmp_path: Path, old: Path) -> None:
     new = write_side(tmp_path / "new", slower(1.0, 6))
     (new / sorted(path.name for path in new.iterdir())[0] / "rank-0000.steps").write_bytes(b"nothing")
@@ -663,7 +805,7 @@ def test_a_baseline_file_refuses_other_runs_by_the_same_keys(tmp_path: Path, old
     assert "train.seed: 0 against 5" in str(error)
     assert call("check", "--baseline", file, "--candidate", new, "--allow", "train.seed").exit_code == 0
     assert "are the same" in str(refused("compare", file, file))
-    assert "does not know it" in str(refused("compare", file, file, "--where-a", "series=old"))
+    assert "have no such property" in str(refused("compare", file, file, "--where-a", "series=old"))
 
 
 def test_a_baseline_needs_five_runs_and_whole_data(tmp_path: Path, old: Path) -> None:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from junitparser import Error, Failure, JUnitXml, Properties, TestCase, TestSuite
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from dlbench.gate.page.assemble import ComparisonReport, MetricResult, PointResult
 from dlbench.gate.page.document import to_junit
@@ -25,6 +25,7 @@ def metric(verdict: str, **changes: Any) -> MetricResult:
         "gated": verdict != "information",
         "verdict": verdict,
         "reason": "why",
+        "awaits_reference": False,
         "a": side,
         "b": side,
         "ratio": Estimate(value=1.05, unit="ratio", low=1.04, high=1.06, n=5, kind="Student t"),
@@ -63,7 +64,8 @@ def report(
         sessions_b=1,
         sessions_history=0,
         finished_a=("", ""),
-        finished_b=("", ""),
+        finished_b=("2026-03-01T12:00:00Z", "2026-03-01T13:00:00Z"),
+        wall_s=90.0,
         tags_a=(("commit", text),),
         tags_b=(),
         allowed=(),
@@ -100,51 +102,96 @@ def cases(found: ComparisonReport) -> list[TestCase]:
     return list(suite)
 
 
-def numbers_of(case: TestCase) -> dict[str, str]:
-    return {one.name: one.value for one in case.child(Properties)}
+# Elements, with their attributes and children, that junit-10.xsd of Jenkins' xUnit plugin allows.
+SHAPE = {
+    "testsuites": ({"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors", "skipped", "time", "timestamp"},
+        {"properties", "testcase", "system-out"},
+    ),
+    "properties": (set(), {"property"}),
+    "property": ({"name", "value"}, set()),
+    "testcase": ({"name", "classname", "time"}, {"failure", "error", "skipped", "system-out"}),
+    "failure": ({"type", "message"}, set()),
+    "error": ({"type", "message"}, set()),
+    "skipped": ({"type", "message"}, set()),
+    "system-out": (set(), set()),
+}
+
+
+def assert_shaped(element: ElementTree.Element) -> None:
+    attributes, children = SHAPE[element.tag]
+    assert set(element.keys()) <= attributes
+    assert {child.tag for child in element} <= children
+    for child in element:
+        assert_shaped(child)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "kind"),
+    ("verdict", "awaits_reference", "kind"),
     [
-        ("regressed", Failure),
-        ("inconclusive", Error),
-        ("insufficient", Error),
-        ("improved", None),
-        ("equivalent", None),
+        ("regressed", False, Failure),
+        ("missed", False, Failure),
+        ("inconclusive", False, Error),
+        ("insufficient", False, Error),
+        ("inconclusive", True, Skipped),
+        ("insufficient", True, Skipped),
+        ("improved", False, None),
+        ("equivalent", False, None),
+        ("met", False, None),
     ],
 )
-def test_a_verdict_is_a_pass_a_failure_or_an_error(verdict: str, kind: type | None) -> None:
-    (case,) = cases(report(metric(verdict)))
+def test_a_verdict_is_a_pass_a_failure_an_error_or_skipped(
+    verdict: str, awaits_reference: bool, kind: type | None
+) -> None:
+    (case,) = cases(report(metric(verdict, awaits_reference=awaits_reference)))
     assert case.name == "Step time (step_median_s)"
     assert case.classname == "net, ci preset, 2 ranks"
     assert [type(result) for result in case.result] == ([] if kind is None else [kind])
     for result in case.result:
         assert result.type == verdict
-        assert "5.0 % worse, 1.050x [1.040, 1.060]" in result.message
-    assert verdict in str(case.system_out)
 
 
-def test_counts_numbers_and_damage() -> None:
-    found = report(metric("regressed"), metric("inconclusive"), metric("information"), damaged=("file: torn",))
-    document = JUnitXml.fromstring(to_junit(found, "gate").encode("utf-8"))
+@pytest.mark.parametrize("verdict", ["regressed", "inconclusive", "equivalent"])
+@pytest.mark.parametrize("awaits_reference", [False, True])
+def test_what_a_server_shows_says_all_once(verdict: str, awaits_reference: bool) -> None:
+    """GitLab shows the text alone, Jenkins the message above it, and of a skipped case what is there."""
+    text = to_junit(report(metric(verdict, reason="because", awaits_reference=awaits_reference)))
+    assert_shaped(ElementTree.fromstring(text))
+    (case,) = ElementTree.fromstring(text).iter("testcase")
+    (shown,) = list(case)
+    assert shown.text is not None
+    assert shown.text.count("because") == 1
+    assert "B / A 1.050x [1.040, 1.060]" in shown.text
+    assert "because" not in shown.get("message", "")
+    assert "".join(case.itertext()).count("because") == 1
+
+
+def test_counts_times_and_damage() -> None:
+    found = report(
+        metric("regressed"),
+        metric("inconclusive"),
+        metric("insufficient", awaits_reference=True),
+        metric("information"),
+        damaged=("file: torn",),
+    )
+    text = to_junit(found, "gate")
+    assert_shaped(ElementTree.fromstring(text))
+    document = JUnitXml.fromstring(text.encode("utf-8"))
     assert document.name == "gate"
     (suite,) = list(document)
     # The metric without verdict is no test case; damage is one of its own.
-    assert (suite.tests, suite.failures, suite.errors) == (3, 1, 2)
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == (4, 1, 2, 1)
+    assert suite.timestamp == "2026-03-01T13:00:00"
     assert {prop.name: prop.value for prop in suite.properties()}["verdict"] == "regressed"
-    case = next(iter(suite))
-    numbers = numbers_of(case)
-    assert float(numbers["ratio"]) == 1.05
-    assert (numbers["a_unit"], numbers["a_runs"]) == ("s", "5")
-    assert float(numbers["p_worse"]) == 0.004
-    assert float(numbers["level_worse"]) == 0.005
+    # The runs took 90 s, however many cases judge them.
+    assert suite.time == 90
+    assert [case.time for case in suite] == [30, 30, 30, None]
 
 
 def test_a_side_without_runs_is_told_without_numbers() -> None:
     empty = metric("insufficient", **dict.fromkeys(["a", "b", "ratio", "tested"]))
     (case,) = cases(report(empty))
-    assert numbers_of(case).keys() == {"verdict"}
     assert "no ratio" in case.result[0].message
 
 

@@ -75,6 +75,33 @@ def test_beside_a_larger_side_the_error_is_never_smaller_than_that_of_a_pooled_v
     assert evidence_between(a, b).error == pytest.approx(math.sqrt(wanted), abs=2e-6)
 
 
+def against(values: Sequence[float], floor: float) -> Sample:
+    """Runs of one session against a floor."""
+    return Sample(a=(), b=tuple(values), paired=False, sessions_b=("one",) * len(values), floor=floor)
+
+
+@pytest.mark.parametrize("count", [5, 12])
+def test_a_floor_is_tested_as_scipy_tests_one_sample(count: int) -> None:
+    values = np.random.default_rng(count).normal(1.0, 0.02, count)
+    found = evidence_of(against(list(values), 1.01))
+    assert found is not None
+    worse = stats.ttest_1samp(np.log(values), math.log(1.01), alternative="greater")
+    ends = stats.ttest_1samp(np.log(values), math.log(1.01)).confidence_interval(0.98)
+    assert found.p_values(0.0)[0] == pytest.approx(worse.pvalue)
+    low, high = found.ends(0.01, 0.01)
+    assert (low * 1.01, high * 1.01) == pytest.approx((math.exp(ends.low), math.exp(ends.high)))
+
+
+def test_a_floor_that_is_just_reached_is_missed_and_met_at_most_at_the_level() -> None:
+    """The tolerance of the rule is none of a floor's."""
+    times = np.exp(np.random.default_rng(5).normal(0.0, 0.02, (2000, 5)))
+    found = [judge([against(row, 1.0)], Rule())[0] for row in times.tolist()]
+    for verdict in ("missed", "met"):
+        # 1 % of 2,000, and three standard deviations.
+        assert sum(one.verdict == verdict for one in found) <= 20 + 14
+    assert all(one.ratio is not None and one.ratio.low is not None for one in found)
+
+
 def test_a_test_of_too_little_is_refused() -> None:
     with pytest.raises(ValueError, match="two runs per side"):
         evidence_between([1.0], [1.0, 2.0])

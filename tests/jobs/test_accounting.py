@@ -447,6 +447,36 @@ def test_the_command_tells_the_cost_on_one_screen(
     assert done.exit_code == 6
 
 
+def test_without_accounting_the_share_is_not_measured_and_the_records_tell_their_own(
+    tmp_path: Path, slurm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """squeue knows the job and not its runs: no figure is made up for them."""
+    runs = series(tmp_path / "runs", [("7", (0, 1))])
+    slurm("sacct", [], code=1)
+    cells = ("7", "COMPLETED", START + 5, START + 60, START + 3660, 1, "10:00", "batch", "lab", "normal", "n1")
+    slurm("squeue", ["|".join(str(cell).ljust(30) for cell in cells) + "|"])
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command_line, ["cost", "runs"])
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.output.split())
+    assert "1 node-hours in 1 job, share of measured steps not measured" in text
+    assert text.count("not measured: no accounting: sacct refused") == 1
+    # Runs of the factory take a minute, 3.5 s of it to start and 1 s in ten steps of 100 ms.
+    share = sum(run.record.ranks[0].measured_s for run in runs if run.record) / 120
+    assert "By their own records the runs with figures took 0.0333 node-hours: 6 % in their start" in text
+    assert f"{share:.0%}".replace("%", " %") + " in measured steps" in text
+    assert " 0 % in measured" not in text
+    told = json.loads(CliRunner().invoke(command_line, ["cost", "runs", "--json"]).stdout)
+    assert told["recorded"][1]["node_hours"] == pytest.approx(share * 120 / 3600)
+    # Where Slurm knows nothing at all any more, the records are what there is.
+    for run in runs:
+        run.folder.accounting.unlink()
+    slurm("squeue", [])
+    done = CliRunner().invoke(command_line, ["cost", "runs"])
+    assert done.exit_code == 6
+    assert "Cost by Slurm: not measured. By their own records the runs" in " ".join(done.stdout.split())
+
+
 def test_wait_keeps_what_the_jobs_took(
     tmp_path: Path, slurm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,17 +11,26 @@ from typing import TypeVar
 import dlbench
 from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
 from dlbench.gate.content import KeyDifference
+from dlbench.gate.floors import FLOOR
 from dlbench.gate.sides import SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
-from dlbench.report.table import Cell, times_cell
+from dlbench.report.table import Cell, times_cell, unit_cell
 from dlbench.report.wording import runs_text, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import whole_seconds
 
 
 def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> str:
-    """The overall verdict, and the comparison that stands for it."""
+    """The overall verdict, and the comparison that stands for it; then what floors say, if that is another."""
     every = [(point, metric) for point in points for metric in point.gated]
+    words = [_headline(verdict, every, tolerance)]
+    floors = [(point, metric) for point, metric in every if metric.is_floor]
+    others = dict.fromkeys(metric.verdict for _, metric in floors if metric.verdict != verdict)
+    words += [_headline(other, floors, tolerance) for other in others]
+    return " ".join(words)
+
+
+def _headline(verdict: str, every: Sequence[tuple[PointResult, MetricResult]], tolerance: float) -> str:
     same = [(point, metric) for point, metric in every if metric.verdict == verdict]
     if not same:
         return f"{verdict}: nothing was compared."
@@ -29,15 +38,21 @@ def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> s
     sides = versus(point.allowed)
     told = f"{metric.title} at {point.label}{f', {sides}' if sides else ''}: {change_text(metric)}"
     count = f"{len(same)} of {len(every)} comparisons {verdict}" if len(every) > 1 else verdict
-    return f"{count}; {'the largest change is ' if len(same) > 1 else ''}{told}; tolerance {share_text(tolerance)}."
+    first = "the worst is " if metric.is_floor else "the largest change is "
+    tolerated = "" if metric.is_floor else f"; tolerance {share_text(tolerance)}"
+    return f"{count}; {first if len(same) > 1 else ''}{told}{tolerated}."
 
 
 def _size(metric: MetricResult) -> float:
-    return 0.0 if metric.ratio is None else abs(metric.ratio.value - 1)
+    if metric.ratio is None:
+        return 0.0
+    return metric.ratio.value if metric.is_floor else abs(metric.ratio.value - 1)
 
 
 def change_text(metric: MetricResult) -> str:
     """The ratio as a change, e.g. ``5.2 % worse, 1.052x [1.041, 1.064]``; its digits follow the interval, too."""
+    if metric.is_floor and metric.a is not None and metric.b is not None:
+        return f"{unit_cell(metric.b)} against {unit_cell(metric.a)}"
     if metric.ratio is None:
         return "no ratio"
     word = "worse" if metric.ratio.value >= 1 else "better"
@@ -74,9 +89,17 @@ def power_text(metric: MetricResult) -> str:
     if test.repeats is None:
         needed = f"{wanted}: within the tolerance, or more than 1,000 {test.unit}s"
     else:
-        needed = f"{wanted} needs {test.repeats} {test.unit}s{'' if test.unit == 'pair' else ' per side'}"
+        needed = f"{wanted} needs {metric.repeats_text}"
     scatter = share_text(round(test.scatter, 5))
     return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of {test.unit}s {scatter})."
+
+
+_FLOOR = (
+    "Floor",
+    "--at-least: Student's t test of the mean logarithm of B's throughput, without tolerance. missed: the whole "
+    "interval lies below the floor; met: above it; else inconclusive. The unit is the run, and the verdict holds "
+    "within the session that they ran in; from five sessions on it is the session.",
+)
 
 
 def _correction(num_compared: int) -> str:
@@ -88,6 +111,10 @@ def _correction(num_compared: int) -> str:
 def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
     """How the verdicts were made, heading and text."""
     rule = found.rule
+    floors = any(one.metric.name == FLOOR.name for point in found.points for one in point.metrics)
+    if not any(one.gated and one.metric.name != FLOOR.name for point in found.points for one in point.metrics):
+        level = f"{share_text(rule.level)} below, and as much above{_correction(found.num_compared)}."
+        return _FLOOR, ("Level", level)
     if found.paired:
         test = "Student's t test of the mean logarithm of B / A over pairs."
         unit = "The pair of interleaved runs: what drifts falls on both sides alike."
@@ -125,6 +152,7 @@ def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
             f"of the ratio within {tolerated} (TOST at 5 %); else inconclusive, as without sessions enough for a test. "
             f"Fewer than {MIN_RUNS} runs on a side: insufficient.",
         ),
+        *((_FLOOR,) if floors else ()),
     )
 
 
@@ -142,8 +170,11 @@ class MetricResult:
     gated: bool
     """Whether it has a part in the verdict; the others are information."""
     verdict: str
-    """regressed, improved, equivalent, inconclusive, insufficient; `information` for metrics that do not decide."""
+    """regressed, improved, equivalent, inconclusive, insufficient; of a floor missed, met, inconclusive, insufficient;
+    `information` for metrics that do not decide."""
     reason: str
+    awaits_reference: bool
+    """Whether nothing is wrong with B, and the reference is not there yet: too few runs of A, or too few sessions."""
     a: Estimate | None
     """Geometric mean over the units of the ratio, or over runs where no test was made; None where no run tells."""
     b: Estimate | None
@@ -155,6 +186,19 @@ class MetricResult:
     values_a: tuple[float, ...]
     """One for each run; where paired, equal places are pairs."""
     values_b: tuple[float, ...]
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether A is the floor of --at-least."""
+        return self.name == FLOOR.name
+
+    @property
+    def repeats_text(self) -> str:
+        """Units that show the slowdown that is asked for, e.g. ``12 sessions per side``; empty where none do."""
+        test = self.tested
+        if test is None or test.repeats is None:
+            return ""
+        return f"{test.repeats} {test.unit}s{'' if test.unit == 'pair' or self.is_floor else ' per side'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +222,8 @@ class PointResult:
     finished_a: tuple[str, str]
     """First and last end of a run, UTC; empty where there is none."""
     finished_b: tuple[str, str]
+    wall_s: float | None
+    """What B's runs took, from start to end, and of pairs also A's, seconds; None: not told."""
     tags_a: tuple[tuple[str, str], ...]
     """Tags that all runs of the side share."""
     tags_b: tuple[tuple[str, str], ...]
@@ -309,6 +355,7 @@ def _point(found: ComparedPoint, whole: Comparison) -> PointResult:
         sessions_history=found.num_history,
         finished_a=_span(a.runs),
         finished_b=_span(runs_b),
+        wall_s=_wall_s((*a.runs, *runs_b) if whole.paired else runs_b),
         tags_a=_tags(a.tags),
         tags_b=_tags({} if b is None else b.tags),
         allowed=found.allowed,
@@ -354,6 +401,11 @@ def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
     return (ends[0], ends[-1]) if ends else ("", "")
 
 
+def _wall_s(runs: Sequence[SideRun]) -> float | None:
+    told = [run.wall_s for run in runs if run.wall_s is not None]
+    return sum(told) if told and len(told) == len(runs) else None
+
+
 def _tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(tags.items()))
 
@@ -367,6 +419,7 @@ def _metric(found: ComparedMetric) -> MetricResult:
         gated=found.gated,
         verdict=judged.verdict if found.gated else "information",
         reason=judged.reason if found.gated else "",
+        awaits_reference=found.gated and judged.awaits_reference,
         a=found.a,
         b=found.b,
         ratio=judged.ratio,
@@ -387,9 +440,11 @@ def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
     shared = {run.run_id for run in found.a.runs} & {run.run_id for run in found.b.runs}
     if shared:
         yield f"{runs_text(len(shared))} on both sides: a run is compared with itself."
-    if not whole.paired:
+    if not whole.paired and found.a.runs:
         yield from filter(None, [_spacing(found)])
     for one in found.metrics:
+        if one.metric.name == FLOOR.name:
+            continue
         counts = len(one.values_a), len(one.values_b)
         wanted = len(found.a.runs), len(found.b.runs)
         if one.gated and counts != wanted:

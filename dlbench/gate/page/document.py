@@ -1,8 +1,12 @@
 """A comparison as a `Document`: the verdict, one table of all comparisons, and each point with its evidence.
 
-The same as JUnit XML, the form of test results that CI servers show. Regressed is a failure. Inconclusive and
-insufficient are errors: the test could not tell, and what could not be told must not look like a pass. Improved and
-equivalent pass. Metrics that do not decide are no test cases.
+The same as JUnit XML, the form of test results that CI servers show. Regressed and missed are failures. Inconclusive
+and insufficient are errors: the test could not tell, and what could not be told must not look like a pass; only where
+the reference is not there yet a case is skipped, because there is nothing to mend. The others pass. Metrics that do not
+decide are no test cases.
+
+Elements and attributes are those that junit-10.xsd of Jenkins' xUnit plugin allows. GitLab shows an element's text and
+not its message; Jenkins shows both, and for a skipped case the text only where there is no message.
 """
 
 from __future__ import annotations
@@ -48,17 +52,16 @@ def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
         report: the comparison.
         name: of the suites as a whole.
     """
-    cases = [_case(report, point, metric) for point, metric in report.each()]
+    cases = [_case(point, metric) for point, metric in report.each()]
     cases += [_damaged(line) for line in report.damaged]
-    counts = {
-        "tests": str(len(cases)),
-        "failures": str(sum(case.find("failure") is not None for case in cases)),
-        "errors": str(sum(case.find("error") is not None for case in cases)),
-        "skipped": "0",
-        "time": "0",
-    }
-    root = _element("testsuites", {"name": name, **counts})
+    counts = {"tests": str(len(cases))}
+    for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        counts[count] = str(sum(case.find(tag) is not None for case in cases))
+    counts |= _time([point.wall_s for point in report.points if point.gated])
+    root = _element("testsuites", {"name": name, **{key: value for key, value in counts.items() if key != "skipped"}})
     suite = _element("testsuite", {"name": f"{report.b} against {report.a}", **counts})
+    if moments := [point.finished_b[1] for point in report.points if point.finished_b[1]]:
+        suite.set("timestamp", _legal(max(moments).removesuffix("Z")))
     root.append(suite)
     suite.append(
         _properties(
@@ -73,60 +76,61 @@ def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
         )
     )
     suite.extend(cases)
+    if said := [*remarks(report)]:
+        suite.append(_text("system-out", {}, said))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _case(report: ComparisonReport, point: PointResult, metric: MetricResult) -> ElementTree.Element:
-    case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", "time": "0"})
-    case.append(_properties(_numbers(metric)))
-    tag = {"regressed": "failure", "inconclusive": "error", "insufficient": "error"}.get(metric.verdict)
-    message = f"{metric.verdict}: {change_text(metric)}: {metric.reason}"
-    if tag is not None:
-        found = _element(tag, {"type": metric.verdict, "message": message})
-        found.text = _legal("\n".join([message, point.caption, *_evidence(report, point, metric)]))
-        case.append(found)
-    out = _element("system-out", {})
-    out.text = _legal("\n".join([message, *_evidence(report, point, metric)]))
-    case.append(out)
+def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
+    # The time is that of runs, which all cases of a point judge: each has its part, so that sums are what they took.
+    time = _time([None if point.wall_s is None else point.wall_s / len(point.gated)])
+    case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", **time})
+    told = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
+    lines = [*_evidence(point, metric)]
+    if metric.verdict in ("regressed", "missed"):
+        case.append(_text("failure", told, [metric.reason, *lines]))
+    elif metric.awaits_reference:
+        case.append(_text("skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}", *lines]))
+    elif metric.verdict in ("inconclusive", "insufficient"):
+        case.append(_text("error", told, [metric.reason, *lines]))
+    else:
+        case.append(_text("system-out", {}, [told["message"], metric.reason, *lines]))
     return case
 
 
-def _evidence(report: ComparisonReport, point: PointResult, metric: MetricResult) -> Iterator[str]:
+def _time(seconds: list[float | None]) -> dict[str, str]:
+    """The attribute; none where runs do not tell when they began."""
+    told = [one for one in seconds if one is not None]
+    return {"time": f"{sum(told):.3f}"} if told and len(told) == len(seconds) else {}
+
+
+def _text(tag: str, attributes: dict[str, str], lines: list[str]) -> ElementTree.Element:
+    found = _element(tag, attributes)
+    found.text = _legal("\n".join(lines))
+    return found
+
+
+def _evidence(point: PointResult, metric: MetricResult) -> Iterator[str]:
+    sides = f"A {_amount(metric.a)}; B {_amount(metric.b)}"
+    yield sides if metric.ratio is None else f"{sides}; B / A {ratio_text(metric.ratio)}"
+    yield point.caption
     if metric.tested:
         yield f"p worse {p_against(metric.tested.p_worse, metric.tested.level_worse)}; {metric.tested.method}"
     yield from filter(None, [power_text(metric)])
     yield from (
         f"differs on purpose: {one.title}: {one.a or 'none'} against {one.b or 'none'}" for one in point.allowed
     )
-    yield from (*remarks(point), *remarks(report))
-
-
-def _numbers(metric: MetricResult) -> Iterator[tuple[str, str]]:
-    yield "verdict", metric.verdict
-    for name, figure in (("a", metric.a), ("b", metric.b), ("ratio", metric.ratio)):
-        if figure is None:
-            continue
-        yield name, f"{figure.value:.9g}"
-        yield f"{name}_unit", figure.unit
-        yield f"{name}_runs", str(figure.n)
-        if figure.low is not None and figure.high is not None:
-            yield f"{name}_low", f"{figure.low:.9g}"
-            yield f"{name}_high", f"{figure.high:.9g}"
-    if metric.tested is not None:
-        for name in ("p_worse", "level_worse", "detectable"):
-            yield name, f"{getattr(metric.tested, name):.6g}"
+    yield from remarks(point)
 
 
 def _damaged(line: str) -> ElementTree.Element:
-    case = _element("testcase", {"classname": "dlbench", "name": f"data: {line[:120]}", "time": "0"})
-    found = _element("error", {"type": "damaged", "message": line})
-    found.text = _legal(line)
-    case.append(found)
+    case = _element("testcase", {"classname": "dlbench", "name": f"data: {line[:120]}"})
+    case.append(_text("error", {"type": "damaged"}, [line]))
     return case
 
 
-def _properties(pairs: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> ElementTree.Element:
+def _properties(pairs: list[tuple[str, str]]) -> ElementTree.Element:
     properties = _element("properties", {})
     for name, value in pairs:
         properties.append(_element("property", {"name": name, "value": value}))
@@ -198,14 +202,15 @@ def next_step(report: ComparisonReport) -> str:
         return ""
     if report.verdict in ("insufficient", "inconclusive"):
         reasons = dict.fromkeys(metric.reason for metric in gated if metric.reason)
-        tests = [metric.tested for metric in gated if metric.tested and metric.tested.repeats is not None]
+        tests = [(metric.tested, metric) for metric in gated if metric.tested and metric.repeats_text]
         if report.verdict == "insufficient":
             return f"{next(iter(reasons), '')}: repeat with --repeats {MIN_RUNS} or more."
         if tests:
-            most = max(tests, key=lambda one: one.repeats or 0)
-            unit = f"{most.unit}s{'' if most.unit == 'pair' else ' per side'}"
-            return f"{most.repeats} {unit} would show {share_text(most.wanted)} (--detect)."
+            most = max(tests, key=lambda one: one[0].repeats or 0)
+            return f"{most[1].repeats_text} would show {share_text(most[0].wanted)} (--detect)."
         return f"{next(iter(reasons), '')}."
+    if report.verdict == "missed":
+        return f"dlbench diagnose {report.b} says where the time goes."
     return "dlbench diagnose on both sides says where the time went." if report.verdict == "regressed" else ""
 
 
@@ -238,19 +243,27 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
     """A line for each comparison; the setting only where there are several."""
     settings = {_setting(row.point) for row in rows}
     places = {(row.point.ranks, row.point.nodes) for row in rows}
-    # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form.
-    is_one = len(places) == 1
+    # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form; of floors the
+    # throughput keeps it.
+    are_floors = all(row.metric.is_floor for row in rows)
+    is_one = len(places) == 1 or are_floors
     columns: tuple[Column[Comparison], ...] = (
         Column("", "Verdict", lambda row: row.metric.verdict, is_brief=True),
-        Column("", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=True),
-        Column("", "Metric", lambda row: row.metric.title, is_brief=True),
+        Column(
+            "", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=not are_floors
+        ),
+        Column("", "Metric", lambda row: row.metric.title, is_brief=not are_floors),
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
         *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
         Column(
             "", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a, with_interval=False), is_brief=is_one
         ),
         Column(
-            "", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b, with_interval=False), is_brief=is_one
+            "",
+            "B",
+            lambda row: row.metric.b,
+            lambda row: unit_cell(row.metric.b, with_interval=are_floors),
+            is_brief=is_one,
         ),
         Column("", "p worse", lambda row: _p_worse(row.metric)),
     )
@@ -259,7 +272,9 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
         title="All comparisons",
         columns=columns,
         rows=rows,
-        caption="B / A: above 1 is worse. Of a test, regressed means that the whole interval lies above the tolerance.",
+        caption="A is the floor: missed means that the whole interval of B lies below it, met that it lies above."
+        if are_floors
+        else "B / A: above 1 is worse. Of a test, regressed means that the whole interval lies above the tolerance.",
         in_terminal=True,
     )
 
@@ -305,16 +320,22 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     """The evidence behind one verdict."""
     tested = metric.tested
     facts = [
-        (name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
+        (
+            name,
+            "not measured"
+            if figure is None
+            else f"{unit_cell(figure)}; {'--at-least' if metric.is_floor and name == 'A' else basis_text(figure)}",
+        )
         for name, figure in (("A", metric.a), ("B", metric.b))
     ]
     if metric.ratio is not None:
         basis = basis_text(metric.ratio, tested.unit if tested else "run")
         facts.append(("B / A", f"{ratio_text(metric.ratio)}; above 1 is worse; {basis}"))
     if tested is not None:
-        ends = f"[{tested.equivalence[0]:.3f}, {tested.equivalence[1]:.3f}]"
         facts.append(("p worse", f"{p_against(tested.p_worse, tested.level_worse)}; {tested.method}"))
         facts.append(("p better", p_against(tested.p_better, tested.level_better)))
+    if tested is not None and not metric.is_floor:
+        ends = f"[{tested.equivalence[0]:.3f}, {tested.equivalence[1]:.3f}]"
         facts.append(("90 %", f"{ends}, tolerance {share_text(report.tolerance)}"))
     power = power_text(metric)
     return Section(
@@ -349,6 +370,8 @@ def _sides(point: PointResult) -> str:
     ):
         when = "" if not first else f" ({first})" if first == last else f" ({first} to {last})"
         tagged = "".join(f", {key} {value}" for key, value in tags)
+        if name == "A" and not runs:
+            continue
         held = f" in {sessions} session{'s' * (sessions > 1)}" if runs else ""
         texts.append(f"{len(runs)} of {name}{held}{when}{tagged}")
     if point.sessions_history:

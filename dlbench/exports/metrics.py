@@ -1,0 +1,125 @@
+"""Runs as metrics for monitoring: a file for Prometheus' textfile collector, and one JSON line a run.
+
+The text is OpenMetrics 1.0 and the older text format of Prometheus at once, because node_exporter's textfile collector
+reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Names and units follow
+Prometheus' own advice (base units, the unit last). A series is a point of a report: labels hold what tells points
+apart, and nothing that grows with every run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import dlbench
+from dlbench.reading.metrics import metrics_by_run
+from dlbench.reading.scaling import groups
+from dlbench.reading.sessions import circumstances_of
+from dlbench.reading.table import RunTable
+from dlbench.records.registry import describe
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate
+
+LABELS = ("system", "workload", "preset", "engine", "precision", "scaling", "ranks", "nodes", "commit", "group")
+"""Of every point: `commit` is the tag that its runs share, `group` the report's name for runs that are comparable."""
+
+FIGURES: Mapping[str, tuple[str, str, str]] = {
+    "throughput": ("dlbench_throughput{}_", "samples_per_second", "Samples of all ranks per second of training"),
+    "efficiency": ("dlbench_scaling_efficiency{}_", "ratio", "Share of the ideal speed-up over the fewest ranks"),
+    "step": ("dlbench_step{}_", "seconds", "Median step of the slowest rank"),
+    "energy_per_sample": ("dlbench_energy_per_sample{}_", "joules", "Energy of the computing devices per sample"),
+}
+"""Figure of a point, as report.json calls it -> its metric, whose unit comes last, with {} for the interval's end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPoint:
+    """One rank and node count of comparable runs."""
+
+    labels: Mapping[str, str]
+    run_ids: tuple[str, ...]
+    finished: float
+    """End of its newest run, seconds since 1970; -inf where none tells."""
+    figures: Mapping[str, Estimate]
+    """By name of `FIGURES`; without energy where a run tells none."""
+
+
+def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
+    """The points of all runs with figures, in the report's order; control runs and sides of pairs are left out."""
+    energies = metrics_by_run(table, wanted=("energy_per_sample_j",)) if table.runs else {}
+    found = []
+    for group in groups(table):
+        if group.sample.plan.series.variant != "plain" or group.sample.plan.series.side:
+            continue
+        for point in group.points:
+            runs = [table.runs[run_id] for run_id in point.run_ids]
+            commits = {run.plan.tags.get("commit", "") for run in runs}
+            told = {**describe(runs[0]), "ranks": str(point.ranks), "nodes": str(point.nodes), "group": group.id}
+            told["commit"] = commits.pop() if len(commits) == 1 else ""
+            figures = {"throughput": point.throughput, "efficiency": point.efficiency, "step": point.step}
+            joules = {table.keys[one]: energies[one].get("energy_per_sample_j", 0.0) for one in point.run_ids}
+            if all(joules.values()):
+                figures["energy_per_sample"] = geometric_mean_estimate(joules, "J")
+            ends = [circumstances_of(run).moment for run in runs]
+            labels = {name: told[name] for name in LABELS}
+            found.append(MeasuredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
+    return tuple(found)
+
+
+def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
+    """The text, every metric with its help; a metric that no point has is not there.
+
+    Args:
+        rows: of all runs, as in report.json, with `system`.
+        points: what `measured_points` gave for them.
+    """
+    lines = _gauge("dlbench_info", "", "The dlbench that wrote this", [({"version": dlbench.__version__}, 1)])
+    for figure, (name, unit, about) in FIGURES.items():
+        having = [(one.labels, one.figures[figure]) for one in points if figure in one.figures]
+        lines += _gauge(f"{name.format('')}{unit}", unit, about, [(labels, one.value) for labels, one in having])
+        for end in ("low", "high"):
+            # Of an interval of a level; what two or three runs happened to give is none.
+            ends = [(labels, getattr(one, end)) for labels, one in having if one.is_confident]
+            lines += _gauge(f"{name.format(f'_{end}')}{unit}", unit, f"{about}, {end} end of the interval", ends)
+    counts = [(one.labels, len(one.run_ids)) for one in points]
+    lines += _gauge("dlbench_point_runs", "", "Runs behind the figures; below five there is no interval", counts)
+    ends = [(one.labels, one.finished) for one in points if math.isfinite(one.finished)]
+    lines += _gauge("dlbench_last_run_timestamp_seconds", "seconds", "End of the newest run", ends)
+    names = ("system", "workload", "state")
+    states = Counter(tuple(str(row[name]) for name in names) for row in rows)
+    told = [(dict(zip(names, key, strict=True)), count) for key, count in sorted(states.items())]
+    lines += _gauge("dlbench_runs", "", "Runs by their state; only valid ones have figures", told)
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _gauge(name: str, unit: str, about: str, values: Sequence[tuple[Mapping[str, str], float]]) -> list[str]:
+    if not values:
+        return []
+    head = [f"# HELP {name} {about}.", f"# TYPE {name} gauge", *([f"# UNIT {name} {unit}"] if unit else [])]
+    return head + [
+        f"{name}{{{','.join(f'{key}={_quoted(text)}' for key, text in labels.items())}}} {value!r}"
+        for labels, value in values
+    ]
+
+
+def _quoted(text: str) -> str:
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def to_json_lines(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
+    """One line a run, whatever became of it; arguments as of `to_openmetrics`, `rows` also with `commit`.
+
+    `point` holds the figures of the run's point with their intervals; null for a run that is in none.
+    """
+    at = {run_id: one for one in points for run_id in one.run_ids}
+    head = {"format": "dlbench.run-metrics", "version": 1, "dlbench_version": dlbench.__version__}
+    lines = []
+    for row in rows:
+        one = at.get(row["run_id"])
+        point = None if one is None else {name: asdict(figure) for name, figure in one.figures.items()}
+        lines.append(json.dumps({**head, **row, "point": point}, sort_keys=True, allow_nan=False) + "\n")
+    return "".join(lines)
