@@ -97,5 +97,6 @@ def read_submission(folder: RunFolder) -> Submission | None:
     except PermissionError as error:
         raise may_not_read(folder.submission, error) from None
     except (OSError, ValueError, ValidationError) as error:
-        why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
-        raise IncompleteDataError(f"{folder.submission}: damaged: {why}; delete it or restore it from a copy") from None
+        raise IncompleteDataError(
+            f"{folder.submission}: damaged: {why_unreadable(error)}; delete it or restore it from a copy"
+        ) from None

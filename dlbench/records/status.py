@@ -174,8 +174,9 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
             if not is_over:
                 raise may_not_read(path, error) from None
         except (OSError, ValueError, ValidationError) as error:
-            why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
-            raise IncompleteDataError(f"{path}: damaged: {why}; delete it or restore it from a copy") from None
+            raise IncompleteDataError(
+                f"{path}: damaged: {why_unreadable(error)}; delete it or restore it from a copy"
+            ) from None
         else:
             for status in found:
                 known = newest.get(status.rank)

@@ -18,6 +18,7 @@ from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, 
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
+from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
 from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
@@ -168,13 +169,9 @@ def _plan(
             tags=request.tags,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
         side = f" (side {place.side} of --ab)" if place.side else ""
-        raise UserError(
-            f"{chosen.file.path.name} on {system.name}{side}: {where + ': ' if where else ''}{message}"
-        ) from None
+        problem = problem_of(RunPlan, error)
+        raise UserError(f"{chosen.file.path.name} on {system.name}{side}: {problem}") from None
 
 
 def _split_overrides(

@@ -29,7 +29,7 @@ class Key:
     @property
     def is_size(self) -> bool:
         """Whether its value is a number of bytes, which may be given with a unit."""
-        return _takes_sizes(self.field.annotation) or any(map(_is_size_reader, self.field.metadata))
+        return _takes_sizes(self.field.annotation) or any(map(is_size_reader, self.field.metadata))
 
 
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
@@ -80,7 +80,7 @@ def _is_mapping(annotation: object) -> bool:
 
 
 def _takes_sizes(annotation: object) -> bool:
-    return any(_is_size_reader(part) or _takes_sizes(part) for part in _parts(annotation))
+    return any(is_size_reader(part) or _takes_sizes(part) for part in _parts(annotation))
 
 
 def _parts(annotation: object) -> tuple[object, ...]:
@@ -88,5 +88,6 @@ def _parts(annotation: object) -> tuple[object, ...]:
     return typing.get_args(annotation)
 
 
-def _is_size_reader(metadata: object) -> bool:
+def is_size_reader(metadata: object) -> bool:
+    """Whether it is what makes a number of bytes of 64MiB."""
     return isinstance(metadata, BeforeValidator) and metadata.func is size_in_bytes

@@ -212,8 +212,7 @@ def read_series(root: Path, series_id: str) -> SeriesFile:
     except PermissionError as error:
         raise may_not_read(path, error) from None
     except (OSError, ValueError, ValidationError) as error:
-        why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
-        raise IncompleteDataError(f"{path}: damaged: {why}") from None
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
 
 
 def write_series(root: Path, series: SeriesFile) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from dlbench.specs.base import Flag, Spec
+from dlbench.specs.base import Flag, Form, Spec
+from dlbench.specs.system.storage import FolderOfNode
 from dlbench.units import parse_bytes
 
 Recompute = Literal["none", "blocks", "planned"]
@@ -16,7 +17,14 @@ Swap = Literal["none", "offload", "streamed", "planned"]
 class MemorySpec(Spec):
     """What a plan of recomputing and swapping may use."""
 
-    capacity: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$")] | None = Field(
+    capacity: (
+        Annotated[
+            str,
+            Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$"),
+            Form("a size or share in quotes or with unit, e.g. 8GiB or 50%"),
+        ]
+        | None
+    ) = Field(
         None,
         description="What a rank's training may hold on its device: parameters, gradients, optimizer state and "
         "activations, e.g. 8GiB, or a share of what it holds in core, e.g. 50%; for planned.",
@@ -26,7 +34,7 @@ class MemorySpec(Spec):
         description="Names of the modules with which blocks begin, as a list, or as text: layers.0,layers.8; none: the "
         "plan chooses (planned), or every module of the chain is a block (blocks, offload, streamed).",
     )
-    swap_folder: Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$")] | None = Field(
+    swap_folder: FolderOfNode | None = Field(
         None,
         description="Folder of the swap file of a rank that trains on a CPU; none: system.storage.local. On a GPU "
         "tensors are swapped to page-locked host memory.",

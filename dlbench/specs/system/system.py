@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dlbench.specs.base import Name, Spec
+from dlbench.specs.base import Form, Name, Spec
 from dlbench.specs.system.container import ContainerSpec
 from dlbench.specs.system.image import ImageSpec
 from dlbench.specs.system.launch import LaunchSpec
@@ -27,9 +27,12 @@ class SystemSpec(Spec):
     image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
     container: ContainerSpec = Field(ContainerSpec(), description="The container that ranks run in.")
     storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
-    modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
-        (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
-    )
+    modules: tuple[
+        Annotated[
+            str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("a module's name in one word, e.g. gcc/12.2")
+        ],
+        ...,
+    ] = Field((), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1.")
     modules_init: tuple[str, ...] = Field(
         (),
         description="Shell lines before the modules, e.g. source /etc/profile.d/modules.sh; none: /etc/profile is read "
