@@ -58,7 +58,7 @@ def _require_chosen_preset(request: Request, plans: Sequence[RunPlan], cores: in
         return
     file = WorkloadFile(find("workloads", request.workload))
     other = _for_cpus(file)
-    if other is None:
+    if other is None or all(plan.workload.preset != file.default_preset for plan in plans):
         return
     raise UserError(
         f"{request.workload}: no --preset is given, and this machine has no GPU: preset {file.default_preset}, the "
@@ -85,6 +85,29 @@ def _require_meant_for_here(request: Request, plans: Sequence[RunPlan]) -> None:
     raise UserError(
         f"{request.workload}: preset {workload.preset} is made for GPUs, and this machine has none: "
         f"{f'did you mean --preset {other}? ' if other else ''}--set meant_for=any runs it all the same"
+    )
+
+
+def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
+    """Which preset was taken where none was asked for, if another might be expected, and why."""
+    from dlbench.jobs.local import has_gpu
+    from dlbench.specs.choices import GPU_PRESET, WorkloadFile
+    from dlbench.specs.resolve import find
+
+    file = WorkloadFile(find("workloads", request.workload))
+    taken, system, default = plans[0].workload.preset, plans[0].system, file.default_preset
+    if request.preset is not None or (taken == default and GPU_PRESET not in file.presets):
+        return None
+    if taken != default:
+        return (
+            f"preset {taken}, because system {system.name} has GPUs (node.gpus) and no --preset is given; on CPUs it "
+            f"would be {default}"
+        )
+    if taken == GPU_PRESET or system.scheduler != "none" or not has_gpu():
+        return None
+    return (
+        f"preset {taken}, because system {system.name} names no GPUs (node.gpus) and no --preset is given; this "
+        f"machine has one: --preset {GPU_PRESET} is made for it"
     )
 
 
@@ -218,7 +241,11 @@ def plan_options(function: F) -> F:
     """Options that say what to run; `request_from` reads them."""
     decorators = [
         click.argument("workload"),
-        click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`)."),
+        click.option(
+            "--preset",
+            metavar="NAME",
+            help="Preset of the workload (see `dlbench ls`; default on systems with GPUs: gpu, if there is one).",
+        ),
         click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
         click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
         click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
@@ -449,6 +476,8 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     plans = expand(request, machine_cores=cores)
     if trains:
         require_this_machine(request, plans, cores)
+        if note := _default_note(request, plans):
+            click.echo(f"note: {note}", err=True)
         for note in preset_notes(plans):
             click.echo(note, err=True)
     return plans
@@ -536,6 +565,12 @@ def require_engines(plans: list[RunPlan]) -> None:
         raise EnvironmentLacksError(
             f"engine horovod is not installed in {sys.prefix}; remedy: {SETUP_HOROVOD}, or choose --engine ddp"
         )
+
+
+def precision_words(plan: RunPlan) -> str:
+    """The precision of a run for a person, e.g. ``strict fp32 (TF32 off)``."""
+    of = {"fp32": "strict fp32 (TF32 off)", "tf32": "fp32 with TF32", "bf16": "bf16 autocast", "fp16": "fp16 autocast"}
+    return of[plan.workload.train.precision]
 
 
 def describe_plan(plan: LaunchPlan) -> str:

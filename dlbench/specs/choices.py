@@ -41,6 +41,8 @@ _SAMPLE_UNITS = {"resnet": "images", "bert": "sequences", "cosmoflow": "volumes"
 """What a sample is called where the workload file does not say, by the family of the network."""
 DEFAULT = "default"
 """Origin of what no file and no option says."""
+GPU_PRESET = "gpu"
+"""The preset that a system whose nodes have GPUs gets where none is asked for: a workload's default is strict fp32."""
 FILE_KEYS = ("format", "version", "presets", "default_preset")
 
 
@@ -100,6 +102,10 @@ class WorkloadFile:
                     raise UserError(f"{path}: presets.{name}.{key}: a preset cannot rename what it belongs to")
         self.base = {key: value for key, value in content.items() if key not in FILE_KEYS}
         self.default_preset = str(content.get("default_preset", next(iter(self.presets))))
+
+    def preset_on(self, system: SystemSpec) -> str:
+        """The preset where none is asked for, by what the system file says of its nodes."""
+        return GPU_PRESET if system.node.gpus and GPU_PRESET in self.presets else self.default_preset
 
     def is_meant_for_gpus(self, preset: str) -> bool:
         """Whether a preset says that it is made for GPUs."""

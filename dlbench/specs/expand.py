@@ -120,11 +120,13 @@ class _Chosen:
     def of(self, place: SeriesSpec) -> tuple[Choices, SystemSpec]:
         """Raises UserError: a wrong key or value."""
         settings, of_system = _split_overrides(self._request, place)
-        system, choices = self._systems.get(repr(of_system)), self._choices.get(repr(settings))
+        system = self._systems.get(repr(of_system))
         if system is None:
             system = self._systems[repr(of_system)] = choose_system(self._request.system, of_system)
+        preset = self._request.preset or self.file.preset_on(system)
+        choices = self._choices.get(repr((preset, settings)))
         if choices is None:
-            choices = self._choices[repr(settings)] = choose(self.file, self._request.preset, settings)
+            choices = self._choices[repr((preset, settings))] = choose(self.file, preset, settings)
         return choices, system
 
 
