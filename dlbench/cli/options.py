@@ -241,11 +241,7 @@ def plan_options(function: F) -> F:
     """Options that say what to run; `request_from` reads them."""
     decorators = [
         click.argument("workload"),
-        click.option(
-            "--preset",
-            metavar="NAME",
-            help="Preset of the workload (see `dlbench ls`; default on systems with GPUs: gpu, if there is one).",
-        ),
+        click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`)."),
         click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
         click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
         click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
