@@ -19,20 +19,14 @@ from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode
 GUESSES = (
     ("--gpus --num-gpus --nproc --nproc-per-node --np --num-proc --world-size", "--ranks N (a rank a GPU)"),
     ("--batch-size --batch --per-device-batch-size", "--set train.batch_per_rank=N"),
-    ("--global-batch --global-batch-size", "--set train.global_batch=N"),
     (
         "--epochs --max-epochs",
         "--to-accuracy and --set quality.max_epochs=N; a run of speed counts measure.measured_steps",
     ),
     ("--steps --iterations --num-steps", "--set measure.measured_steps=N"),
     ("--lr --learning-rate", "--set train.optimizer.learning_rate=X"),
-    ("--optimizer", "--set train.optimizer.name=sgd"),
     ("--workers --num-workers", "--set data.loader_workers=N"),
     ("--amp --fp16 --bf16 --fp32 --tf32 --precision --dtype", "--set train.precision=bf16 (fp32, tf32, bf16, fp16)"),
-    ("--compile", "--set train.compile=default"),
-    ("--dataset --data-dir --data-path", "--data PATH"),
-    ("--backend", "--engine ddp or horovod"),
-    ("--output --output-dir", "--out FOLDER"),
 )
 """Options that people know from elsewhere, and what `run` and `submit` have for them."""
 

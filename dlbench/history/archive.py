@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.history.entry import HistoryEntry
@@ -389,7 +389,7 @@ def _manifest(member: Member) -> Manifest:
         raise IncompleteDataError(f"refused: {MANIFEST} of {member.num_bytes} bytes")
     try:
         return Manifest.model_validate(parse_json(b"".join(member.pieces())))
-    except (ValueError, ValidationError) as error:
+    except ValueError as error:
         raise IncompleteDataError(f"{MANIFEST}: damaged: {why_unreadable(error)}") from None
 
 

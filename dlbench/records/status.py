@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.opening import read_json, why_unreadable
@@ -173,7 +173,7 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
         except PermissionError as error:
             if not is_over:
                 raise may_not_read(path, error) from None
-        except (OSError, ValueError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise IncompleteDataError(
                 f"{path}: damaged: {why_unreadable(error)}; delete it or restore it from a copy"
             ) from None

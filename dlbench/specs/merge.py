@@ -79,17 +79,16 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
     except ValidationError as error:
         problem = problem_of(model, error)
         origin = layers.origin(problem.path)
-        of_option = origin.startswith("--")
-        prefix = layers.prefix if of_option else ""
-        if problem.is_unknown_key:
-            meant = _meant(model, problem, layers, prefix, elsewhere if of_option else ())
-            problem = replace(problem, is_unknown_key=False, what=f"unknown key; {meant}")
+        prefix, also = (layers.prefix, elsewhere) if origin.startswith("--") else ("", ())
+        if problem.known:
+            meant = _meant(model, problem, layers, prefix, also)
+            problem = replace(problem, what=f"unknown key; {meant}")
         raise UserError(f"{origin}: {prefix if problem.path else ''}{problem}") from None
 
 
 def _meant(model: type[BaseModel], problem: Problem, layers: Layers, prefix: str, elsewhere: Iterable[str]) -> str:
     """The right keys nearest to an unknown one: of that name in any section, else alike at its place."""
-    path, here = problem.path, problem.siblings
+    path, here = problem.path, problem.known
     everywhere = [prefix + key.name for key in keys_of(model, layers.values)] + [*elsewhere]
     same = [name for name in everywhere if name.rpartition(".")[2] == path[-1]][:3]
     alike = [prefix + ".".join((*path[:-1], name)) for name in close_names(path[-1], here)]

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import json
-import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dlbench.errors import nearest
 from dlbench.specs.base import MAX_COUNT, Form
-from dlbench.specs.keys import is_size_reader, models_in, tags_of
+from dlbench.specs.keys import branches, is_size_reader, models_in, tags_of
 
 _SHOWN = 80
 """Characters of a wrong value that are repeated."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Problem:
     """The first thing that is wrong with some settings."""
 
     path: tuple[str, ...]
     """Keys that lead to it, and numbers of entries of a list; empty: the whole."""
-    is_unknown_key: bool
-    siblings: tuple[str, ...]
-    """The keys that may stand beside an unknown one."""
     what: str
     """What would be right."""
+    known: tuple[str, ...]
+    """Of an unknown key: those that may stand there; else empty."""
     others: int
     """Further places where something is wrong."""
 
     def __str__(self) -> str:
-        where = f"{'.'.join(self.path)}: " if self.path else ""
-        what = f"unknown key; {nearest(self.path[-1], self.siblings)}" if self.is_unknown_key else self.what
-        return f"{where}{what}{f' (and {self.others} more)' if self.others else ''}"
+        more = f" (and {self.others} more)" if self.others else ""
+        return f"{'.'.join(self.path)}{': ' if self.path else ''}{self.what}{more}"
 
 
 def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
@@ -48,14 +44,11 @@ def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
     found = error.errors(include_url=False)
     first = min(found, key=lambda item: item["type"] != "extra_forbidden")
     place = _place(model, first)
-    is_unknown = first["type"] == "extra_forbidden"
-    return Problem(
-        path=place.path,
-        is_unknown_key=is_unknown,
-        siblings=tuple(sorted({name for one in models_in(place.annotation) for name in one.model_fields})),
-        what="" if is_unknown else _what(first, place),
-        others=len({_place(model, item).path for item in found}) - 1,
-    )
+    others = len({_place(model, item).path for item in found}) - 1
+    if first["type"] != "extra_forbidden":
+        return Problem(place.path, _what(first, place), (), others)
+    known = tuple(sorted({name for one in models_in(place.annotation) for name in one.model_fields}))
+    return Problem(place.path, f"unknown key; {nearest(place.path[-1], known)}", known, others)
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,6 @@ class _Place:
     annotation: object
     metadata: tuple[object, ...] = ()
     default: object = None
-    description: str = ""
 
 
 def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
@@ -85,35 +77,22 @@ def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
 
 def _below(place: _Place, part: int | str) -> _Place:
     path = (*place.path, str(part))
-    for annotation, _ in _branches(place.annotation, ()):
+    for annotation, _ in branches(place.annotation):
         origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is dict and part == "[key]":
             return _Place(place.path, arguments[0])
         if origin is dict:
-            return _Place(path, arguments[1], description=place.description)
+            return _Place(path, arguments[1])
         if origin is tuple and isinstance(part, int):
-            return _Place(path, arguments[0 if Ellipsis in arguments else part], description=place.description)
+            return _Place(path, arguments[0 if Ellipsis in arguments else part])
     fields = [one.model_fields[str(part)] for one in models_in(place.annotation) if part in one.model_fields]
     if fields:
         # Of a union before its tag is known: the tag's own values of all branches.
         annotation = fields[0].annotation if len(fields) == 1 else typing.Union[*(one.annotation for one in fields)]
         default = fields[0].get_default(call_default_factory=True)
-        return _Place(path, annotation, tuple(fields[0].metadata), default, fields[0].description or "")
+        return _Place(path, annotation, tuple(fields[0].metadata), default)
     tagged = [one for one in models_in(place.annotation) if part in tags_of(one)]
     return _Place(place.path, tagged[0]) if tagged else place
-
-
-def _branches(annotation: object, metadata: tuple[object, ...]) -> Iterator[tuple[object, tuple[object, ...]]]:
-    """What an annotation allows, one by one, each with what `Annotated` says of it."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        yield from _branches(arguments[0], (*metadata, *arguments[1:]))
-    elif origin in (typing.Union, types.UnionType):
-        for one in arguments:
-            yield from _branches(one, metadata)
-    else:
-        flat = (part for one in metadata for part in (one.metadata if isinstance(one, FieldInfo) else (one,)))
-        yield annotation, tuple(flat)
 
 
 def _what(error: ErrorDetails, place: _Place) -> str:
@@ -141,13 +120,12 @@ def _shown(value: object) -> str:
 
 def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -> str:
     """What may stand there, as the end of `must be`; `value` is what stands there now."""
-    words, literals, null = [], [], []
-    for annotation, metadata in _branches(place.annotation, place.metadata):
+    words: list[str] = []
+    literals: list[str] = []
+    for annotation, metadata in branches(place.annotation, place.metadata):
         form = next((one.words for one in metadata if isinstance(one, Form)), "")
         arguments = typing.get_args(annotation)
-        if annotation is type(None):
-            null = ["null"]
-        elif form or any(map(is_size_reader, metadata)):
+        if form or any(map(is_size_reader, metadata)):
             words.append(form or "a number of bytes such as 67108864 or 64MiB")
         elif typing.get_origin(annotation) is typing.Literal:
             literals += map(str, arguments)
@@ -158,26 +136,23 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
         elif annotation in (int, float):
             words.append(_number_words(annotation, metadata, is_too_large))
         elif annotation is str:
-            words.append(_text_words(metadata, place))
-        else:
+            most, least = _bound(metadata, "max_length"), _bound(metadata, "min_length")
+            form = " of the form that `dlbench show` tells" if _bound(metadata, "pattern") is not None else ""
+            form += f" of at most {most} characters" if most else ""
+            words.append(f"a text{form}{' that is not empty' if least else ''}")
+        elif annotation is not type(None):
             keys = [name for one in models_in(annotation) if one is annotation for name in one.model_fields]
             words.append(f"keys and values{': ' if keys else ''}{', '.join(keys[:3])}{', ...' if keys[3:] else ''}")
     chosen = " or ".join(filter(None, (", ".join(literals[:-1]), *literals[-1:])))
-    return ", or ".join(dict.fromkeys(filter(None, (*words, chosen, *null))))
-
-
-def _text_words(metadata: tuple[object, ...], place: _Place) -> str:
-    if _bound(metadata, "pattern") is not None:
-        return f"as its description says: {place.description}"
-    most, least = _bound(metadata, "max_length"), _bound(metadata, "min_length")
-    return f"a text{f' of at most {most} characters' if most else ''}{' that is not empty' if least else ''}"
+    null = "null" if any(annotation is type(None) for annotation, _ in branches(place.annotation)) else ""
+    return ", or ".join(dict.fromkeys(filter(None, (*words, chosen, null))))
 
 
 def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], place: _Place, value: object) -> str:
     """Of a list, e.g. the default; of a value without brackets, the same in brackets."""
     count = "" if Ellipsis in arguments else f" of {len(arguments)}"
     least = _bound(metadata, "min_length")
-    each = _right(_Place((), arguments[0], description=place.description))
+    each = _right(_Place((), arguments[0]))
     example = _shown(place.default) if isinstance(place.default, tuple) and place.default else ""
     is_number = type(value) is int and value > 0 and Ellipsis in arguments and each.startswith("a whole number")
     if is_number or (isinstance(value, str) and "," in value):
@@ -188,19 +163,20 @@ def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], pla
 
 def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool) -> str:
     what = "a whole number" if kind is int else "a number"
-    least, above = _bound(metadata, "ge"), _bound(metadata, "gt")
-    most, below = _bound(metadata, "le"), _bound(metadata, "lt")
-    if kind is int:
-        least = above + 1 if above is not None else least
-        most = below - 1 if below is not None else most
-        above = None
-    if most == MAX_COUNT and not is_too_large:  # which nobody comes near to
-        most = None
-    if above is not None:
-        return f"{what} above {above:g}{f', at most {most:,}' if most is not None else ''}"
-    if least is None:
-        return what
-    return f"{what} from {least:,} to {most:,}" if most is not None else f"{what} of {least:,} or more"
+    least, above, most = _bound(metadata, "ge"), _bound(metadata, "gt"), _bound(metadata, "le")
+    if kind is int and above is not None:
+        least, above = above + 1, None
+    if kind is int and (below := _bound(metadata, "lt")) is not None:
+        most = below - 1
+    if most is None or (most == MAX_COUNT and not is_too_large):  # which nobody comes near to
+        return (
+            what
+            if least is above is None
+            else f"{what} above {above:g}"
+            if least is None
+            else f"{what} of {least:,} or more"
+        )
+    return f"{what} above {above:g}, at most {most:,}" if least is None else f"{what} from {least:,} to {most:,}"
 
 
 def _bound(metadata: tuple[object, ...], name: str) -> typing.Any:

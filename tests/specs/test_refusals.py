@@ -172,7 +172,7 @@ def test_a_system_of_another_form_is_answered_with_an_example(tmp_path: Path) ->
             """must be a time limit as Slurm writes it, in quotes: "00:30:00" or "1-12:00:00",""",
         ),
         ("path: $SLURM_TMPDIR", "path: tmp", "must be a path from / or ~/, or from a variable, e.g. $TMPDIR/dlbench,"),
-        ("modules: []", "modules: [gcc 12]", "modules.0: must be a module's name in one word, e.g. gcc/12.2, got 'gcc"),
+        ("modules: []", "modules: [gcc 12]", "modules.0: must be one word, e.g. gcc/12.2, got 'gcc"),
         ("gpus: 4", "gpus: four", "node.gpus: must be a whole number of 0 or more, got 'four'"),
     ):
         assert wrong in text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Form, SlurmWord, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, Form, FromText, SlurmWord, Spec
 from dlbench.specs.system.launch import VariableName
 from dlbench.specs.system.options import Argument, Hosts, Memory, SbatchWords, SrunWords
 
@@ -14,13 +14,6 @@ OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_a
 """Keys that sbatch never sees: runs of one job may differ in them."""
 
 ALL_VARIABLES = "ALL"
-
-
-def _names(value: object) -> object:
-    """`--set` takes one value: names with commas between them, or an empty text for none."""
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
-    return value
 
 
 TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
@@ -81,7 +74,7 @@ class SlurmSpec(Spec):
     extra: SbatchWords = Field(
         (), description="Further options of sbatch, e.g. --switches=1; a list, or text with blanks between them."
     )
-    export: Annotated[tuple[VariableName, ...], BeforeValidator(_names)] = Field(
+    export: Annotated[tuple[VariableName, ...], FromText] = Field(
         (),
         description="Variables of the submitting shell that a job gets beside HOME, USER, LOGNAME, SHELL, a plain PATH "
         "and what launch.environment refers to; [ALL]: all of them.",
