@@ -158,7 +158,7 @@ def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], pla
     if is_number or (isinstance(value, str) and "," in value):
         example = f"[{value}]"
     shown = f", e.g. {example}" if example and " e.g. " not in each else ""
-    return f"a list in brackets{count}{f' of {least} or more' if least else ''}, each {each}{shown}"
+    return f"a list{count}{f' of {least} or more' if least else ''} in brackets, each {each}{shown}"
 
 
 def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool) -> str:

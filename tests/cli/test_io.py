@@ -197,11 +197,11 @@ def test_readers_that_die_or_talk_nonsense_are_one_line(
         (["resnet50", "--data", "/", "--like", "/", "--rate", "5"], "--like and --rate exclude each other"),
         (
             ["resnet50", "--data", "/", "--series", "a"],
-            "--series: trains, and needs --tiers; without it nothing is trained and kept",
+            "--series: is of training, and needs --tiers: without it nothing is trained or kept",
         ),
         (
             ["resnet50", "--data", "/", "--out", "a"],
-            "--out: trains, and needs --tiers; without it nothing is trained and kept (figures: --json > FILE)",
+            "--out: is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)",
         ),
         (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: is of the readers alone"),
         (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: io reads with"),
