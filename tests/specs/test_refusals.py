@@ -32,7 +32,7 @@ VALIDATOR = re.compile(
 RIGHT = re.compile(
     r"must |is missing|unknown key|exclude|needs? |use |give |set |e\.g\.|did you mean|such as|given twice|is for it"
     r"|the plan decides|started so|multiple of|does not fit|have the same length|holds a character|one program|above 1"
-    r"|divide|epoch_samples"
+    r"|divide|epoch_samples|switched off by|spelt"
 )
 """One of these leads on to what would be right."""
 
