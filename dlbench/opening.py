@@ -50,6 +50,8 @@ class UnfitFileError(OSError):
 
 def why_unreadable(error: Exception) -> str:
     """What is wrong with a file, in one line without its name."""
+    if hasattr(error, "error_count"):  # pydantic's ValidationError, whose words are no person's
+        return "not as dlbench writes it"
     reason = error.strerror if isinstance(error, OSError) else None
     return reason or (str(error).splitlines() or [type(error).__name__])[0]
 

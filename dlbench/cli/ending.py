@@ -16,6 +16,20 @@ import click
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode
 
+GUESSES = (
+    ("--gpus --num-gpus --nproc --nproc-per-node --np --num-proc --world-size", "--ranks N (a rank a GPU)"),
+    ("--batch-size --batch --per-device-batch-size", "--set train.batch_per_rank=N"),
+    (
+        "--epochs --max-epochs",
+        "--to-accuracy and --set quality.max_epochs=N; a run of speed counts measure.measured_steps",
+    ),
+    ("--steps --iterations --num-steps", "--set measure.measured_steps=N"),
+    ("--lr --learning-rate", "--set train.optimizer.learning_rate=X"),
+    ("--workers --num-workers", "--set data.loader_workers=N"),
+    ("--amp --fp16 --bf16 --fp32 --tf32 --precision --dtype", "--set train.precision=bf16 (fp32, tf32, bf16, fp16)"),
+)
+"""Options that people know from elsewhere, and what `run` and `submit` have for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
@@ -73,6 +87,11 @@ def _of_exit(error: SystemExit) -> Ending:
 
 def _words_of_click(error: click.ClickException) -> str:
     """Usage, hint and error, as click shows them."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        known = {name for param in error.ctx.command.params for name in param.opts}
+        use = next((use for names, use in GUESSES if error.option_name in names.split()), "")
+        if use and known.issuperset(word for word in use.split() if word.startswith("--")):
+            error = click.UsageError(f"No such option {error.option_name!r}: use {use}.", error.ctx)
     said = io.StringIO()
     error.show(file=said)
     return said.getvalue().rstrip("\n")

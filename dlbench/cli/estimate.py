@@ -63,7 +63,7 @@ _COUNT = click.IntRange(min=1, max=10**15)
     "--efficiency", metavar="SHARE", callback=_share, help="Weak-scaling efficiency, for --per-rank (default: 1)."
 )
 @click.option("--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained.")
-@click.option("--epoch-samples", type=_COUNT, metavar="N", help="Samples of an epoch (default: the published set).")
+@click.option("--epoch-samples", type=_COUNT, metavar="N", help="Samples of an epoch (default: what WORKLOAD says).")
 @click.option("--samples", type=_COUNT, metavar="N", help="Samples trained, instead of epochs.")
 @click.option(
     "--time",
@@ -95,11 +95,13 @@ def estimate(
       dlbench estimate bert --throughput 3000 --samples 2500000
     """
     _refuse_inert(per_rank, ranks, efficiency)
-    unit, family = _workload(workload)
-    per_epoch, passes, amount = _amount(workload, family, unit, epochs, epoch_samples, samples)
+    unit, own_samples, data_set = _workload(workload)
+    per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
     total = total_throughput(throughput, ranks, efficiency or 1.0) if per_rank and ranks else throughput
     count = training_samples(per_epoch, passes)
     _row("training", amount)
+    if samples is None:
+        _row("data set", "--epoch-samples" if epoch_samples else data_set)
     parts = f" ({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})" if per_rank else ""
     _row("throughput", f"{_count(total)} {unit}/s{parts}")
     _row("time to train", _time(time_to_train(count, total)))
@@ -125,17 +127,24 @@ def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -
             raise UserError(f"{name} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
 
 
-def _workload(name: str) -> tuple[str, str]:
-    """Unit of a sample and family of the network."""
+def _workload(name: str) -> tuple[str, int | None, str]:
+    """Unit of a sample, samples of an epoch if they are known, and which data set has them.
+
+    A published set is that of a bundled workload alone: a file of one's own trains on data of one's own.
+    """
+    from dlbench import bundled
     from dlbench.specs.choices import WorkloadFile, choose
     from dlbench.specs.resolve import find
 
-    chosen = choose(WorkloadFile(find("workloads", name)), None, {})
-    return chosen.sample_unit, chosen.model.family
+    path = find("workloads", name)
+    chosen = choose(WorkloadFile(path), None, {})
+    if path.parent == bundled.folder("workloads"):
+        return chosen.sample_unit, *PUBLISHED_TRAINING_SAMPLES.get(chosen.model.family, (None, ""))
+    return chosen.sample_unit, chosen.train.schedule.epoch_samples, f"train.schedule.epoch_samples of {name}"
 
 
 def _amount(
-    name: str, family: str, unit: str, epochs: float | None, epoch_samples: int | None, samples: int | None
+    name: str, own_samples: int | None, unit: str, epochs: float | None, epoch_samples: int | None, samples: int | None
 ) -> tuple[int, float, str]:
     """Samples of an epoch, epochs, and both in words. Samples alone are one epoch of as many."""
     if samples is not None:
@@ -143,9 +152,12 @@ def _amount(
             if value is not None:
                 raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
         return samples, 1.0, f"{samples:,} {unit}"
-    per_epoch = epoch_samples or PUBLISHED_TRAINING_SAMPLES.get(family)
+    per_epoch = epoch_samples or own_samples
     if per_epoch is None:
-        raise UserError(f"--samples: missing; {name} counts {unit}, not epochs, e.g. --samples 2500000")
+        raise UserError(
+            f"--epoch-samples: missing; {name} does not say how many {unit} an epoch has "
+            "(train.schedule.epoch_samples): give that N with --epochs, or --samples 2500000 alone"
+        )
     if epochs is None:
         raise UserError("--epochs: missing; say how much is trained, e.g. --epochs 90, or --samples 2500000")
     total = round(training_samples(per_epoch, epochs))

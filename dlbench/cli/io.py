@@ -99,7 +99,8 @@ def _refuse_other_mode(tiers: bool, options: dict[str, Any]) -> None:
     for name in _OF_READERS if tiers else _OF_TIERS:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
-            why = "is of the readers alone: leave out --tiers" if tiers else "trains, and needs --tiers"
+            trains = "is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)"
+            why = "is of the readers alone: leave out --tiers" if tiers else trains
             raise UserError(f"{option}: {why}")
     if options["like"] is not None and options["rate"] is not None:
         raise UserError("--like and --rate exclude each other: both say what an accelerator needs")

@@ -216,11 +216,9 @@ def _wanted(capacity: str, in_core: int) -> int | None:
     Raises:
         UserError: it is none.
     """
-    from pydantic import ValidationError
-
     from dlbench.specs.memory.settings import MemorySpec
 
     try:
         return MemorySpec(capacity=capacity).capacity_bytes(in_core)
-    except ValidationError:
+    except ValueError:
         raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None

@@ -13,7 +13,6 @@ import click
 from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
@@ -39,53 +38,50 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
         UserError: no preset was chosen, and the default is for GPUs that are not here, or a preset for GPUs was.
         EnvironmentLacksError: a plan's precision is not this CPU's.
     """
-    from dlbench.jobs.local import require_precision
+    from dlbench.jobs.local import has_gpu, require_precision
 
     here = [plan for plan in plans if plan.system.scheduler == "none"]
-    if here:
-        _require_chosen_preset(request, here, cores)
-        _require_meant_for_here(request, here)
+    if here and not has_gpu():
+        _require_preset_for_cpus(request, here, cores)
     for plan in here:
         require_precision(plan)
 
 
-def _require_chosen_preset(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
-    from dlbench.jobs.local import has_gpu
+def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
     from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.resolve import find
 
-    if request.preset is not None or has_gpu():
-        return
+    file, taken = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
+    default = file.default_preset
+    # What a person without a GPU means: the last that is neither the default nor made for GPUs.
+    others = [name for name in file.presets if name != default and not file.is_meant_for_gpus(name)]
+    if request.preset is None and others and taken == default:
+        raise UserError(
+            f"{request.workload}: no --preset is given, and this machine has no GPU: preset {default}, the default, "
+            f"{_duration(plans, cores)}did you mean --preset {others[-1]}? --preset {default} runs it all the same"
+        )
+    if any(plan.workload.meant_for == "gpu" for plan in plans):
+        raise UserError(
+            f"{request.workload}: preset {taken} is made for GPUs, and this machine has none: "
+            f"{f'did you mean --preset {others[-1]}? ' if others else ''}--set meant_for=any runs it all the same"
+        )
+
+
+def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
+    """Which preset was taken where none was asked for, if another might be expected, and why."""
+    from dlbench.jobs.local import has_gpu
+    from dlbench.specs.choices import GPU_PRESET, WorkloadFile
+    from dlbench.specs.resolve import find
+
     file = WorkloadFile(find("workloads", request.workload))
-    other = _for_cpus(file)
-    if other is None:
-        return
-    raise UserError(
-        f"{request.workload}: no --preset is given, and this machine has no GPU: preset {file.default_preset}, the "
-        f"default, {_duration(plans, cores)}did you mean --preset {other}? --preset {file.default_preset} runs it "
-        "all the same"
-    )
-
-
-def _for_cpus(file: WorkloadFile) -> str | None:
-    """The preset that a person without a GPU means: the last that is neither the default nor made for GPUs."""
-    others = [name for name in file.presets if name != file.default_preset and not file.is_meant_for_gpus(name)]
-    return others[-1] if others else None
-
-
-def _require_meant_for_here(request: Request, plans: Sequence[RunPlan]) -> None:
-    from dlbench.jobs.local import has_gpu
-    from dlbench.specs.choices import WorkloadFile
-    from dlbench.specs.resolve import find
-
-    workload = next((plan.workload for plan in plans if plan.workload.meant_for == "gpu"), None)
-    if workload is None or has_gpu():
-        return
-    other = _for_cpus(WorkloadFile(find("workloads", request.workload)))
-    raise UserError(
-        f"{request.workload}: preset {workload.preset} is made for GPUs, and this machine has none: "
-        f"{f'did you mean --preset {other}? ' if other else ''}--set meant_for=any runs it all the same"
-    )
+    taken, system = plans[0].workload.preset, plans[0].system
+    if request.preset is not None or GPU_PRESET not in file.presets or file.default_preset == GPU_PRESET:
+        return None
+    because = f"preset {taken}, because no --preset is given and system {system.name}"
+    if taken == GPU_PRESET:
+        return f"{because} has GPUs (node.gpus); on CPUs it would be {file.default_preset}"
+    here = system.scheduler == "none" and has_gpu()
+    return f"{because} names no GPUs (node.gpus); for the GPU here: --preset {GPU_PRESET}" if here else None
 
 
 def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
@@ -449,6 +445,8 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     plans = expand(request, machine_cores=cores)
     if trains:
         require_this_machine(request, plans, cores)
+        if note := _default_note(request, plans):
+            click.echo(f"note: {note}", err=True)
         for note in preset_notes(plans):
             click.echo(note, err=True)
     return plans
@@ -536,6 +534,12 @@ def require_engines(plans: list[RunPlan]) -> None:
         raise EnvironmentLacksError(
             f"engine horovod is not installed in {sys.prefix}; remedy: {SETUP_HOROVOD}, or choose --engine ddp"
         )
+
+
+def precision_words(plan: RunPlan) -> str:
+    """The precision of a run for a person, e.g. ``strict fp32 (TF32 off)``."""
+    of = {"fp32": "strict fp32 (TF32 off)", "tf32": "fp32 with TF32", "bf16": "bf16 autocast", "fp16": "fp16 autocast"}
+    return of[plan.workload.train.precision]
 
 
 def describe_plan(plan: LaunchPlan) -> str:

@@ -247,7 +247,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
         if isinstance(plan, RunPlan):
             least_s = sum(plan.measure.wanted_seconds(on_gpu=on_gpu))
             lasting = f", steps last at least {format_seconds(least_s)}" if least_s else ""
-            told = f", batch {plan.workload.train.batch_per_rank} per rank{lasting}"
+            told = f", {shared.precision_words(plan)}, batch {plan.workload.train.batch_per_rank} per rank{lasting}"
         click.echo(f"# {shared.describe_plan(plan)}{told}")
         if plan.system.launch.launcher == "local":
             click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")

@@ -65,7 +65,8 @@ def _dry_run_command(job: Job, number: int, out: Path, chain: bool) -> str:
 
 
 def _summary(campaign: Campaign) -> list[str]:
-    """Series, table of jobs, cost, order."""
+    """Series, table of jobs, cost, precision, order."""
+    from dlbench.cli.options import precision_words
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import RunPlan
 
@@ -75,6 +76,8 @@ def _summary(campaign: Campaign) -> list[str]:
     rows = [_row(number, job, campaign.chain) for number, job in enumerate(jobs, 1)]
     table = _aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
     lines = [f"Dry run: {what}; nothing is submitted.", "", *table, "", *cost_lines(campaign)]
+    precisions = dict.fromkeys(precision_words(plan) for plan in campaign.plans if isinstance(plan, RunPlan))
+    lines += [f"Precision: {'; '.join(precisions)}."] if precisions else []
     return [*lines, *_least(jobs), *_order(campaign)]
 
 

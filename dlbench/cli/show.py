@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from pydantic import BaseModel
@@ -20,12 +20,6 @@ from dlbench.errors import UserError, nearest
 from dlbench.specs.keys import Key, chosen, keys_of, models_in
 from dlbench.specs.merge import Layers
 from dlbench.units import exact_bytes
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from dlbench.specs.merge import Layers
-
 
 _UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samples": "samples", "_tflops": "TFLOP/s"}
 """Units by the end of a key's name."""

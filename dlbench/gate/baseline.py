@@ -21,6 +21,7 @@ from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
 from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
+from dlbench.specs.problems import problem_of
 from dlbench.stats.estimates import MIN_RUNS
 
 MAX_SETTINGS = 6
@@ -219,6 +220,4 @@ def read_baseline(path: Path) -> Baseline:
     try:
         return Baseline.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise IncompleteDataError(f"{path}: damaged: {what}") from None
+        raise IncompleteDataError(f"{path}: damaged: {problem_of(Baseline, error)}") from None

@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import content_digest, files_of, sync_folder
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
-from dlbench.opening import UnfitFileError, open_file, parse_json
+from dlbench.opening import UnfitFileError, open_file, parse_json, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import Spec
@@ -389,8 +389,8 @@ def _manifest(member: Member) -> Manifest:
         raise IncompleteDataError(f"refused: {MANIFEST} of {member.num_bytes} bytes")
     try:
         return Manifest.model_validate(parse_json(b"".join(member.pieces())))
-    except (ValueError, ValidationError) as error:
-        raise IncompleteDataError(f"{MANIFEST}: damaged: {str(error).splitlines()[0]}") from None
+    except ValueError as error:
+        raise IncompleteDataError(f"{MANIFEST}: damaged: {why_unreadable(error)}") from None
 
 
 def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:

@@ -29,6 +29,7 @@ from dlbench.jobs.processes import END_S, cannot_start
 from dlbench.records.answers.memory_profile import MemoryProfile
 from dlbench.records.answers.reading_rate import ReadingRate
 from dlbench.specs.base import Spec
+from dlbench.specs.problems import problem_of
 
 READING = "dlbench.node.data.reading.rate"
 
@@ -158,6 +159,4 @@ def _read(answer: bytes, kind: type[S], who: str) -> S:
     try:
         return kind.model_validate_json(lines[-1] if lines else "")
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "its answer"
-        raise RunError(f"{who} answered nothing that can be read: {where}: {first['msg']}") from None
+        raise RunError(f"{who} answered nothing that can be read: {problem_of(kind, error)}") from None

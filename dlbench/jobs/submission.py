@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.scripts.job import Job
@@ -96,6 +96,7 @@ def read_submission(folder: RunFolder) -> Submission | None:
         return None
     except PermissionError as error:
         raise may_not_read(folder.submission, error) from None
-    except (OSError, ValueError, ValidationError) as error:
-        why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
-        raise IncompleteDataError(f"{folder.submission}: damaged: {why}; delete it or restore it from a copy") from None
+    except (OSError, ValueError) as error:
+        raise IncompleteDataError(
+            f"{folder.submission}: damaged: {why_unreadable(error)}; delete it or restore it from a copy"
+        ) from None

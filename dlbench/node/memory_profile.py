@@ -22,6 +22,7 @@ from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
 from dlbench.records.answers.memory_profile import MemoryProfile
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.problems import problem_of
 
 _MAX_ORDER = 1 << 22
 
@@ -32,8 +33,7 @@ def main(text: str, say: Callable[[str], object] = print) -> int:
         try:
             plan = RunPlan.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UserError(f"plan on stdin: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise UserError(f"plan on stdin: {problem_of(RunPlan, error)}") from None
         say(measure(plan).model_dump_json())
     except Exception as error:
         failure = failure_of(error)

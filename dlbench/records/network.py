@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.problems import problem_of
 
 MAX_BYTES = 1 << 24
 """Of a file at most: it holds some numbers for each carrier and algorithm."""
@@ -33,6 +34,4 @@ def read_network(path: Path) -> NetworkModel:
     try:
         return NetworkModel.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise IncompleteDataError(f"{path}: damaged: {what}") from None
+        raise IncompleteDataError(f"{path}: damaged: {problem_of(NetworkModel, error)}") from None

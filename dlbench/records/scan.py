@@ -28,6 +28,7 @@ from dlbench.records.watch_cost import WatchCost
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.problems import problem_of
 
 RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 
@@ -345,9 +346,7 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise IncompleteDataError(f"{path}: damaged: {where}: {first['msg']}") from None
+        raise IncompleteDataError(f"{path}: damaged: {problem_of(model, error)}") from None
     except PermissionError as error:
         raise may_not_read(path, error) from None
     except (OSError, ValueError) as error:

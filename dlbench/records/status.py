@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.opening import read_json, why_unreadable
@@ -173,9 +173,10 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
         except PermissionError as error:
             if not is_over:
                 raise may_not_read(path, error) from None
-        except (OSError, ValueError, ValidationError) as error:
-            why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
-            raise IncompleteDataError(f"{path}: damaged: {why}; delete it or restore it from a copy") from None
+        except (OSError, ValueError) as error:
+            raise IncompleteDataError(
+                f"{path}: damaged: {why_unreadable(error)}; delete it or restore it from a copy"
+            ) from None
         else:
             for status in found:
                 known = newest.get(status.rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -56,11 +57,35 @@ def size_in_bytes(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, gt=0, le=MAX_COUNT)]
 BytesOrZero = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, ge=0, le=MAX_COUNT)]
 
+
+FromText = BeforeValidator(
+    lambda value: tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+)
+"""Lets a list of words be one text with commas, as `--set` and `--ab` take it; an empty text is none."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Stands beside a pattern in a type: what a text of it is, in words, as the end of `must be`."""
+
+    words: str
+
+
 # A word of Slurm's that needs no quoting anywhere.
-SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{0,199}$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
-Tag = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$")]
+SlurmWord = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{0,199}$"), Form("one word without quotes or $, e.g. ib0")
+]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"),
+    Form("a name of up to 64 letters, digits and . _ -, the first a letter or digit"),
+]
+RunName = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"), Form("a name of letters, digits and . _ -")
+]
+Tag = Annotated[
+    str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$"), Form("letters, digits and . _ -, the first a letter")
+]
 MAX_TAG_VALUE = 200
 TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 

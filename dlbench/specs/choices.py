@@ -41,6 +41,8 @@ _SAMPLE_UNITS = {"resnet": "images", "bert": "sequences", "cosmoflow": "volumes"
 """What a sample is called where the workload file does not say, by the family of the network."""
 DEFAULT = "default"
 """Origin of what no file and no option says."""
+GPU_PRESET = "gpu"
+"""The preset that a system whose nodes have GPUs gets where none is asked for: a workload's default is strict fp32."""
 FILE_KEYS = ("format", "version", "presets", "default_preset")
 
 
@@ -87,17 +89,23 @@ class WorkloadFile:
             raise UserError(f"{path}: format: must be 'dlbench.workload' with version 1")
         presets = content.get("presets")
         if not isinstance(presets, Mapping) or not presets:
-            raise UserError(f"{path}: presets: must hold at least one preset")
+            raise UserError(
+                f"{path}: presets: must hold one or more, e.g. `presets: {{full: {{}}}}`, which changes nothing"
+            )
         self.presets: dict[str, Mapping[str, Any]] = {}
         for name, preset in presets.items():
-            if not isinstance(preset, Mapping):
-                raise UserError(f"{path}: presets.{name}: must hold keys and values")
+            if preset is not None and not isinstance(preset, Mapping):
+                raise UserError(f"{path}: presets.{name}: must be keys and values, or nothing, got {preset!r}")
+            self.presets[str(name)] = preset or {}
             for key in ("name", "preset"):
-                if key in preset:
+                if key in self.presets[str(name)]:
                     raise UserError(f"{path}: presets.{name}.{key}: a preset cannot rename what it belongs to")
-            self.presets[str(name)] = preset
         self.base = {key: value for key, value in content.items() if key not in FILE_KEYS}
         self.default_preset = str(content.get("default_preset", next(iter(self.presets))))
+
+    def preset_on(self, system: SystemSpec) -> str:
+        """The preset where none is asked for, by what the system file says of its nodes."""
+        return GPU_PRESET if system.node.gpus and GPU_PRESET in self.presets else self.default_preset
 
     def is_meant_for_gpus(self, preset: str) -> bool:
         """Whether a preset says that it is made for GPUs."""
@@ -119,9 +127,9 @@ class WorkloadFile:
         layers.add(self.presets[name], f"{self.path} (preset {name})")
         layers.add({"preset": name}, str(self.path))
         model = layers.values.get("model")
-        unit = _SAMPLE_UNITS.get(str(model.get("family"))) if isinstance(model, Mapping) else None
-        if unit is not None and "sample_unit" not in layers.values:
-            layers.add({"sample_unit": unit}, DEFAULT)
+        if "sample_unit" not in layers.values:
+            family = str(model.get("family")) if isinstance(model, Mapping) else ""
+            layers.add({"sample_unit": _SAMPLE_UNITS.get(family, "samples")}, DEFAULT)
         return layers
 
 

@@ -18,6 +18,7 @@ from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, 
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
+from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
 from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
@@ -119,11 +120,13 @@ class _Chosen:
     def of(self, place: SeriesSpec) -> tuple[Choices, SystemSpec]:
         """Raises UserError: a wrong key or value."""
         settings, of_system = _split_overrides(self._request, place)
-        system, choices = self._systems.get(repr(of_system)), self._choices.get(repr(settings))
+        system = self._systems.get(repr(of_system))
         if system is None:
             system = self._systems[repr(of_system)] = choose_system(self._request.system, of_system)
+        preset = self._request.preset or self.file.preset_on(system)
+        choices = self._choices.get(repr((preset, settings)))
         if choices is None:
-            choices = self._choices[repr(settings)] = choose(self.file, self._request.preset, settings)
+            choices = self._choices[repr((preset, settings))] = choose(self.file, preset, settings)
         return choices, system
 
 
@@ -168,13 +171,9 @@ def _plan(
             tags=request.tags,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
         side = f" (side {place.side} of --ab)" if place.side else ""
-        raise UserError(
-            f"{chosen.file.path.name} on {system.name}{side}: {where + ': ' if where else ''}{message}"
-        ) from None
+        problem = problem_of(RunPlan, error)
+        raise UserError(f"{chosen.file.path.name} on {system.name}{side}: {problem}") from None
 
 
 def _split_overrides(

@@ -29,7 +29,8 @@ class Key:
     @property
     def is_size(self) -> bool:
         """Whether its value is a number of bytes, which may be given with a unit."""
-        return _takes_sizes(self.field.annotation) or any(map(_is_size_reader, self.field.metadata))
+        said = branches(self.field.annotation, tuple(self.field.metadata))
+        return any(is_size_reader(one) for _, metadata in said for one in metadata)
 
 
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
@@ -43,7 +44,8 @@ def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, 
     for name, field in model.model_fields.items():
         value = values.get(name)
         below = value if isinstance(value, Mapping) else {}
-        models = [] if _is_mapping(field.annotation) else chosen(models_in(field.annotation), below)
+        # A mapping has keys of the site's own choice (``launch.environment``).
+        models = [] if typing.get_origin(field.annotation) is dict else chosen(models_in(field.annotation), below)
         if not models:
             yield Key(path=(*path, name), field=field)
         for inner in models:
@@ -74,19 +76,19 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
     return []
 
 
-def _is_mapping(annotation: object) -> bool:
-    """A mapping has keys of the site's own choice (``launch.environment``)."""
-    return typing.get_origin(annotation) is dict
+def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[tuple[object, tuple[object, ...]]]:
+    """What an annotation allows, one by one, each with what `Annotated` says of it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        yield from branches(arguments[0], (*metadata, *arguments[1:]))
+    elif origin in (typing.Union, types.UnionType):
+        for one in arguments:
+            yield from branches(one, metadata)
+    else:
+        flat = (part for one in metadata for part in (one.metadata if isinstance(one, FieldInfo) else (one,)))
+        yield annotation, tuple(flat)
 
 
-def _takes_sizes(annotation: object) -> bool:
-    return any(_is_size_reader(part) or _takes_sizes(part) for part in _parts(annotation))
-
-
-def _parts(annotation: object) -> tuple[object, ...]:
-    # Of Annotated, get_args has the type and then the metadata.
-    return typing.get_args(annotation)
-
-
-def _is_size_reader(metadata: object) -> bool:
+def is_size_reader(metadata: object) -> bool:
+    """Whether it is what makes a number of bytes of 64MiB."""
     return isinstance(metadata, BeforeValidator) and metadata.func is size_in_bytes

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan, Variant
+from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import Request
 
 SUFFIXES: dict[Variant, str] = {
@@ -156,8 +157,7 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
     try:
         made = RunPlan.model_validate(content)
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"{option}: a run of variant {which} is not possible: {message}") from None
+        raise UserError(f"{option}: a run of variant {which} is not possible: {problem_of(RunPlan, error)}") from None
     problem = apart_problem(made)
     if problem is not None:
         raise UserError(f"{option}: a run of variant {which} is not possible: {problem}")

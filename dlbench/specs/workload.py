@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, Name, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, Name, Spec
 from dlbench.specs.system.storage import StagingTier
 from dlbench.specs.training import QualitySpec, TrainSpec
 
@@ -121,7 +121,9 @@ class _Data(Spec):
     staging_tier: StagingTier = Field("local", description="Where to: a tier of the system file's `storage`.")
     staging_streams: Count = Field(4, description="Files or samples that a node copies at the same time.")
     keep_staged: Flag = Field(False, description="Leave what was staged for the next run.")
-    shuffle: Annotated[str, Field(pattern=r"^(global|local|partial:.+)$")] = Field(
+    shuffle: Annotated[
+        str, Field(pattern=r"^(global|local|partial:.+)$"), Form("global, local or partial:Q, e.g. partial:0.1")
+    ] = Field(
         "global",
         description="global: a new permutation of the whole data set each epoch, over all ranks. local: each rank "
         "permutes the samples that it holds. partial:Q: each epoch each rank exchanges the share Q of them.",

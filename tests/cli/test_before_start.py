@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from dlbench.cli import cli
+from dlbench.cli.ending import GUESSES, ending_of
 from dlbench.cli.options import expand_request
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs import local
+from dlbench.specs.choices import Choices, WorkloadFile, choose
+from dlbench.specs.keys import keys_of
 from dlbench.specs.requests import Request
+from dlbench.specs.resolve import find
 from tests.specs.test_keys import SHORT
 
 
@@ -48,6 +55,88 @@ def test_a_chosen_preset_a_gpu_a_single_preset_and_a_cluster_are_fine(
     assert expand_request(Request(workload=str(mine)))
     monkeypatch.setattr(local, "has_gpu", lambda: True)
     assert expand_request(Request(workload="resnet50"))
+
+
+def preset_taken(request: Request) -> str:
+    (preset,) = {plan.workload.preset for plan in expand_request(request)}
+    return preset
+
+
+def test_a_system_with_gpus_takes_preset_gpu_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the system file alone: who plans on a login node has no GPU there."""
+    cluster = {"system": "example-gpu", "points_are": "nodes", "points": (1, 2)}
+    assert preset_taken(Request(workload="resnet50", **cluster)) == "gpu"
+    assert capsys.readouterr().err == (
+        "note: preset gpu, because no --preset is given and system example-gpu has GPUs (node.gpus); on CPUs it would "
+        "be full\n"
+    )
+    assert preset_taken(Request(workload="resnet50", preset="full", **cluster)) == "full"
+    without = {"system.node.gpus": 0, "system.node.ranks": 4}
+    assert preset_taken(Request(workload="resnet50", overrides=without, **cluster)) == "full"
+    assert capsys.readouterr().err == ""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(SHORT.replace("  gpu:", "  large:"))
+    assert preset_taken(Request(workload=str(mine), **cluster)) == "large"
+    assert capsys.readouterr().err == ""
+    # Here, where the system file names no GPU, a GPU changes nothing but is told of.
+    monkeypatch.setattr(local, "has_gpu", lambda: True)
+    assert preset_taken(Request(workload="resnet50")) == "full"
+    assert "for the GPU here: --preset gpu" in capsys.readouterr().err
+    monkeypatch.setattr(local, "lacking_arithmetic", lambda _: "")
+    assert preset_taken(Request(workload="resnet50", overrides={"system.node.gpus": 1})) == "gpu"
+
+
+def test_dry_runs_name_the_precision_of_every_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def told(command: str, *options: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "resnet50", "--out", str(tmp_path), *options, "--dry-run"])
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    cluster = ("--system", "example-gpu", "--nodes", "1,2")
+    assert "\n# Precision: bf16 autocast.\n" in told("submit", *cluster)
+    assert "\n# Precision: strict fp32 (TF32 off).\n" in told("submit", *cluster, "--preset", "full")
+    swept = ("--preset", "full", "--sweep", "train.precision=fp32,bf16,tf32")
+    assert "\n# Precision: strict fp32 (TF32 off); bf16 autocast; fp32 with TF32.\n" in told("submit", *cluster, *swept)
+    assert ", strict fp32 (TF32 off), batch 8 per rank" in told("run", "--preset", "ci")
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "use"),
+    [
+        ("run", "--gpus", "use --ranks N (a rank a GPU)."),
+        ("submit", "--nproc", "use --ranks N (a rank a GPU)."),
+        ("run", "--batch-size", "use --set train.batch_per_rank=N."),
+        ("run", "--epochs", "use --to-accuracy and --set quality.max_epochs=N; "),
+        ("run", "--lr", "use --set train.optimizer.learning_rate=X."),
+        ("submit", "--workers", "use --set data.loader_workers=N."),
+        ("run", "--fp16", "use --set train.precision=bf16"),
+        ("run", "--amp", "use --set train.precision=bf16"),
+        ("io", "--gpus", "use --ranks N"),
+    ],
+)
+def test_options_of_other_programs_are_answered_with_those_of_this_one(command: str, option: str, use: str) -> None:
+    with pytest.raises(click.NoSuchOption) as raised:
+        cli.main([command, "resnet50", option, "4"], standalone_mode=False)
+    said = ending_of(raised.value)
+    assert said.code == 2
+    assert f"No such option {option!r}: {use}" in said.line
+
+
+def test_keys_that_such_answers_name_are_keys() -> None:
+    file = WorkloadFile(find("workloads", "resnet50"))
+    known = {key.name for key in keys_of(Choices, choose(file, None, {}).model_dump())}
+    named = {key for _, use in GUESSES for key in re.findall(r"[a-z]+(?:\.[a-z_]+)+", use)}
+    assert len(named) > 5
+    assert named <= known
+
+
+def test_a_command_without_such_an_option_does_not_name_it() -> None:
+    with pytest.raises(click.NoSuchOption) as raised:
+        cli.main(["report", "runs", "--gpus", "4"], standalone_mode=False)
+    assert "--ranks" not in ending_of(raised.value).line
 
 
 @pytest.mark.parametrize("preset", ["gpu", "phase1", "phase2"])

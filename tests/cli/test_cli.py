@@ -204,7 +204,10 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "single with two": ((*COSMO, "--ranks", "2"), ["engine 'single'", "not 2"]),
     "empty value": ((*COSMO, "--set", "batch="), ["--set batch", "empty"]),
     "no value": ((*COSMO, "--set", "batch"), ["--set 'batch'", "key=value"]),
-    "a flag for a count": ((*COSMO, "--set", "train.batch_per_rank=true"), ["--set", "train.batch_per_rank", "True"]),
+    "a flag for a count": (
+        (*COSMO, "--set", "train.batch_per_rank=true"),
+        ["--set", "train.batch_per_rank", "got true"],
+    ),
     "no date": ((*COSMO, "--set", "train.seed=2024-13-45"), ["--set train.seed"]),
     "no data": ((*COSMO, "--data", "/nonexistent"), ["data.source /nonexistent: no such", "--data", "`synthetic`"]),
     "empty data": ((*COSMO, "--data", ""), ["--data"]),
@@ -622,7 +625,10 @@ def test_a_dry_run_names_variants_and_what_is_left_out(cli: Cli, tmp_path: Path)
     done = cli(*words, "--series", "s", "--decompose", "--dry-run")
     assert done.returncode == 0, done.stderr
     names = [line.partition("2 ranks")[2] for line in done.stdout.splitlines() if "2 ranks" in line]
-    assert names == [", repeat 1 of 1, batch 4 per rank", ", no-exchange, repeat 1 of 1, batch 4 per rank"]
+    assert names == [
+        ", repeat 1 of 1, strict fp32 (TF32 off), batch 4 per rank",
+        ", no-exchange, repeat 1 of 1, strict fp32 (TF32 off), batch 4 per rank",
+    ]
     assert "s-cosmoflow-ci-p01-n0002-k00-apart" in done.stdout
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["--decompose"] * 2
     assert "no runs with synthetic input" in done.stderr

@@ -195,8 +195,14 @@ def test_readers_that_die_or_talk_nonsense_are_one_line(
         (["resnet50", "--data", "/", "--repeats", "0"], "--repeats 0: must be from 1"),
         (["resnet50", "--data", "/", "--ranks", "0"], "--ranks '0': must be 1 or more"),
         (["resnet50", "--data", "/", "--like", "/", "--rate", "5"], "--like and --rate exclude each other"),
-        (["resnet50", "--data", "/", "--series", "a"], "--series: trains, and needs --tiers"),
-        (["resnet50", "--data", "/", "--out", "a"], "--out: trains, and needs --tiers"),
+        (
+            ["resnet50", "--data", "/", "--series", "a"],
+            "--series: is of training, and needs --tiers: without it nothing is trained or kept",
+        ),
+        (
+            ["resnet50", "--data", "/", "--out", "a"],
+            "--out: is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)",
+        ),
         (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: is of the readers alone"),
         (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: io reads with"),
         (["resnet50", "--tiers"], "--tiers: synthetic data is read from nowhere"),

@@ -160,7 +160,7 @@ def test_a_number_that_no_run_has_is_damage(
     names = {"RUNS": str(runs), "RUN": str(one.path), "OTHERS": str(others)}
     done = call(*(names.get(word, word) for word in words))
     assert code(done) == 4, told(done)
-    assert re.search(rf"{re.escape(str(one.plan))}: damaged: .*(1000000|401 digits)", told(done)), told(done)
+    assert re.search(rf"{re.escape(str(one.plan))}: damaged: .*(1,000,000|401 digits)", told(done)), told(done)
 
 
 def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -22,8 +22,9 @@ from dlbench.costs.training_time import (
 )
 from dlbench.costs.utilisation import model_flops_utilisation
 from dlbench.errors import UserError
+from dlbench.specs.resolve import find
 
-IMAGES = PUBLISHED_TRAINING_SAMPLES["resnet"]
+IMAGES = PUBLISHED_TRAINING_SAMPLES["resnet"][0]
 
 
 def estimated(*arguments: str) -> tuple[int, str]:
@@ -157,7 +158,7 @@ def test_cosmoflow_has_the_published_epoch_unless_another_is_given() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["bert", "--throughput", "1", "--epochs", "3"], "--samples: missing; bert counts sequences"),
+        (["bert", "--throughput", "1", "--epochs", "3"], "--epoch-samples: missing; bert does not say how many seq"),
         (["resnet50", "--throughput", "1"], "--epochs: missing"),
         (["resnet50", "--throughput", "1", "--samples", "5", "--epochs", "3"], "--epochs 3: --samples 5"),
         (["resnet50", "--throughput", "1", "--epochs", "1", "--ranks", "4"], "--ranks 4: has no effect"),
@@ -176,6 +177,29 @@ def test_wrong_usage_names_the_option(arguments: list[str], named: str) -> None:
         estimated(*arguments)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_estimate_of_an_own_workload_takes_its_own_epoch_and_names_whose_it_is(tmp_path: Path) -> None:
+    """A published set is that of the bundled workload: another network of its family trains on other data."""
+    mine = tmp_path / "mine.yaml"
+    text = find("workloads", "resnet50").read_text()
+    mine.write_text(text.replace("epoch_samples: 1281167", "epoch_samples: 900"))
+    asked = ("--throughput", "100", "--epochs", "3")
+    _, output = estimated(str(mine), *asked)
+    assert "training       3 epochs x 900 = 2,700 images\n" in output
+    assert f"data set       train.schedule.epoch_samples of {mine}\n" in output
+    bare = (
+        text.replace("epoch_samples: 1281167", "")
+        .replace("_epochs: 5.0", "_steps: 5")
+        .replace("_epochs: 42.0", "_steps: 42")
+    )
+    mine.write_text(bare)
+    with pytest.raises(
+        UserError, match=r"--epoch-samples: missing; .*mine.yaml does not say how many images an epoch has"
+    ):
+        estimated(str(mine), *asked)
+    assert "data set       --epoch-samples\n" in estimated(str(mine), *asked, "--epoch-samples", "30")[1]
+    assert "data set       ImageNet-2012, as published\n" in estimated("resnet50", *asked)[1]
 
 
 def test_estimate_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import click
 import pytest
+from pydantic import BaseModel
 
 from dlbench.cli import cli
 from dlbench.errors import DlbenchError
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
-from dlbench.specs.merge import known_keys
+from dlbench.specs.keys import models_in
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
 from dlbench.specs.resolve import find
 from dlbench.specs.system.system import SystemSpec
@@ -242,6 +243,16 @@ def test_make_targets_exist(page: Path) -> None:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
+def known_keys(model: type[BaseModel], path: list[str]) -> set[str]:
+    """The keys allowed below a path of a specification."""
+    branches = [model]
+    for part in path:
+        annotations = [b.model_fields[part].annotation for b in branches if part in b.model_fields]
+        # No field of that name: a key of a mapping, whose values are the branches already.
+        branches = [m for annotation in annotations for m in models_in(annotation)] if annotations else branches
+    return {name for branch in branches for name in branch.model_fields}
+
+
 def is_key(dotted: str) -> bool:
     """Whether `--set` or a system file knows the key."""
     *path, last = dotted.split(".")
@@ -250,7 +261,7 @@ def is_key(dotted: str) -> bool:
         (SystemSpec, path),
         (SystemSpec, path[1:] if path[:1] == ["system"] else None),
     ):
-        if parts is not None and last in known_keys(model, tuple(parts)):
+        if parts is not None and last in known_keys(model, parts):
             return True
     # A mapping of a system file takes names of its own.
     return ".".join(path).removeprefix("system.") in ("launch.environment", "peak_tflops")

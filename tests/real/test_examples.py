@@ -19,6 +19,8 @@ from ruamel.yaml import YAML
 
 from dlbench.cli import cli as dlbench_cli
 from dlbench.jobs.box.box import Box
+from dlbench.specs.choices import WorkloadFile
+from dlbench.specs.resolve import find
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -30,6 +32,8 @@ REFRAME = EXAMPLES / "reframe"
 VALUES = {
     "DLBENCH_SYSTEM": "box",
     "DLBENCH_NODES": "1,2",
+    # The box has no GPU.
+    "DLBENCH_PRESET": "ci",
     "DLBENCH_REPEATS": "5",
     "DLBENCH_WAIT_MINUTES": "1",
     "DLBENCH_RUNS": "runs",
@@ -119,6 +123,19 @@ def test_scripts_are_shell(name: str, tmp_path: Path) -> None:
             [shellcheck, "--shell=bash", "--severity=warning", str(path)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout
+
+
+def test_what_is_gated_is_a_preset_that_means_something_on_a_cluster() -> None:
+    """Of a variable, so that who has no GPUs, or only tries the pipeline, changes one line."""
+    workflow = load(GITHUB)["jobs"]["measure"]
+    for script, variables, text in (
+        (gitlab_script(), load(GITLAB)["variables"], GITLAB.read_text()),
+        (github_steps()["Measure through Slurm"], workflow["env"], GITHUB.read_text()),
+    ):
+        assert 'submit resnet50 --preset "$DLBENCH_PRESET"' in script
+        assert WorkloadFile(find("workloads", "resnet50")).is_meant_for_gpus(variables["DLBENCH_PRESET"])
+        assert "--preset ci" not in text
+    assert 'preset = variable(str, value="gpu")' in (REFRAME / "dlbench_check.py").read_text()
 
 
 def test_files_are_what_the_servers_expect() -> None:
@@ -300,7 +317,8 @@ def reframe(
         [
             *(sys.executable, "-c", "from reframe.frontend.cli import main; main()"),
             *("-C", str(settings), "-c", str(REFRAME / "dlbench_check.py")),
-            *("--prefix", str(folder), "--report-file", str(folder / "report.json"), *arguments),
+            # As a person without a GPU would.
+            *("-S", "preset=ci", "--prefix", str(folder), "--report-file", str(folder / "report.json"), *arguments),
         ],
         cwd=folder,
         env=environment,

@@ -376,8 +376,8 @@ def test_a_dry_run_names_the_sides_and_their_commands(tmp_path: Path, monkeypatc
     assert done.exit_code == 0, done.output
     titles = [line for line in done.stdout.splitlines() if ", side " in line]
     assert [line.partition("2 ranks")[2] for line in titles] == [
-        ", side a, repeat 1 of 1, batch 4 per rank",
-        ", side b, repeat 1 of 1, batch 4 per rank",
+        ", side a, repeat 1 of 1, strict fp32 (TF32 off), batch 4 per rank",
+        ", side b, repeat 1 of 1, strict fp32 (TF32 off), batch 4 per rank",
     ]
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     assert commands[1].startswith("/new/bin/python -P -m dlbench.supervisor -m dlbench.node ")

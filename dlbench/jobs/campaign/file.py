@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.jobs.campaign.campaign import Packing
@@ -211,9 +211,8 @@ def read_series(root: Path, series_id: str) -> SeriesFile:
         raise UserError(f"{root}: holds no series {series_id} that was submitted to Slurm") from None
     except PermissionError as error:
         raise may_not_read(path, error) from None
-    except (OSError, ValueError, ValidationError) as error:
-        why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
-        raise IncompleteDataError(f"{path}: damaged: {why}") from None
+    except (OSError, ValueError) as error:
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
 
 
 def write_series(root: Path, series: SeriesFile) -> None:
@@ -258,7 +257,7 @@ def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
             )
             for job in series.jobs
         ]
-    except (OSError, ValueError, ValidationError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
     except KeyError as error:
         raise IncompleteDataError(f"{path}: damaged: it lacks the plan of {error.args[0]}") from None

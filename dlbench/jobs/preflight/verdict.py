@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from pydantic import ValidationError
-
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
 from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
@@ -64,7 +62,7 @@ def _seen(folder: PreflightFolder, rank: int) -> SeenRank | str:
         return SeenRank.model_validate(read_json(folder.rank(rank), MAX_JSON))
     except FileNotFoundError:
         return _silence(folder, rank)
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         return f"{folder.rank(rank).name}: damaged: {why_unreadable(error)}"
 
 

@@ -23,6 +23,7 @@ from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.records.folder import RunFolder
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.problems import problem_of
 
 COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
 
@@ -121,7 +122,7 @@ class SamplerProcess:
         try:
             return NodeWatch.model_validate_json(line)
         except ValidationError as error:
-            self._fail(f"gave an account that cannot be read: {error.errors()[0]['msg']}")
+            self._fail(f"gave an account that cannot be read: {problem_of(NodeWatch, error)}")
             return None
 
     def stop(self) -> None:

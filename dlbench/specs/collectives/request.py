@@ -25,6 +25,7 @@ from dlbench.specs.collectives.plan import (
 )
 from dlbench.specs.collectives.sizes import parse_sizes
 from dlbench.specs.plan import AxisValue, LayoutSpec
+from dlbench.specs.problems import problem_of
 from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
 from dlbench.specs.system.system import SystemSpec
 from dlbench.units import format_bytes
@@ -270,10 +271,8 @@ def _plan(
             stall_timeout_s=max(600.0, 2 * request.timeout_s),
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{layout.ranks} ranks on {system.name}: {where + ': ' if where else ''}{message}") from None
+        kind = CommSpec if error.title == CommSpec.__name__ else CommPlan
+        raise UserError(f"{layout.ranks} ranks on {system.name}: {problem_of(kind, error)}") from None
 
 
 def describe(spec: CommSpec) -> str:

@@ -6,27 +6,31 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from dlbench.specs.base import Flag, Spec
+from dlbench.specs.base import Flag, Form, FromText, Spec
+from dlbench.specs.system.storage import FolderOfNode
 from dlbench.units import parse_bytes
 
 Recompute = Literal["none", "blocks", "planned"]
 Swap = Literal["none", "offload", "streamed", "planned"]
 
 
+Capacity = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$"), Form("a size or a share, e.g. 8GiB or 50%")]
+
+
 class MemorySpec(Spec):
     """What a plan of recomputing and swapping may use."""
 
-    capacity: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$")] | None = Field(
+    capacity: Capacity | None = Field(
         None,
         description="What a rank's training may hold on its device: parameters, gradients, optimizer state and "
         "activations, e.g. 8GiB, or a share of what it holds in core, e.g. 50%; for planned.",
     )
-    blocks: tuple[str, ...] = Field(
+    blocks: Annotated[tuple[str, ...], FromText] = Field(
         (),
         description="Names of the modules with which blocks begin, as a list, or as text: layers.0,layers.8; none: the "
         "plan chooses (planned), or every module of the chain is a block (blocks, offload, streamed).",
     )
-    swap_folder: Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$")] | None = Field(
+    swap_folder: FolderOfNode | None = Field(
         None,
         description="Folder of the swap file of a rank that trains on a CPU; none: system.storage.local. On a GPU "
         "tensors are swapped to page-locked host memory.",
@@ -34,14 +38,6 @@ class MemorySpec(Spec):
     verify: Flag = Field(
         False, description="Compare a checksum of every tensor that comes back with that of what went out."
     )
-
-    @field_validator("blocks", mode="before")
-    @classmethod
-    def _blocks_from_text(cls, value: object) -> object:
-        """`--set` and `--ab` take one value: names with commas between them, or an empty text for none."""
-        if not isinstance(value, str):
-            return value
-        return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
 
     @field_validator("capacity", mode="after")
     @classmethod

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from dlbench.specs.base import Flag, Spec
+from dlbench.specs.base import Flag, Form, FromText, Spec
 from dlbench.specs.system.image import Sha256
 from dlbench.specs.system.launch import VariableName
 
@@ -22,18 +22,18 @@ _OF_THE_HOST = (
 )
 
 
-def _listed(value: object) -> object:
-    """`--set` takes one value: words with commas between them, or an empty text for none."""
-    if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-    return value
+ImageName = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f-][^\x00-\x1f]*$"), Form("a path from / or an image's name")]
+Mount = Annotated[
+    str, Field(pattern=f"^{_MOUNT.pattern}$"), Form("PATH, PATH:INSIDE or PATH:INSIDE:ro, paths from /, e.g. /scratch")
+]
+Argument = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$"), Form("an option as one word, e.g. --nv or --bind=/opt")]
 
 
 class ContainerSpec(Spec):
     """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted there."""
 
     kind: ContainerKind = Field("none", description="What starts it; pyxis is Slurm's --container-image with enroot.")
-    image: Annotated[str, Field(pattern=r"^[^\s\x00-\x1f-][^\x00-\x1f]*$")] | None = Field(
+    image: ImageName | None = Field(
         None,
         description="apptainer: a file or folder; pyxis: a .sqsh file or a name as enroot takes it; podman: a name in "
         "its store, or a folder. A name should end in @sha256:DIGEST.",
@@ -41,25 +41,25 @@ class ContainerSpec(Spec):
     sha256: Sha256 | None = Field(
         None, description="SHA-256 of the file, or the name's digest; none: taken when a run is planned."
     )
-    as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$")] | None = Field(
+    as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$"), Form("two numbers")] | None = Field(
         None, description="Bytes and time of change of the file as planned; a node that finds others refuses it."
     )
     python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python in the container.")
     mount_dlbench: Flag = Field(True, description="Whether dlbench itself comes from outside; off: it is in the image.")
-    mounts: Annotated[tuple[Annotated[str, Field(pattern=f"^{_MOUNT.pattern}$")], ...], BeforeValidator(_listed)] = (
-        Field((), description="What else is mounted: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or with commas.")
+    mounts: Annotated[tuple[Mount, ...], FromText] = Field(
+        (), description="What else is mounted: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or with commas."
     )
     gpu: Literal["none", "nvidia", "amd"] | None = Field(
         None, description="Whose GPUs it reaches; none given: nvidia where node.gpus is not 0."
     )
-    pass_in: Annotated[tuple[VariableName, ...], BeforeValidator(_listed)] = Field(
+    pass_in: Annotated[tuple[VariableName, ...], FromText] = Field(
         (), description="Variables of the host that podman passes in, beside those of Slurm, MPI, NCCL and launch."
     )
-    withhold: Annotated[tuple[VariableName, ...], BeforeValidator(_listed)] = Field(
+    withhold: Annotated[tuple[VariableName, ...], FromText] = Field(
         _OF_THE_HOST, description="Variables of the host that do not go in, unless launch.environment sets them."
     )
     writable: Flag = Field(False, description="Whether files of the image may be written, into memory or a copy.")
-    args: Annotated[tuple[Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$")], ...], BeforeValidator(_listed)] = Field(
+    args: Annotated[tuple[Argument, ...], FromText] = Field(
         (), description="Further options of the runtime, each one word: --option=value."
     )
 

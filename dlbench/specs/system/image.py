@@ -5,27 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 import dlbench
 from dlbench.errors import UserError
 from dlbench.opening import read_json, why_unreadable
-from dlbench.specs.base import CountOrZero, Spec
+from dlbench.specs.base import CountOrZero, Form, Spec
 
 MAX_BYTES = 1 << 20
 """Of an image's description at most."""
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), Form("64 hexadecimal digits, as sha256sum prints them")]
 
 
 class ImageSpec(Spec):
     """A file made by `dlbench image build`; ranks of a job then load Python and its packages from their own node."""
 
-    file: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]*$")] | None = Field(
+    file: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]*$"), Form("a path from /")] | None = Field(
         None, description="The file, as dlbench image build made it; none: Python is loaded from where it is installed."
     )
     sha256: Sha256 | None = Field(None, description="Its SHA-256; none: what stands in FILE.json beside it.")
-    folder: Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[^\x00-\x1f]*$")] = Field(
+    folder: Annotated[
+        str,
+        Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[^\x00-\x1f]*$"),
+        Form("a path from /, or from a variable, e.g. $TMPDIR"),
+    ] = Field(
         "$TMPDIR",
         description="A folder of each node's own to unpack it in: a path, or one that begins with a variable of the "
         "job; /tmp where there is no $TMPDIR.",
@@ -85,8 +89,7 @@ def with_digest(image: ImageSpec) -> ImageSpec:
             f"image.file {file}: no {file.name}.json beside it; copy it, too, or give image.sha256"
         ) from None
     except (OSError, ValueError) as error:
-        why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
-        raise UserError(f"{description_of(file)}: {why}") from None
+        raise UserError(f"{description_of(file)}: {why_unreadable(error)}") from None
     if image.sha256 not in (None, found.sha256):
         raise UserError(f"image.sha256 is {image.sha256}, and {file} has {found.sha256}: another image")
     if file.stat().st_size != found.bytes:

@@ -8,12 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from dlbench.confidential import is_secret_name, is_secret_value
-from dlbench.specs.base import Flag, SlurmWord, Spec
+from dlbench.specs.base import Flag, Form, SlurmWord, Spec
 
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME)]
+VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable's name, e.g. NCCL_DEBUG")]
 
 
 # Variables that bash does not let a script set; `export` of one would end it.
@@ -26,7 +26,7 @@ class VariableSource(Spec):
     variable: VariableName | None = Field(
         None, description="A variable of the environment in which dlbench, or the batch job, runs."
     )
-    file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$")] | None = Field(
+    file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$"), Form("a path from / or ~/")] | None = Field(
         None, description="A file that holds the value; its path from / or ~/, read where the ranks are started."
     )
 

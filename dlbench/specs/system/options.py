@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from dlbench.specs.base import Form
 from dlbench.specs.system.hostlist import compressed, split_hosts
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
@@ -130,10 +131,19 @@ Memory = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
     Field(pattern=r"^([0-9]+[KMGT]?|site)$"),
+    Form("MiB, or a number with K, M, G or T, e.g. 450G; or site"),
 ]
 """Bytes as sbatch takes them: MiB, or with a letter; `site` for not given."""
 
 SbatchWords = Annotated[
-    tuple[str, ...], BeforeValidator(words_of), AfterValidator(lambda words: refuse(words, OF_SBATCH))
+    tuple[str, ...],
+    BeforeValidator(words_of),
+    AfterValidator(lambda words: refuse(words, OF_SBATCH)),
+    Form("options by their long names, e.g. [--switches=1]"),
 ]
-SrunWords = Annotated[tuple[str, ...], BeforeValidator(words_of), AfterValidator(lambda words: refuse(words, OF_SRUN))]
+SrunWords = Annotated[
+    tuple[str, ...],
+    BeforeValidator(words_of),
+    AfterValidator(lambda words: refuse(words, OF_SRUN)),
+    Form("options by their long names, e.g. [--network=sharp]"),
+]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, SlurmWord, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, Form, FromText, SlurmWord, Spec
 from dlbench.specs.system.launch import VariableName
 from dlbench.specs.system.options import Argument, Hosts, Memory, SbatchWords, SrunWords
 
@@ -16,15 +16,11 @@ OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_a
 ALL_VARIABLES = "ALL"
 
 
-def _names(value: object) -> object:
-    """`--set` takes one value: names with commas between them, or an empty text for none."""
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
-    return value
-
-
 TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
 """A time limit as Slurm writes it (sbatch(1), --time)."""
+TimeLimit = Annotated[
+    str, Field(pattern=TIME), Form('a time limit as Slurm writes it, in quotes: "00:30:00" or "1-12:00:00"')
+]
 
 
 WARNING_S = 120
@@ -41,10 +37,10 @@ class SlurmSpec(Spec):
     constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
     nodelist: Hosts = Field(None, description="--nodelist; a list, or text.")
     exclude: Hosts = Field(None, description="--exclude; a list, or text, of any length.")
-    time_limit: Annotated[str, Field(pattern=TIME)] = Field(
+    time_limit: TimeLimit = Field(
         "00:30:00", description="--time of a run without earlier ones, as Slurm writes it, e.g. 00:30:00."
     )
-    max_time: Annotated[str, Field(pattern=TIME)] = Field(
+    max_time: TimeLimit = Field(
         "1-00:00:00", description="Longest --time of a job of several runs, which is split to stay below; 0: no bound."
     )
     exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
@@ -78,7 +74,7 @@ class SlurmSpec(Spec):
     extra: SbatchWords = Field(
         (), description="Further options of sbatch, e.g. --switches=1; a list, or text with blanks between them."
     )
-    export: Annotated[tuple[VariableName, ...], BeforeValidator(_names)] = Field(
+    export: Annotated[tuple[VariableName, ...], FromText] = Field(
         (),
         description="Variables of the submitting shell that a job gets beside HOME, USER, LOGNAME, SHELL, a plain PATH "
         "and what launch.environment refers to; [ALL]: all of them.",

@@ -6,17 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dlbench.specs.base import Bytes, Spec
+from dlbench.specs.base import Bytes, Form, Spec
 
 Tier = Literal["shared", "local", "memory"]
 """Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
 StagingTier = Literal["local", "memory"]
 
 
+FolderOfNode = Annotated[
+    str,
+    Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$"),
+    Form("a path from / or ~/, or from a variable, e.g. $TMPDIR/dlbench"),
+]
+
+
 class TierSpec(Spec):
     """A place of the node's own that samples may be staged to."""
 
-    path: Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$")] = Field(
+    path: FolderOfNode = Field(
         description="A folder of the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
         "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} stands for the node's name."
     )

@@ -6,13 +6,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dlbench.specs.base import Name, Spec
+from dlbench.specs.base import Form, FromText, Name, Spec
 from dlbench.specs.system.container import ContainerSpec
 from dlbench.specs.system.image import ImageSpec
 from dlbench.specs.system.launch import LaunchSpec
 from dlbench.specs.system.node import NodeSpec
 from dlbench.specs.system.slurm import SlurmSpec
 from dlbench.specs.system.storage import StorageSpec
+
+Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("one word, e.g. gcc/12.2")]
 
 
 class SystemSpec(Spec):
@@ -27,7 +29,7 @@ class SystemSpec(Spec):
     image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
     container: ContainerSpec = Field(ContainerSpec(), description="The container that ranks run in.")
     storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
-    modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
+    modules: Annotated[tuple[Module, ...], FromText] = Field(
         (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
     )
     modules_init: tuple[str, ...] = Field(
@@ -43,18 +45,10 @@ class SystemSpec(Spec):
     )
     python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
 
-    @field_validator("modules", mode="before")
-    @classmethod
-    def _modules_from_text(cls, value: object) -> object:
-        """`--set` and `--ab` take one value: names with commas between them, or an empty text for none."""
-        if not isinstance(value, str):
-            return value
-        return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
-
     @field_validator("setup", "modules_init", mode="before")
     @classmethod
     def _setup_from_text(cls, value: object) -> object:
-        """The same: one line, or an empty text for none."""
+        """`--set` and `--ab` take one value: one line, or an empty text for none."""
         if not isinstance(value, str):
             return value
         return (value,) if value.strip() else ()

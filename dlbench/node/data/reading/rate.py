@@ -80,6 +80,7 @@ from dlbench.node.data.sharding import Key, ShardedOrder
 from dlbench.node.data.source import open_reader
 from dlbench.process_tree import end_with_parent
 from dlbench.specs.base import Count, CountOrZero, Positive, Spec
+from dlbench.specs.problems import problem_of
 from dlbench.specs.workload import DataSpec, ModelSpec
 
 _MAX_ORDER = 1 << 20
@@ -346,8 +347,7 @@ def main(text: str, say: Callable[[str], object] = print) -> int:
         try:
             order = RateOrder.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UserError(f"order on stdin: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise UserError(f"order on stdin: {problem_of(RateOrder, error)}") from None
         say(json.dumps(measure(order)))
     except DlbenchError as error:
         print(f"dlbench: error: {error}", file=sys.stderr, flush=True)

@@ -30,6 +30,7 @@ from dlbench.opening import parse_json, require_file, why_unreadable
 from dlbench.records.folder import CHECKPOINT_SUFFIX
 from dlbench.records.record import Evaluation
 from dlbench.specs.base import NonNegative, Spec
+from dlbench.specs.problems import problem_of
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -175,9 +176,7 @@ class Checkpoint:
         try:
             header = Header.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise IncompleteDataError(f"{path}: damaged: {where}: {first['msg']}") from None
+            raise IncompleteDataError(f"{path}: damaged: {problem_of(Header, error)}") from None
         self.trained = header.trained
         self._group_steps = header.group_steps
         self.progress = Progress(

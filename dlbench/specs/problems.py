@@ -1,0 +1,185 @@
+"""A value that a specification refuses, in one line: key, what would be right, what was found. No validator's words."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from dlbench.errors import nearest
+from dlbench.specs.base import MAX_COUNT, Form
+from dlbench.specs.keys import branches, is_size_reader, models_in, tags_of
+
+_SHOWN = 80
+"""Characters of a wrong value that are repeated."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The first thing that is wrong with some settings."""
+
+    path: tuple[str, ...]
+    """Keys that lead to it, and numbers of entries of a list; empty: the whole."""
+    what: str
+    """What would be right."""
+    known: tuple[str, ...]
+    """Of an unknown key: those that may stand there; else empty."""
+    others: int
+    """Further places where something is wrong."""
+
+    def __str__(self) -> str:
+        more = f" (and {self.others} more)" if self.others else ""
+        return f"{'.'.join(self.path)}{': ' if self.path else ''}{self.what}{more}"
+
+
+def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
+    """What is wrong with the settings that `model` refused.
+
+    A misspelt key often shows as a missing one, too; the misspelling comes first, for it is what a person must mend.
+    """
+    found = error.errors(include_url=False)
+    first = min(found, key=lambda item: item["type"] != "extra_forbidden")
+    place = _place(model, first)
+    others = len({_place(model, item).path for item in found}) - 1
+    if first["type"] != "extra_forbidden":
+        return Problem(place.path, _what(first, place), (), others)
+    known = tuple(sorted({name for one in models_in(place.annotation) for name in one.model_fields}))
+    return Problem(place.path, f"unknown key; {nearest(place.path[-1], known)}", known, others)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A place in a specification: the keys that lead there, and what may stand there."""
+
+    path: tuple[str, ...]
+    annotation: object
+    metadata: tuple[object, ...] = ()
+    default: object = None
+
+
+def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
+    """Where it went wrong. What pydantic puts between keys, such as the tag of a union, is no key of the file."""
+    place = _Place((), model)
+    # A list that is too short lacks an entry: what is wrong is the list.
+    in_list = error["type"] == "missing" and isinstance(error["loc"][-1], int)
+    for part in error["loc"][:-1] if in_list else error["loc"]:
+        place = _below(place, part)
+    if error["type"] == "extra_forbidden":
+        return _Place((*place.path, str(error["loc"][-1])), place.annotation)
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return _below(place, error["ctx"]["discriminator"].strip("'"))
+    return place
+
+
+def _below(place: _Place, part: int | str) -> _Place:
+    path = (*place.path, str(part))
+    for annotation, _ in branches(place.annotation):
+        origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin is dict and part == "[key]":
+            return _Place(place.path, arguments[0])
+        if origin is dict:
+            return _Place(path, arguments[1])
+        if origin is tuple and isinstance(part, int):
+            return _Place(path, arguments[0 if Ellipsis in arguments else part])
+    fields = [one.model_fields[str(part)] for one in models_in(place.annotation) if part in one.model_fields]
+    if fields:
+        # Of a union before its tag is known: the tag's own values of all branches.
+        annotation = fields[0].annotation if len(fields) == 1 else typing.Union[*(one.annotation for one in fields)]
+        default = fields[0].get_default(call_default_factory=True)
+        return _Place(path, annotation, tuple(fields[0].metadata), default)
+    tagged = [one for one in models_in(place.annotation) if part in tags_of(one)]
+    return _Place(place.path, tagged[0]) if tagged else place
+
+
+def _what(error: ErrorDetails, place: _Place) -> str:
+    kind, value = error["type"], error["input"]
+    if kind in ("value_error", "assertion_error"):
+        message = error["msg"].partition(", ")[2]
+        return message[:1].lower() + message[1:]
+    if kind == "json_invalid":
+        return "is no JSON"
+    if kind == "union_tag_invalid":
+        value = value[place.path[-1]] if isinstance(value, Mapping) else getattr(value, place.path[-1])
+    right = _right(place, value, is_too_large=kind.startswith("less_than"))
+    if kind == "union_tag_not_found" or (kind == "missing" and isinstance(error["loc"][-1], str)):
+        return f"is missing: must be {right}"
+    return f"must be {right}, got {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "keys and values"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"[:_SHOWN]
+    return json.dumps(value) if isinstance(value, bool | None) else repr(value)[:_SHOWN]
+
+
+def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -> str:
+    """What may stand there, as the end of `must be`; `value` is what stands there now."""
+    words: list[str] = []
+    literals: list[str] = []
+    for annotation, metadata in branches(place.annotation, place.metadata):
+        form = next((one.words for one in metadata if isinstance(one, Form)), "")
+        arguments = typing.get_args(annotation)
+        if form or any(map(is_size_reader, metadata)):
+            words.append(form or "a number of bytes such as 67108864 or 64MiB")
+        elif typing.get_origin(annotation) is typing.Literal:
+            literals += map(str, arguments)
+        elif typing.get_origin(annotation) is tuple:
+            words.append(_list_words(arguments, metadata, place, value))
+        elif annotation is bool:
+            words.append("true or false")
+        elif annotation in (int, float):
+            words.append(_number_words(annotation, metadata, is_too_large))
+        elif annotation is str:
+            most, least = _bound(metadata, "max_length"), _bound(metadata, "min_length")
+            form = " of the form that `dlbench show` tells" if _bound(metadata, "pattern") is not None else ""
+            form += f" of at most {most} characters" if most else ""
+            words.append(f"a text{form}{' that is not empty' if least else ''}")
+        elif annotation is not type(None):
+            keys = [name for one in models_in(annotation) if one is annotation for name in one.model_fields]
+            words.append(f"keys and values{': ' if keys else ''}{', '.join(keys[:3])}{', ...' if keys[3:] else ''}")
+    chosen = " or ".join(filter(None, (", ".join(literals[:-1]), *literals[-1:])))
+    null = "null" if any(annotation is type(None) for annotation, _ in branches(place.annotation)) else ""
+    return ", or ".join(dict.fromkeys(filter(None, (*words, chosen, null))))
+
+
+def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], place: _Place, value: object) -> str:
+    """Of a list, e.g. the default; of a value without brackets, the same in brackets."""
+    count = "" if Ellipsis in arguments else f" of {len(arguments)}"
+    least = _bound(metadata, "min_length")
+    each = _right(_Place((), arguments[0]))
+    example = _shown(place.default) if isinstance(place.default, tuple) and place.default else ""
+    is_number = type(value) is int and value > 0 and Ellipsis in arguments and each.startswith("a whole number")
+    if is_number or (isinstance(value, str) and "," in value):
+        example = f"[{value}]"
+    shown = f", e.g. {example}" if example and " e.g. " not in each else ""
+    return f"a list{count}{f' of {least} or more' if least else ''} in brackets, each {each}{shown}"
+
+
+def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool) -> str:
+    what = "a whole number" if kind is int else "a number"
+    least, above, most = _bound(metadata, "ge"), _bound(metadata, "gt"), _bound(metadata, "le")
+    if kind is int and above is not None:
+        least, above = above + 1, None
+    if kind is int and (below := _bound(metadata, "lt")) is not None:
+        most = below - 1
+    if most is None or (most == MAX_COUNT and not is_too_large):  # which nobody comes near to
+        return (
+            what
+            if least is above is None
+            else f"{what} above {above:g}"
+            if least is None
+            else f"{what} of {least:,} or more"
+        )
+    return f"{what} above {above:g}, at most {most:,}" if least is None else f"{what} from {least:,} to {most:,}"
+
+
+def _bound(metadata: tuple[object, ...], name: str) -> typing.Any:
+    """The last constraint of that name; None without."""
+    found = [value for one in metadata if (value := getattr(one, name, None)) is not None]
+    return found[-1] if found else None
