@@ -1,11 +1,19 @@
-"""`dlbench estimate`: how long a training takes at a throughput, and whether a stated time can be true."""
+"""`dlbench estimate`: how many GPUs a training is worth, from runs; how long it takes at a throughput, and whether a
+stated time can be true.
+"""
 
 from __future__ import annotations
 
+import glob
+import re
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from dlbench.cli.choosing import named, read_runs, where_option
+from dlbench.cli.report import emit, require_modules
 from dlbench.costs.training_time import (
     PUBLISHED_TRAINING_SAMPLES,
     Verdict,
@@ -16,6 +24,9 @@ from dlbench.costs.training_time import (
 )
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_number, format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from dlbench.views.time_to_train import Asked, Held
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -53,48 +64,90 @@ _COUNT = click.IntRange(min=1, max=10**15)
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("what", nargs=-1, required=True, metavar="RUNS...|WORKLOAD")
+@where_option("--where", "runs")
 @click.option(
-    "--throughput", metavar="NUMBER", callback=_positive, required=True, help="Samples a second, all ranks together."
+    "--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained (default of RUNS: their recipe's)."
 )
+@click.option(
+    "--epoch-samples",
+    type=_COUNT,
+    metavar="N",
+    help="Samples of an epoch (default: of the runs, or the published set).",
+)
+@click.option("--samples", type=_COUNT, metavar="N", help="Samples trained, instead of epochs.")
+@click.option(
+    "--price",
+    metavar="PRICE",
+    help="Of a GPU-hour, e.g. '2.50 EUR'; without GPUs of a rank-hour or, where jobs hold whole nodes, a node-hour. "
+    "'0.02 EUR/core-hour' says which (GPU, node, core, rank).",
+)
+@click.option(
+    "--deadline", metavar="DURATION", callback=_duration, help="Which is the cheapest that trains in e.g. 3d?"
+)
+@click.option(
+    "--budget", metavar="AMOUNT", help="Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?"
+)
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--throughput", metavar="NUMBER", callback=_positive, help="Of WORKLOAD: samples a second of all ranks.")
 @click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
 @click.option("--ranks", type=_COUNT, metavar="N", help="Ranks, for --per-rank.")
 @click.option(
     "--efficiency", metavar="SHARE", callback=_share, help="Weak-scaling efficiency, for --per-rank (default: 1)."
 )
-@click.option("--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained.")
-@click.option("--epoch-samples", type=_COUNT, metavar="N", help="Samples of an epoch (default: the published set).")
-@click.option("--samples", type=_COUNT, metavar="N", help="Samples trained, instead of epochs.")
 @click.option(
     "--time",
     "stated",
     metavar="DURATION",
     callback=_duration,
-    help="A stated time to train, e.g. 6.6min: can it be true?",
+    help="Of WORKLOAD: a stated time to train, e.g. 6.6min: can it be true?",
 )
 def estimate(
-    workload: str,
-    throughput: float,
-    per_rank: bool,
-    ranks: int | None,
-    efficiency: float | None,
+    what: tuple[str, ...],
+    where: tuple[str, ...],
     epochs: float | None,
     epoch_samples: int | None,
     samples: int | None,
+    price: str | None,
+    deadline: float | None,
+    budget: str | None,
+    as_json: bool,
+    throughput: float | None,
+    per_rank: bool,
+    ranks: int | None,
+    efficiency: float | None,
     stated: float | None,
 ) -> None:
-    """Estimate the time to train WORKLOAD at a throughput; with --time, check whether all numbers can be true.
+    """Estimate how many GPUs a training is worth, from RUNS (folders of runs, single runs, histories): time, GPU-hours
+    and price at every measured rank count. Or, with --throughput, the time to train WORKLOAD at that rate.
 
-    Time in training steps only: start, staging and evaluation come on top. Ends with 1 if the stated time is too
-    short for the throughput.
+    How much is trained is what the runs' recipe says, or --epochs or --samples; runs to accuracy tell their own time.
+    Ends with 1 if in a group of runs no rank count meets --deadline and --budget (--where chooses runs), or if --time
+    is too short for the throughput; with 4 if a file is damaged or no run has figures.
 
     \b
     Examples:
+      dlbench estimate runs
+      dlbench estimate runs --epochs 90 --deadline 3d --price "2.50 EUR"
+      dlbench estimate runs --samples 2500000 --budget "500 GPU-hours"
       dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --epochs 90
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
-      dlbench estimate bert --throughput 3000 --samples 2500000
     """
+    of_runs = {"--where": where, "--price": price, "--deadline": deadline, "--budget": budget, "--json": as_json}
+    of_rate = {"--per-rank": per_rank, "--ranks": ranks, "--efficiency": efficiency, "--time": stated}
+    if throughput is None:
+        _refuse_others(of_rate, "runs tell their own speed; it belongs to WORKLOAD --throughput")
+        _estimate_runs(
+            tuple(map(Path, what)), where, _asked(epochs, epoch_samples, samples, price, deadline, budget), as_json
+        )
+        return
+    if len(what) > 1 or Path(what[0]).is_dir():
+        raise UserError(
+            f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) tell their own, leave it out"
+        )
+    _refuse_others(of_runs, "is of RUNS, and --throughput of a WORKLOAD")
     _refuse_inert(per_rank, ranks, efficiency)
+    workload = what[0]
     unit, family = _workload(workload)
     per_epoch, passes, amount = _amount(workload, family, unit, epochs, epoch_samples, samples)
     total = total_throughput(throughput, ranks, efficiency or 1.0) if per_rank and ranks else throughput
@@ -114,6 +167,96 @@ def estimate(
         _row("", f"{_time(verdict.group_s)}, {verdict.group_s / stated - 1:+.0%} against the stated time")
     if verdict.status == "impossible":
         sys.exit(int(ExitCode.REGRESSION))
+
+
+_HELD: dict[str, Held] = {"gpu": "GPU", "node": "node", "core": "core", "rank": "rank"}
+_HOURS = r"(?P<held>GPU|node|core|rank)-?h(?:ours?)?"
+_CURRENCY = r"(?P<currency>[A-Z]{2,6}|[€$£¥])"
+_NUMBER = r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*"
+
+
+def _asked(
+    epochs: float | None,
+    epoch_samples: int | None,
+    samples: int | None,
+    price: str | None,
+    deadline: float | None,
+    budget: str | None,
+) -> Asked:
+    """What is asked of runs.
+
+    Raises:
+        UserError: an option has another form, contradicts another, or would act on nothing.
+    """
+    from dlbench.views.time_to_train import Asked
+
+    if samples is not None and epochs is not None:
+        raise UserError(f"--epochs {epochs:g}: --samples {samples} says already how much is trained; drop one")
+    if epoch_samples is not None and epochs is None:
+        raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
+    cost = limit = None
+    if price is not None:
+        cost = re.fullmatch(f"{_NUMBER}{_CURRENCY}?\\s*(?:(?:/|per )\\s*{_HOURS})?\\s*", price, re.IGNORECASE)
+        if cost is None or not float(cost["number"]):
+            raise UserError(
+                f"--price {price[:80]!r}: must be a number above zero, e.g. '2.50 EUR' or '9 EUR/node-hour'"
+            )
+    if budget is not None:
+        limit = re.fullmatch(f"{_NUMBER}(?:{_HOURS}|{_CURRENCY})?\\s*", budget, re.IGNORECASE)
+        if limit is None or not float(limit["number"]):
+            raise UserError(
+                f"--budget {budget[:80]!r}: must be above zero, e.g. '500 GPU-hours' or, with --price, '900 EUR'"
+            )
+    currency = ((cost and cost["currency"]) or "").upper()
+    money = ((limit and limit["currency"]) or "").upper()
+    if money and money != currency:
+        have = f"--price is in {currency}" if currency else f"give --price in {money}"
+        raise UserError(f"--budget {budget}: {have}")
+    if limit and price is not None and not money and not limit["held"]:
+        raise UserError(
+            f"--budget {budget}: of what? {limit['number']} GPU-hours, or {limit['number']} {currency or 'EUR'}"
+        )
+    helds = list(dict.fromkeys(one["held"].lower() for one in (cost, limit) if one and one["held"]))
+    if len(helds) > 1:
+        raise UserError(f"--budget {budget}: is in {helds[1]}-hours, --price per {helds[0]}-hour; give both in one")
+    return Asked(
+        epochs=epochs,
+        epoch_samples=epoch_samples,
+        samples=samples,
+        price=float(cost["number"]) if cost else None,
+        currency=currency,
+        held=_HELD[helds[0]] if helds else None,
+        deadline_s=deadline,
+        budget=float(limit["number"]) if limit else None,
+        is_money=bool(money),
+    )
+
+
+def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: Asked, as_json: bool) -> None:
+    """Prints the estimate of runs, and ends with the code of the answer."""
+    if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
+        raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
+    require_modules("estimate", "numpy", "pandas")
+    from dlbench.views.estimate import estimate as estimate_of
+    from dlbench.views.time_to_train import TimeToTrain
+
+    found, document = estimate_of(read_runs(runs, where), asked)
+    emit(document, "json" if as_json else "text", None, full=True)
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    if not found.groups:
+        click.echo(f"dlbench: {named(runs)}: no run has figures; dlbench report says why", err=True)
+    if found.damaged or not found.groups:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    told = [answer for group in found.groups if (one := group.of(TimeToTrain)) for answer in one.answers]
+    if not all(answer.is_met for answer in told):
+        sys.exit(int(ExitCode.REGRESSION))
+
+
+def _refuse_others(options: dict[str, object], why: str) -> None:
+    for name, value in options.items():
+        if value:
+            raise UserError(f"{name}: {why}")
 
 
 def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:
