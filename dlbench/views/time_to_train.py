@@ -382,7 +382,7 @@ def _sure(chosen: TrainingPoint, wanted: Wanted, known: Sequence[TrainingPoint],
             yield f"Not sure to be {words}: {MIN_RUNS} runs or more of a rank count would decide that."
         else:
             sure = [one for one in known if all(placed(f(one), 0.0, m) == "within" for f, m in limits.values())]
-            then = f"; {best(sure, wanted).place} is sure to be" if sure else ""
+            then = f"; surely so: {best(sure, wanted).place}" if sure else ""
             yield f"Not sure to be {words}: the interval reaches over it{then}."
     first = _hours if wanted == "cheapest" else _time
     for other in known:
@@ -405,7 +405,7 @@ def _told_apart(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[Trainin
         few |= where == "insufficient"
         if where not in ("above", "insufficient"):
             faster = "" if wanted == "fastest" else f"; it takes {time_text(other, with_interval=False)}"
-            yield f"{other.place} cannot be told apart from it: {times_text(ratio)} the {what}{faster}."
+            yield f"{other.place} cannot be told apart from {chosen.place}: {times_text(ratio)} the {what}{faster}."
     if few:
         yield f"Chosen by values alone: fewer than {MIN_RUNS} runs of a rank count tell none apart."
 
@@ -418,7 +418,8 @@ def _none(known: Sequence[TrainingPoint], limits: Limits) -> Answer:
     near = {one: best(known, one) for one in wanted if known}
     told = (f"the {one}, {at.place}, takes {time_text(at)} for {cost_text(at)}" for one, at in near.items())
     remarks = []
-    if any(all(placed(f(one), 0.0, m) != "above" for f, m in limits.values()) for one in known):
+    lows = [[(figure(one).low, figure(one).value, most) for figure, most in limits.values()] for one in known]
+    if any(all((value if low is None else low) <= most for low, value, most in one) for one in lows):
         remarks.append("The interval of a rank count reaches there: that none would do is not sure.")
     if known:
         remarks.append(f"More than {max(known, key=lambda point: point.ranks).place} were not tried.")
@@ -567,12 +568,13 @@ class TimeToTrainView(GroupView):
                 f"{point.place}: {time_text(point, with_interval=False)} for {cost_text(point, with_interval=False)}"
                 for point in told
             )
+        words = [found.amount, *(text for one in found.answers for text in (f"{one.text}.", *one.remarks))]
         title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
         return Section(
             id=self.id,
             title=title,
             headline=headline,
-            words=(found.amount, *(text for one in found.answers for text in (f"{one.text}.", *one.remarks))),
+            words=tuple(dict.fromkeys(words)),
             sheets=(_sheet(found, group.sample_unit),),
             notes=found.notes,
             brief=(f"{title} {headline}.",) if headline and len(found.points) > 1 else (),
