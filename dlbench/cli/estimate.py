@@ -7,6 +7,7 @@ from __future__ import annotations
 import glob
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -253,7 +254,7 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: Asked,
         sys.exit(int(ExitCode.REGRESSION))
 
 
-def _refuse_others(options: dict[str, object], why: str) -> None:
+def _refuse_others(options: Mapping[str, object], why: str) -> None:
     for name, value in options.items():
         if value:
             raise UserError(f"{name}: {why}")

@@ -43,7 +43,7 @@ def estimate(scan: Scan, asked: Asked) -> tuple[Report, Document]:
                 id=f"{section.id}-{group.id}",
                 title=f"{section.title} {group.label}",
                 headline="",
-                about=(about,),
+                about=(about, *section.about),
                 sheets=sheets,
                 marks=marks,
             )

@@ -8,6 +8,7 @@ over the baseline's. Times are geometric means over runs, as throughput is, so t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -104,6 +105,7 @@ class Answer:
     """One rank count that was looked for."""
 
     wanted: Wanted
+    """Of a point that is both, fastest."""
     is_met: bool
     """Whether a measured rank count meets the deadline and the budget; True where none was given."""
     ranks: int | None
@@ -305,8 +307,11 @@ def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[
     if not known:
         return (_none(known, limits),) if limits else ()
     if not limits:
-        found = [_answer("fastest", known, known, {}), _answer("cheapest", known, known, {})]
-        return tuple(found[: 1 if len(known) == 1 else 2])
+        fast, cheap = (_answer(wanted, known, known, {}) for wanted in ("fastest", "cheapest"))
+        if best(known, "fastest") is not best(known, "cheapest"):
+            return fast, cheap
+        text = f"{fast.text} and cheapest" if len(known) > 1 else f"{fast.text.removesuffix('fastest')}the only one"
+        return (dataclasses.replace(fast, text=text, remarks=tuple(dict.fromkeys((*fast.remarks, *cheap.remarks)))),)
     meeting = [point for point in known if all(figure(point).value <= most for figure, most in limits.values())]
     wanted: Wanted = "cheapest" if asked.deadline_s else "fastest"
     return (_answer(wanted, meeting, known, limits) if meeting else _none(known, limits),)
@@ -568,12 +573,13 @@ class TimeToTrainView(GroupView):
                 f"{point.place}: {time_text(point, with_interval=False)} for {cost_text(point, with_interval=False)}"
                 for point in told
             )
-        words = [found.amount, *(text for one in found.answers for text in (f"{one.text}.", *one.remarks))]
+        words = [text for one in found.answers for text in (f"{one.text}.", *one.remarks)]
         title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
         return Section(
             id=self.id,
             title=title,
             headline=headline,
+            about=(found.amount,),
             words=tuple(dict.fromkeys(words)),
             sheets=(_sheet(found, group.sample_unit),),
             notes=found.notes,

@@ -343,6 +343,17 @@ def test_an_answer_says_how_sure_it_is() -> None:
     )
 
 
+def test_without_a_question_the_fastest_and_the_cheapest_are_told() -> None:
+    one, two, slow = point_of(1, [9000] * 5), point_of(2, [6000] * 5), point_of(4, [9500] * 5)
+    fast, cheap = answers([one, two, slow], Asked(), "GPU")
+    assert (fast.ranks, fast.text) == (2, "2 GPUs: 100.00 minutes for 3.333 GPU-hours: fastest")
+    assert (cheap.ranks, cheap.text) == (1, "1 GPUs: 2.500 hours for 2.500 GPU-hours: cheapest")
+    (both,) = answers([one, slow], Asked(), "GPU")
+    assert both.text.endswith(": fastest and cheapest")
+    (alone,) = answers([two], Asked(), "GPU")
+    assert alone.text.endswith(": the only one")
+
+
 def test_rank_counts_of_overlapping_ratios_are_not_told_apart() -> None:
     """Two GPUs take half the time of one: their hours differ by 0.1 %, which runs that scatter by 2 % do not tell."""
     one = point_of(1, [7000, 7100, 7200, 7300, 7400])
