@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -25,9 +25,6 @@ from dlbench.costs.training_time import (
 )
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_number, format_seconds, parse_seconds
-
-if TYPE_CHECKING:
-    from dlbench.views.time_to_train import Asked, Held
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -138,9 +135,12 @@ def estimate(
     of_rate = {"--per-rank": per_rank, "--ranks": ranks, "--efficiency": efficiency, "--time": stated}
     if throughput is None:
         _refuse_others(of_rate, "runs tell their own speed; it belongs to WORKLOAD --throughput")
-        _estimate_runs(
-            tuple(map(Path, what)), where, _asked(epochs, epoch_samples, samples, price, deadline, budget), as_json
-        )
+        if samples is not None and epochs is not None:
+            raise UserError(f"--epochs {epochs:g}: --samples {samples} says already how much is trained; drop one")
+        if epoch_samples is not None and epochs is None:
+            raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
+        told = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
+        _estimate_runs(tuple(map(Path, what)), where, {**told, **_costs(price, budget)}, as_json)
         return
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(
@@ -170,78 +170,52 @@ def estimate(
         sys.exit(int(ExitCode.REGRESSION))
 
 
-_HELD: dict[str, Held] = {"gpu": "GPU", "node": "node", "core": "core", "rank": "rank"}
-_HOURS = r"(?P<held>GPU|node|core|rank)-?h(?:ours?)?"
-_CURRENCY = r"(?P<currency>[A-Z]{2,6}|[€$£¥])"
-_NUMBER = r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*"
+_AMOUNT = re.compile(
+    r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<currency>[A-Z]{2,6}(?![\w-])|[€$£¥])?"
+    r"\s*(?:(?:/|per )?\s*(?P<held>GPU|node|core|rank)-?h(?:ours?)?)?\s*",
+    re.IGNORECASE,
+)
 
 
-def _asked(
-    epochs: float | None,
-    epoch_samples: int | None,
-    samples: int | None,
-    price: str | None,
-    deadline: float | None,
-    budget: str | None,
-) -> Asked:
-    """What is asked of runs.
+def _amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
+    """Number, currency and what the hours are of; empty where they are not said."""
+    found = None if text is None else _AMOUNT.fullmatch(text)
+    if found is None or not float(found["number"]):
+        if text is not None:
+            raise UserError(
+                f"{option} {text[:80]!r}: must be above zero, e.g. '2.50 EUR', '9 EUR/node-hour', '500 GPU-hours'"
+            )
+        return None, "", ""
+    held = (found["held"] or "").lower()
+    return float(found["number"]), (found["currency"] or "").upper(), held.replace("gpu", "GPU")
+
+
+def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
+    """Price and budget as `dlbench.views.time_to_train.Asked` has them.
 
     Raises:
-        UserError: an option has another form, contradicts another, or would act on nothing.
+        UserError: one has another form, or they do not go together.
     """
-    from dlbench.views.time_to_train import Asked
-
-    if samples is not None and epochs is not None:
-        raise UserError(f"--epochs {epochs:g}: --samples {samples} says already how much is trained; drop one")
-    if epoch_samples is not None and epochs is None:
-        raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
-    cost = limit = None
-    if price is not None:
-        cost = re.fullmatch(f"{_NUMBER}{_CURRENCY}?\\s*(?:(?:/|per )\\s*{_HOURS})?\\s*", price, re.IGNORECASE)
-        if cost is None or not float(cost["number"]):
-            raise UserError(
-                f"--price {price[:80]!r}: must be a number above zero, e.g. '2.50 EUR' or '9 EUR/node-hour'"
-            )
-    if budget is not None:
-        limit = re.fullmatch(f"{_NUMBER}(?:{_HOURS}|{_CURRENCY})?\\s*", budget, re.IGNORECASE)
-        if limit is None or not float(limit["number"]):
-            raise UserError(
-                f"--budget {budget[:80]!r}: must be above zero, e.g. '500 GPU-hours' or, with --price, '900 EUR'"
-            )
-    currency = ((cost and cost["currency"]) or "").upper()
-    money = ((limit and limit["currency"]) or "").upper()
-    if money and money != currency:
-        have = f"--price is in {currency}" if currency else f"give --price in {money}"
-        raise UserError(f"--budget {budget}: {have}")
-    if limit and price is not None and not money and not limit["held"]:
-        raise UserError(
-            f"--budget {budget}: of what? {limit['number']} GPU-hours, or {limit['number']} {currency or 'EUR'}"
-        )
-    helds = list(dict.fromkeys(one["held"].lower() for one in (cost, limit) if one and one["held"]))
-    if len(helds) > 1:
-        raise UserError(f"--budget {budget}: is in {helds[1]}-hours, --price per {helds[0]}-hour; give both in one")
-    return Asked(
-        epochs=epochs,
-        epoch_samples=epoch_samples,
-        samples=samples,
-        price=float(cost["number"]) if cost else None,
-        currency=currency,
-        held=_HELD[helds[0]] if helds else None,
-        deadline_s=deadline,
-        budget=float(limit["number"]) if limit else None,
-        is_money=bool(money),
-    )
+    cost, currency, cost_of = _amount_of("--price", price)
+    limit, money, limit_of = _amount_of("--budget", budget)
+    if budget and not limit_of and money != currency:
+        have = f"--price is in {currency}" if currency else f"needs --price in {money}"
+        raise UserError(f"--budget {budget}: {have}; an amount of hours is e.g. '500 GPU-hours'")
+    if cost_of and limit_of and cost_of != limit_of:
+        raise UserError(f"--budget {budget}: is in {limit_of}-hours, --price per {cost_of}-hour; give both in one")
+    held = cost_of or limit_of or None
+    return {"price": cost, "currency": currency, "held": held, "budget": limit, "is_money": bool(money)}
 
 
-def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: Asked, as_json: bool) -> None:
-    """Prints the estimate of runs, and ends with the code of the answer."""
+def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
+    """Prints the estimate of runs, and ends with the code of the answer; `asked`: fields of `Asked`."""
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
         raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
     require_modules("estimate", "numpy", "pandas")
     from dlbench.views.estimate import estimate as estimate_of
-    from dlbench.views.time_to_train import TimeToTrain
+    from dlbench.views.time_to_train import Asked, TimeToTrain
 
-    found, document = estimate_of(read_runs(runs, where), asked)
+    found, document = estimate_of(read_runs(runs, where), Asked(**asked))
     emit(document, "json" if as_json else "text", None, full=True)
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)

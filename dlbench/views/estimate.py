@@ -27,36 +27,26 @@ def estimate(scan: Scan, asked: Asked) -> tuple[Report, Document]:
         UserError: as `estimated`.
     """
     views = views_of(asked)
-    view = views.group[-1]
     found = assemble(scan, views=views, with_digests=False)
     found = dataclasses.replace(found, format=FORMAT, title="dlbench estimate", methods=(), missing=())
-    sections = []
-    for group in found.groups:
-        section = view.section(group)
-        assert section is not None
-        marks = tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts)
-        about = f"{group.title}, {group.condition('preset')} preset: {group.about}"
-        sheets = tuple(dataclasses.replace(sheet, caption=group.caption) for sheet in section.sheets)
-        sections.append(
-            dataclasses.replace(
-                section,
-                id=f"{section.id}-{group.id}",
-                title=f"{section.title} {group.label}",
-                headline="",
-                about=(about, *section.about),
-                sheets=sheets,
-                marks=marks,
-            )
+    sections = (
+        dataclasses.replace(
+            section,
+            id=f"{section.id}-{group.id}",
+            title=f"{section.title} {group.label}",
+            about=(f"{group.title}, {group.condition('preset')} preset: {group.about}", *section.about),
+            sheets=tuple(dataclasses.replace(sheet, caption=group.caption) for sheet in section.sheets),
+            marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         )
-    empty = () if found.groups else ("No run has figures.",)
-    document = Document(
+        for group in found.groups
+        if (section := views.group[-1].section(group)) is not None
+    )
+    return found, Document(
         title=found.title,
         dlbench_version=found.dlbench_version,
         as_of=found.as_of,
-        meta=empty,
         notices=found.notices,
         sections=tuple(sections),
         data=found,
         command="dlbench estimate RUNS",
     )
-    return found, document
