@@ -205,8 +205,8 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     if quality is not None:
         notes.append("Time: start of training to the evaluation that met the target, with evaluations and checkpoints.")
     elif is_whole:
-        starts = sorted(_start_s(run) for run in firsts)
-        span = _span(format_seconds(starts[0]), format_seconds(starts[-1]))
+        first_s, *_, last_s = sorted([*map(_start_s, firsts), _start_s(firsts[0])])
+        span = _span(format_seconds(first_s), format_seconds(last_s))
         notes.append(
             f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
             "evaluations, checkpoints and the queue are not in it."
