@@ -19,7 +19,16 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import clean, interval_text, number_text, place_text, reached_text, times_text, value_text
+from dlbench.report.wording import (
+    basis_text,
+    clean,
+    interval_text,
+    number_text,
+    place_text,
+    reached_text,
+    times_text,
+    value_text,
+)
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdicts import placed
@@ -299,7 +308,8 @@ def _of_batches(source: GroupSource, firsts: Sequence[Run], lengths: Sequence[Re
         return
     # E = E_min (1 + B / B_n), see `dlbench.views.noise`.
     more = share.mapped(lambda one: (1 + large * max(0.0, one)) / (1 + small * max(0.0, one)), "ratio")
-    yield f"By the gradient noise scale measured here {large:,} need {times_text(more)} the samples of {small:,}."
+    factor = f"{times_text(more)} the samples of {small:,} ({basis_text(more)})"
+    yield f"By the gradient noise scale measured here {large:,} need {factor}."
 
 
 def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[Answer, ...]:
@@ -414,8 +424,9 @@ class TimeToTrainView(GroupView):
     def __init__(self, asked: Asked | None = None) -> None:
         self._asked = asked or Asked()
 
-    def numbers(self, source: GroupSource) -> TimeToTrain:
-        return estimated(source, self._asked)
+    def numbers(self, source: GroupSource) -> TimeToTrain | None:
+        # Such runs read every gradient once more: their speed is no training's.
+        return None if source.group.sample.plan.measure.noise_scale else estimated(source, self._asked)
 
     def section(self, group: Group) -> Section | None:
         found = group.of(TimeToTrain)
