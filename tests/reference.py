@@ -48,6 +48,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis import views_of as diagnosis_views
+from dlbench.views.estimate import views_of as estimate_views
 from dlbench.views.out_of_core.planned import MemoryPlan
 from dlbench.views.registry import SCALING
 from dlbench.views.stalls import IoTiers
@@ -450,6 +451,7 @@ def schemas() -> dict[Path, str]:
     found = {
         "report": SCALING.schema(),
         "diagnosis": diagnosis_views().schema(),
+        "estimate": estimate_views().schema(),
         "comparison": schema_of(ComparisonReport),
         "trends": schema_of(TrendsReport),
         "collectives": schema_of(CollectivesReport),

@@ -1,11 +1,20 @@
-"""`dlbench estimate`: how long a training takes at a throughput, and whether a stated time can be true."""
+"""`dlbench estimate`: how many GPUs a training is worth, from runs; how long it takes at a throughput, and whether a
+stated time can be true.
+"""
 
 from __future__ import annotations
 
+import glob
+import re
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import click
 
+from dlbench.cli.choosing import named, read_runs, where_option
+from dlbench.cli.report import emit, require_modules
 from dlbench.costs.training_time import (
     PUBLISHED_TRAINING_SAMPLES,
     Verdict,
@@ -53,48 +62,93 @@ _COUNT = click.IntRange(min=1, max=10**15)
 
 
 @click.command()
-@click.argument("workload")
+@click.argument("what", nargs=-1, required=True, metavar="RUNS...|WORKLOAD")
+@where_option("--where", "runs")
 @click.option(
-    "--throughput", metavar="NUMBER", callback=_positive, required=True, help="Samples a second, all ranks together."
+    "--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained (default of RUNS: their recipe's)."
 )
+@click.option(
+    "--epoch-samples",
+    type=_COUNT,
+    metavar="N",
+    help="Samples of an epoch (default: what RUNS or WORKLOAD say).",
+)
+@click.option("--samples", type=_COUNT, metavar="N", help="Samples trained, instead of epochs.")
+@click.option(
+    "--price",
+    metavar="PRICE",
+    help="Of a GPU-hour, e.g. '2.50 EUR'; without GPUs of a rank-hour or, where jobs hold whole nodes, a node-hour. "
+    "'0.02 EUR/core-hour' says which (GPU, node, core, rank).",
+)
+@click.option(
+    "--deadline", metavar="DURATION", callback=_duration, help="Which is the cheapest that trains in e.g. 3d?"
+)
+@click.option(
+    "--budget", metavar="AMOUNT", help="Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?"
+)
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--throughput", metavar="NUMBER", callback=_positive, help="Of WORKLOAD: samples a second of all ranks.")
 @click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
 @click.option("--ranks", type=_COUNT, metavar="N", help="Ranks, for --per-rank.")
 @click.option(
     "--efficiency", metavar="SHARE", callback=_share, help="Weak-scaling efficiency, for --per-rank (default: 1)."
 )
-@click.option("--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained.")
-@click.option("--epoch-samples", type=_COUNT, metavar="N", help="Samples of an epoch (default: what WORKLOAD says).")
-@click.option("--samples", type=_COUNT, metavar="N", help="Samples trained, instead of epochs.")
 @click.option(
     "--time",
     "stated",
     metavar="DURATION",
     callback=_duration,
-    help="A stated time to train, e.g. 6.6min: can it be true?",
+    help="Of WORKLOAD: a stated time to train, e.g. 6.6min: can it be true?",
 )
 def estimate(
-    workload: str,
-    throughput: float,
-    per_rank: bool,
-    ranks: int | None,
-    efficiency: float | None,
+    what: tuple[str, ...],
+    where: tuple[str, ...],
     epochs: float | None,
     epoch_samples: int | None,
     samples: int | None,
+    price: str | None,
+    deadline: float | None,
+    budget: str | None,
+    as_json: bool,
+    throughput: float | None,
+    per_rank: bool,
+    ranks: int | None,
+    efficiency: float | None,
     stated: float | None,
 ) -> None:
-    """Estimate the time to train WORKLOAD at a throughput; with --time, check whether all numbers can be true.
+    """Estimate how many GPUs a training is worth, from RUNS (folders of runs, single runs, histories): time, GPU-hours
+    and price at every measured rank count. Or, with --throughput, the time to train WORKLOAD at that rate.
 
-    Time in training steps only: start, staging and evaluation come on top. Ends with 1 if the stated time is too
-    short for the throughput.
+    How much is trained is what the runs' recipe says, or --epochs or --samples; runs to accuracy tell their own time.
+    Ends with 1 if in a group of runs no rank count meets --deadline and --budget (--where chooses runs), or if --time
+    is too short for the throughput; with 4 if a file is damaged or no run has figures.
 
     \b
     Examples:
+      dlbench estimate runs
+      dlbench estimate runs --epochs 90 --deadline 3d --price "2.50 EUR"
+      dlbench estimate runs --samples 2500000 --budget "500 GPU-hours"
       dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --epochs 90
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
-      dlbench estimate bert --throughput 3000 --samples 2500000
     """
+    of_runs = {"--where": where, "--price": price, "--deadline": deadline, "--budget": budget, "--json": as_json}
+    of_rate = {"--per-rank": per_rank, "--ranks": ranks, "--efficiency": efficiency, "--time": stated}
+    if throughput is None:
+        _refuse_others(of_rate, "runs tell their own speed; it belongs to WORKLOAD --throughput")
+        if samples is not None and epochs is not None:
+            raise UserError(f"--epochs {epochs:g}: --samples {samples} says already how much is trained; drop one")
+        if epoch_samples is not None and epochs is None:
+            raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
+        told = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
+        _estimate_runs(tuple(map(Path, what)), where, {**told, **_costs(price, budget)}, as_json)
+        return
+    if len(what) > 1 or Path(what[0]).is_dir():
+        raise UserError(
+            f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) tell their own, leave it out"
+        )
+    _refuse_others(of_runs, "is of RUNS, and --throughput of a WORKLOAD")
     _refuse_inert(per_rank, ranks, efficiency)
+    workload = what[0]
     unit, own_samples, data_set = _workload(workload)
     per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
     total = total_throughput(throughput, ranks, efficiency or 1.0) if per_rank and ranks else throughput
@@ -116,6 +170,70 @@ def estimate(
         _row("", f"{_time(verdict.group_s)}, {verdict.group_s / stated - 1:+.0%} against the stated time")
     if verdict.status == "impossible":
         sys.exit(int(ExitCode.REGRESSION))
+
+
+_AMOUNT = re.compile(
+    r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<currency>[A-Z]{2,6}(?![\w-])|[€$£¥])?"
+    r"\s*(?:(?:/|per )?\s*(?P<held>GPU|node|core|rank)-?h(?:ours?)?)?\s*",
+    re.IGNORECASE,
+)
+
+
+def _amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
+    """Number, currency and what the hours are of; empty where they are not said."""
+    found = None if text is None else _AMOUNT.fullmatch(text)
+    if found is None or not float(found["number"]):
+        if text is not None:
+            raise UserError(
+                f"{option} {text[:80]!r}: must be above zero, e.g. '2.50 EUR', '9 EUR/node-hour', '500 GPU-hours'"
+            )
+        return None, "", ""
+    held = (found["held"] or "").lower()
+    return float(found["number"]), (found["currency"] or "").upper(), held.replace("gpu", "GPU")
+
+
+def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
+    """Price and budget as `dlbench.views.time_to_train.Asked` has them.
+
+    Raises:
+        UserError: one has another form, or they do not go together.
+    """
+    cost, currency, cost_of = _amount_of("--price", price)
+    limit, money, limit_of = _amount_of("--budget", budget)
+    if budget and not limit_of and money != currency:
+        have = f"--price is in {currency}" if currency else f"needs --price in {money}"
+        raise UserError(f"--budget {budget}: {have}; an amount of hours is e.g. '500 GPU-hours'")
+    if cost_of and limit_of and cost_of != limit_of:
+        raise UserError(f"--budget {budget}: is in {limit_of}-hours, --price per {cost_of}-hour; give both in one")
+    held = cost_of or limit_of or None
+    return {"price": cost, "currency": currency, "held": held, "budget": limit, "is_money": bool(money)}
+
+
+def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
+    """Prints the estimate of runs, and ends with the code of the answer; `asked`: fields of `Asked`."""
+    if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
+        raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
+    require_modules("estimate", "numpy", "pandas")
+    from dlbench.views.estimate import estimate as estimate_of
+    from dlbench.views.time_to_train import Asked, TimeToTrain
+
+    found, document = estimate_of(read_runs(runs, where), Asked(**asked))
+    emit(document, "json" if as_json else "text", None, full=True)
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    told = [one for group in found.groups if (one := group.of(TimeToTrain))]
+    if not told:
+        click.echo(f"dlbench: {named(runs)}: no run has figures of speed; dlbench report says why", err=True)
+    if found.damaged or not told:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    if not all(answer.is_met for one in told for answer in one.answers):
+        sys.exit(int(ExitCode.REGRESSION))
+
+
+def _refuse_others(options: Mapping[str, object], why: str) -> None:
+    for name, value in options.items():
+        if value:
+            raise UserError(f"{name}: {why}")
 
 
 def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from dlbench.specs.plan import RunPlan
 
 PUBLISHED_TRAINING_SAMPLES: dict[str, tuple[int, str]] = {
     "resnet": (1_281_167, "ImageNet-2012, as published"),
@@ -126,6 +129,44 @@ def consistency(
         speed_factor=factor,
         group=_nearest_group(factor, group_sizes) if status == "impossible" else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How much a full training is, by the plan."""
+
+    epochs: float | None
+    """None where the plan counts steps or samples."""
+    samples: float
+    """Samples of the whole training, all ranks together."""
+    key: str
+    """Where the amount is from: a key of the plan."""
+    is_limit: bool
+    """Whether it is the most that would be trained, and not the length of the recipe."""
+
+
+def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
+    """The length of a full training: the schedule's, else the limit of the quality; None if neither is known.
+
+    Both are those in force at the plan's global batch.
+
+    Args:
+        plan: of a run.
+        epoch_samples: samples of an epoch; None where they are not known.
+    """
+    schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
+    if schedule.total_epochs is not None and epoch_samples:
+        epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
+    elif schedule.total_steps is not None:
+        samples = float(schedule.total_steps * plan.global_batch)
+        return Recipe(epochs=None, samples=samples, key="train.schedule.total_steps", is_limit=False)
+    elif quality is not None and quality.max_epochs is not None and epoch_samples:
+        epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
+    elif quality is not None and quality.max_samples is not None:
+        return Recipe(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
+    else:
+        return None
+    return Recipe(epochs=epochs, samples=training_samples(epoch_samples, epochs), key=key, is_limit=limit)
 
 
 def _nearest_group(factor: float, sizes: Sequence[int]) -> int | None:

@@ -127,6 +127,16 @@ class Run(LaunchedRun):
         return {node: tuple(found[node]) for node in sorted(found)}
 
     @property
+    def epoch_samples(self) -> int | None:
+        """Samples of an epoch, by the schedule or else the training data; None for synthetic data without either."""
+        if self.plan.workload.train.schedule.epoch_samples is not None:
+            return self.plan.workload.train.schedule.epoch_samples
+        if self.record is not None and self.record.quality is not None:
+            return self.record.quality.train_samples
+        found = self.record.data.get("num_samples") if self.record is not None else None
+        return found if isinstance(found, int) and found > 0 and not self.plan.workload.data.is_synthetic else None
+
+    @property
     def watch_overhead(self) -> WatchOverhead | None:
         """What watching cost: measured where that was done, else what the run itself accounts for."""
         if self.watch_cost is not None:

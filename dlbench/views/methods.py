@@ -140,8 +140,9 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Time to train",
-        "Samples of the recipe over the measured throughput: an estimate of the time in training steps at that rate. "
-        "It says nothing on whether the training would converge.",
+        "Samples of the recipe over the measured throughput, and the start of the run: an estimate. It says nothing on "
+        "whether the training would converge. Hours are those of all GPUs (nodes, cores, ranks) that a run holds. Two "
+        "rank counts are told apart by the ratio of their runs' times, as speed-ups are.",
     ),
     (
         "What may be compared",

@@ -67,7 +67,7 @@ def noise_points(group: scaling.Group, table: RunTable) -> tuple[NoisePoint, ...
 
 
 def _point(point: Point, by_run: Mapping[RunKey, NoiseScale], batch: int) -> NoisePoint:
-    share, measured = _share(by_run, batch), list(by_run.values())
+    share, measured = noise_share(by_run, batch), list(by_run.values())
     is_bounded = share is not None and (share.low is None or share.low > 0)
     first, steps = measured[0], min(found.steps for found in measured)
     return NoisePoint(
@@ -81,8 +81,11 @@ def _point(point: Point, by_run: Mapping[RunKey, NoiseScale], batch: int) -> Noi
     )
 
 
-def _share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate | None:
-    """Batch x mean |G|^2 / mean tr(Sigma). A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method)."""
+def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate | None:
+    """Batch over noise scale: batch x mean |G|^2 / mean tr(Sigma); None where one of the means is not above 0.
+
+    A run moves it by (batch x |G|^2 - share x tr) / mean tr (delta method).
+    """
     known = {
         key: (batch * found.gradient_norm2, found.covariance_trace)
         for key, found in measured.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.view import CausesView
-from dlbench.views.cost import CostView
 from dlbench.views.data_path import DataPathView
 from dlbench.views.differences import DifferencesView
 from dlbench.views.energy import EnergyView
@@ -30,6 +29,7 @@ from dlbench.views.summary import SummaryView
 from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems import SystemsView
 from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.time_to_train import TimeToTrainView
 from dlbench.views.utilisation import UtilisationView
 from dlbench.views.view import Views
 
@@ -38,6 +38,7 @@ SCALING = Views(
     group=(
         QualityView(),
         ScalingView(),
+        TimeToTrainView(),
         CausesView(),
         ForecastView(),
         StragglersView(),
@@ -53,7 +54,6 @@ SCALING = Views(
         EnergyView(),
         NoiseView(),
         UtilisationView(),
-        CostView(),
     ),
     closing=(
         CampaignCostView(),

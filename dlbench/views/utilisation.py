@@ -1,4 +1,4 @@
-"""What share of the hardware's peak a scaling point turns into the model's arithmetic, and how long a training takes.
+"""What share of the hardware's peak a scaling point turns into the model's arithmetic.
 
 MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank); see `dlbench.costs.utilisation`.
 The peak is the system's own declaration (`node.peak_tflops`), else a data sheet's, found by the GPU's name.
@@ -14,14 +14,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench import bundled
-from dlbench.costs.training_time import time_to_train, training_samples
 from dlbench.costs.utilisation import TERA, datasheet_peak, model_flops_utilisation, why_no_peak
 from dlbench.reading import scaling
-from dlbench.reading.scaling import Point
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import DASH, place_text, value_text
+from dlbench.report.wording import place_text, value_text
 from dlbench.specs.base import Count, Name, Positive, Precision, Spec
 from dlbench.specs.workload import TextData
 from dlbench.specs.yamlfile import read_yaml
@@ -64,23 +62,8 @@ class Peak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How much a full training is, by the plan."""
-
-    epochs: float | None
-    """None where the plan counts samples."""
-    epoch_samples: int | None
-    samples: float
-    """Samples of the whole training, all ranks together."""
-    key: str
-    """Where the amount is from: a key of the plan."""
-    is_limit: bool
-    """Whether it is the most that would be trained, and not the length of the recipe."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class UtilisationPoint:
-    """Arithmetic and time to train at one rank count."""
+    """Arithmetic at one rank count."""
 
     ranks: int
     nodes: int
@@ -91,21 +74,15 @@ class UtilisationPoint:
     """Of one rank."""
     mfu: Estimate | None
     """Model FLOPs utilisation (fraction); None without a peak."""
-    training_time: Estimate | None
-    """An estimate: samples of the recipe over throughput."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:
-    """Use of the hardware, and what a full training would take at the measured rate."""
+    """Use of the hardware."""
 
     training_flops_per_sample: int | None
     peak: str
     """The peak with its source, or how to declare it."""
-    recipe: str
-    """The amount of training behind `training_time`, its source and caveats; empty if there is none."""
-    recipe_title: str
-    """What `training_time` is, in a few words; empty if there is none."""
     points: tuple[UtilisationPoint, ...]
     padding: str = ""
     """What is odd about FLOPs of samples whose padding was left out, in a clause; empty where none was."""
@@ -114,19 +91,15 @@ class Utilisation:
 
 
 def utilisation(group: scaling.Group) -> Utilisation | None:
-    """MFU and time to train of every point; None where neither FLOPs nor the training are known."""
-    flops, amount = training_flops(group), recipe(group)
-    if flops is None and amount is None:
+    """MFU of every point; None where neither FLOPs nor a published rate are known."""
+    flops, published = training_flops(group), rates_beside(group)
+    if flops is None and not published:
         return None
-    unit = group.sample.plan.workload.sample_unit
     points: list[UtilisationPoint] = []
     peaks: list[str] = []
-    amounts: list[Recipe] = []
     for point in group.points:
         run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
         peak = peak_of(run) if flops else None
-        here = recipe_of(run)
-        amounts += [here] if here is not None else []
         factor = model_flops_utilisation(flops, 1.0, peak.flops_per_s, point.ranks) if flops and peak else None
         if peak is not None:
             peaks.append(_peak_text(peak, group))
@@ -139,17 +112,14 @@ def utilisation(group: scaling.Group) -> Utilisation | None:
                 achieved=achieved,
                 peak_tflops=peak.flops_per_s / TERA if peak else None,
                 mfu=point.throughput.scaled(factor, "fraction") if factor else None,
-                training_time=training_time(point, here) if here else None,
             )
         )
     return Utilisation(
         training_flops_per_sample=flops,
         peak="; ".join(dict.fromkeys(peaks)) or (_no_peak(group) if flops else ""),
-        recipe=_recipe_text(group, amounts, unit) if amount else "",
-        recipe_title=_recipe_title(amount) if amount else "",
         points=tuple(points),
         padding=_padding(group) if flops else "",
-        published=rates_beside(group),
+        published=published,
     )
 
 
@@ -186,28 +156,6 @@ def _no_peak(group: scaling.Group) -> str:
     )
 
 
-def _recipe_text(group: scaling.Group, amounts: list[Recipe], unit: str) -> str:
-    plan = group.sample.plan
-    first, last = amounts[0], amounts[-1]
-    if first.epochs is None:
-        much = f"{_span(first.samples, last.samples, ',.0f')} {unit} ({first.key})"
-    else:
-        epochs = _span(first.epochs, last.epochs or first.epochs, "g")
-        much = f"{epochs} epochs ({first.key}) of {first.epoch_samples:,} {unit}"
-    caveats = "training steps alone" + (" on synthetic data" if plan.workload.data.is_synthetic else "")
-    return f"{'Upper limit' if first.is_limit else 'Time to train'}: {much}, {caveats}."
-
-
-def _span(first: float, last: float, form: str) -> str:
-    """One number, or both where the recipe is longer at the larger global batch."""
-    return f"{first:{form}}" if first == last else f"{first:{form}} to {last:{form}}"
-
-
-def _recipe_title(amount: Recipe) -> str:
-    """What a time is that follows from it: an upper limit is no time to accuracy."""
-    return f"Upper limit: {amount.key} at this rate" if amount.is_limit else f"Time to train by {amount.key}"
-
-
 def training_flops(group: scaling.Group) -> int | None:
     """Model FLOPs of training on one sample; None if no run records them, or runs disagree."""
     recorded = {run.record.training_flops_per_sample for run in group.runs if run.record}
@@ -242,52 +190,6 @@ def peak_of(run: Run) -> Peak | None:
         is_declared=declared,
         memory_bytes_per_s=memory,
     )
-
-
-def recipe(group: scaling.Group) -> Recipe | None:
-    """The length of a full training at the group's first point; see `recipe_of`."""
-    return recipe_of(group.sample)
-
-
-def recipe_of(run: Run) -> Recipe | None:
-    """The length of a full training: the schedule's, else the limit of the quality; None if neither is known.
-
-    Both are those in force at the run's global batch.
-    """
-    plan, epoch = run.plan, epoch_samples(run)
-    schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
-    if schedule.total_epochs is not None and epoch:
-        epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
-    elif schedule.total_steps is not None:
-        samples = float(schedule.total_steps * plan.global_batch)
-        return Recipe(
-            epochs=None, epoch_samples=None, samples=samples, key="train.schedule.total_steps", is_limit=False
-        )
-    elif quality is not None and quality.max_epochs is not None and epoch:
-        epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
-    elif quality is not None and quality.max_samples is not None:
-        samples = float(quality.max_samples)
-        return Recipe(epochs=None, epoch_samples=None, samples=samples, key="quality.max_samples", is_limit=True)
-    else:
-        return None
-    samples = training_samples(epoch, epochs)
-    return Recipe(epochs=epochs, epoch_samples=epoch, samples=samples, key=key, is_limit=limit)
-
-
-def epoch_samples(run: Run) -> int | None:
-    """Samples of an epoch: the schedule's, else those of the training data; None for synthetic data without either."""
-    workload, record = run.plan.workload, run.record
-    if workload.train.schedule.epoch_samples is not None:
-        return workload.train.schedule.epoch_samples
-    if record is not None and record.quality is not None:
-        return record.quality.train_samples
-    found = record.data.get("num_samples") if record is not None else None
-    return found if isinstance(found, int) and found > 0 and not workload.data.is_synthetic else None
-
-
-def training_time(point: Point, amount: Recipe) -> Estimate:
-    """Seconds of training steps for a recipe at the point's throughput; no claim that it converges."""
-    return point.throughput.mapped(lambda rate: time_to_train(amount.samples, rate), "s")
 
 
 class Source(Spec):
@@ -438,11 +340,12 @@ class UtilisationView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        return "these runs record no FLOPs per sample, and their recipe names no length of a training; newer runs do."
+        return "these runs record no FLOPs per sample; newer runs do."
 
 
 def _sheets(found: Utilisation) -> tuple[Sheet[Any], ...]:
-    return (_sheet(found), _published_sheet(found.published)) if found.published else (_sheet(found),)
+    own = (_sheet(found),) if found.training_flops_per_sample else ()
+    return (*own, _published_sheet(found.published)) if found.published else own
 
 
 def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
@@ -493,14 +396,6 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
             is_brief=True,
         ),
         Column("mfu", "MFU" if has_mfu else "", lambda point: point.mfu, has_interval=True, is_brief=True),
-        Column(
-            "training_time_s",
-            found.recipe_title,
-            lambda point: point.training_time,
-            lambda point: point.training_time and value_text(point.training_time),
-            has_interval=True,
-            is_brief=True,
-        ),
     )
     return Sheet(
         name="utilisation",
@@ -520,7 +415,7 @@ def _headline(found: Utilisation) -> str:
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
-    return f"{found.recipe_title}: {value_text(last.training_time) if last.training_time else DASH}"
+    return f"{value_text(found.published[-1].ratio)} of a published rate"
 
 
 def _unit(found: Utilisation) -> tuple[str, float]:
@@ -530,9 +425,9 @@ def _unit(found: Utilisation) -> tuple[str, float]:
 
 
 def _notes(found: Utilisation) -> tuple[str, ...]:
-    """Where FLOPs, peak and the length of the training are from."""
+    """Where FLOPs and peak are from."""
     if not found.training_flops_per_sample:
-        return (found.recipe,)
+        return ()
     flops = format_number(found.training_flops_per_sample / 1e9)
     padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
-    return (f"{flops} GFLOP per sample{padding}; {found.peak}.", found.recipe)
+    return (f"{flops} GFLOP per sample{padding}; {found.peak}.",)

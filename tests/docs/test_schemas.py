@@ -21,6 +21,8 @@ from dlbench.report.formats.json import to_json
 from dlbench.views.assemble import assemble
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.document import document_of
+from dlbench.views.estimate import estimate
+from dlbench.views.time_to_train import Asked
 from tests import reference
 from tests.support.run_factory import write_scaling
 
@@ -55,6 +57,7 @@ def holds(name: str, document: Document) -> dict[str, Any]:
 def test_what_reports_write_holds_to_their_schemas(runs: Path, tmp_path: Path) -> None:
     assert holds("report", document_of(assemble(scan(runs))))["groups"]
     assert holds("diagnosis", diagnosis(scan(runs))[1])["groups"]
+    assert holds("estimate", estimate(scan(runs), Asked(deadline_s=60))[1])["groups"]
     write_scaling(tmp_path, points=(1, 2, 4), series="s2")
     a, b = (side_of_runs(scan(folder), "runs", {}, "--where") for folder in (runs, tmp_path))
     found = compared(compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule()))
@@ -73,7 +76,7 @@ def test_files_of_runs_hold_to_their_schemas(runs: Path, name: str) -> None:
 
 def test_a_wrong_key_is_found(runs: Path) -> None:
     content = json.loads(to_json(document_of(assemble(scan(runs)))))
-    content["groups"][0]["cost"]["points"][0]["rank_hours"]["values"] = 1
+    content["groups"][0]["time_to_train"]["points"][0]["hours"]["values"] = 1
     path = next(path for path in SCHEMAS if path.name == "report.schema.json")
     with pytest.raises(jsonschema.ValidationError, match="values"):
         jsonschema.validate(content, json.loads(SCHEMAS[path]), cls=jsonschema.Draft202012Validator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -134,6 +135,30 @@ def test_every_step_of_every_rank_is_kept_raw(series: Series) -> None:
         assert (steps.steps["forward_ns"] > 0).all()
         assert (steps.steps["backward_ns"] > 0).all()
         assert (steps.steps["exchange_ns"] > 0).all()
+
+
+@pytest.mark.slow
+def test_estimate_tells_of_real_runs_how_many_ranks_a_training_is_worth(series: Series) -> None:
+    """Samples and rank-hours by hand, of the records themselves."""
+    runs = series("sizes")
+    out = runs[0].folder.path.parent
+    done = call_dlbench("estimate", out, "--epochs", "3", "--deadline", "30d", "--json", cwd=out)
+    assert done.returncode == 0, done.stderr
+    (group,) = json.loads(done.stdout)["groups"]
+    found = group["time_to_train"]
+    seconds: dict[int, list[float]] = {}
+    for run in runs:
+        record = record_of(run)
+        assert record.throughput is not None
+        start = max(rank.startup_s for rank in record.ranks)
+        seconds.setdefault(run.plan.layout.ranks, []).append(3 * record.data["num_samples"] / record.throughput + start)
+    means = {ranks: math.prod(values) ** (1 / len(values)) for ranks, values in seconds.items()}
+    assert {point["ranks"]: point["time"]["value"] for point in found["points"]} == pytest.approx(means, rel=1e-4)
+    (answer,) = found["answers"]
+    assert (answer["is_met"], answer["ranks"]) == (True, min(means, key=lambda ranks: ranks * means[ranks]))
+    late = call_dlbench("estimate", out, "--epochs", "3", "--deadline", "1ms", cwd=out)
+    assert late.returncode == 1
+    assert "None of the measured rank counts is under 0.001 seconds; the fastest," in " ".join(late.stdout.split())
 
 
 @pytest.mark.horovod

@@ -86,7 +86,7 @@ def test_tables_have_no_second_figure_of_a_point(made: tuple[Report, Document]) 
                     if isinstance(value, float):
                         seen[kind].add(sheet.name)
                         assert near(value, known), f"{section.id}, {sheet.name}, {name}: {value} is no mean over runs"
-    assert seen["rates"] >= {"points", "sweep", "utilisation", "stall-runs"}
+    assert seen["rates"] >= {"points", "sweep", "time-to-train", "stall-runs"}
     assert seen["ratios"] >= {"points", "sweep", "sweep-axes", "precision"}
     assert seen["steps"] >= {"points", "steps", "stall-runs"}
 

@@ -110,7 +110,7 @@ def test_every_interval_over_runs_counts_sessions(made: tuple[int, Path, Report]
         if one.low is not None and one.kind not in ("fit", "within-run") and RANGES.isdisjoint(where.split("."))
     ]
     subjects = {where.split(".")[1] for where, _ in over_runs}
-    assert {"Point", "data_path", "reading", "staging", "energy", "noise", "utilisation"} <= subjects
+    assert {"Point", "data_path", "reading", "staging", "energy", "noise", "time_to_train"} <= subjects
     assert {"precisions", "stalls", "decomposition", "break_even"} <= subjects
     wrong = {
         where: f"{one.kind}, {one.sessions} sessions of {one.n}" for where, one in over_runs if one.sessions != count

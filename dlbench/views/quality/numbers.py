@@ -34,7 +34,6 @@ from dlbench.stats.estimates import (
     typical_estimate,
 )
 from dlbench.stats.pairing import RunKey
-from dlbench.views.utilisation import epoch_samples
 
 
 def quality_of(run: Run) -> QualityResult:
@@ -87,7 +86,7 @@ def fit(run: Run, throughput: float) -> Verdict | None:
         run: a run with a record of training to a quality.
         throughput: samples per second of its measured steps, all ranks together.
     """
-    result, epoch = quality_of(run), epoch_samples(run)
+    result, epoch = quality_of(run), run.epoch_samples
     last = result.evaluations[-1] if result.evaluations else None
     if last is None or not (epoch and last.epoch and last.train_s):
         return None

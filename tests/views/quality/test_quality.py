@@ -30,7 +30,7 @@ from dlbench.views.doubts import group_doubts
 from dlbench.views.layers import LayerTable
 from dlbench.views.noise import NoisePoint, advice, doubled_batch
 from dlbench.views.quality.numbers import Quality, group_quality
-from dlbench.views.utilisation import peak_of, recipe, training_time, utilisation
+from dlbench.views.utilisation import peak_of, utilisation
 from tests.report.test_report import MARKUP
 from tests.support.browser import Visit
 from tests.support.run_factory import (
@@ -538,47 +538,6 @@ def test_layers_are_listed_once_a_network_and_sum(tmp_path: Path) -> None:
     assert "| sum: 13 layers |  | 91.00 kMAC | 100.0 % |" in text
     rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(found), "layers"))))
     assert [row["macs_per_sample"] for row in rows] == [str(1000 * k) for k in range(13, 0, -1)]
-
-
-# Time to train
-
-
-def test_time_to_train_is_samples_of_the_recipe_over_throughput(tmp_path: Path) -> None:
-    (plan,) = plans(workload=str(QUALITY_WORKLOAD), points=(2,), repeats=1)
-    write_run(tmp_path, plan, step(100))
-    (group,) = groups(tabulate(scan(tmp_path)))
-    amount = recipe(group)
-    assert amount is not None
-    assert (amount.epochs, amount.epoch_samples, amount.key) == (10.0, 160, "train.schedule.total_epochs")
-    assert training_time(group.points[0], amount).value == pytest.approx(1600 / 80)
-    text = markdown_of(tmp_path)
-    assert "10 epochs (train.schedule.total_epochs) of 160 images, training steps alone on synthetic" in text
-
-
-@pytest.mark.parametrize(
-    ("schedule", "quality", "wanted"),
-    [
-        ({"total_epochs": None, "decay": "constant"}, {}, ("quality.max_epochs", 20 * 160, True)),
-        (
-            {"total_epochs": None, "decay": "constant"},
-            {"max_epochs": None, "max_samples": 999},
-            ("quality.max_samples", 999, True),
-        ),
-        ({"total_epochs": None, "decay": "constant", "epoch_samples": None}, {}, None),
-    ],
-)
-def test_the_length_of_a_training_is_the_recipes_else_the_limits(
-    tmp_path: Path, schedule: dict[str, Any], quality: dict[str, Any], wanted: tuple[str, float, bool] | None
-) -> None:
-    (plan,) = plans(workload=str(QUALITY_WORKLOAD), points=(1,), repeats=1)
-    workload = plan.workload
-    assert workload.quality is not None
-    train = workload.train.model_copy(update={"schedule": workload.train.schedule.model_copy(update=schedule)})
-    changed = {"train": train, "quality": workload.quality.model_copy(update=quality)}
-    plan = plan.model_copy(update={"workload": workload.model_copy(update=changed)})
-    write_run(tmp_path, plan, step(100))
-    found = recipe(groups(tabulate(scan(tmp_path)))[0])
-    assert (found and (found.key, found.samples, found.is_limit)) == wanted
 
 
 # Noise scale

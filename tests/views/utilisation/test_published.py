@@ -11,7 +11,7 @@ from dlbench.costs.data_sheets import sheet_of
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
-from dlbench.views.utilisation import PublishedRate, published_rates, rates_beside, utilisation
+from dlbench.views.utilisation import PublishedRate, published_rates, rates_beside
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.views.quality.test_quality import markdown_of
 
@@ -93,20 +93,6 @@ def test_the_file_is_sound() -> None:
             assert sheet_of(device) is not None or "RTX" in device  # a name that drivers really tell
     keys = [(rate.source, rate.network, rate.devices, rate.precision, rate.gpus) for rate in found.rates]
     assert len(set(keys)) == len(keys)
-
-
-def test_time_to_train_is_that_of_the_recipe_in_force(tmp_path: Path) -> None:
-    """At 4,096 images LARS is published for 42 epochs, at 8,192 for 44: 1,281,167 x 44 / (8,192 / 0.1 s)."""
-    overrides = {"train.batch_per_rank": 4096, "watch.sampler": False}
-    for plan in plans(workload="resnet50", preset="full", points=(1, 2), overrides=overrides):
-        short = plan.measure.model_copy(update={"warmup_steps": 1, "measured_steps": 3})
-        write_run(tmp_path, plan.model_copy(update={"measure": short}), constant([0, 0, 0, 100, 0, 0]), Story())
-    (group,) = groups(tabulate(scan(tmp_path)))
-    found = utilisation(group)
-    assert found is not None
-    times = [point.training_time for point in found.points]
-    assert [one and one.value for one in times] == pytest.approx([1_281_167 * 42 / 40_960, 1_281_167 * 44 / 81_920])
-    assert "42 to 44 epochs (train.schedule.total_epochs) of 1,281,167 images" in found.recipe
 
 
 @pytest.mark.parametrize(("in_force", "is_told"), [("unpadded", True), ("masked", False), (None, False)])

@@ -1,0 +1,477 @@
+"""The view `time-to-train`: how many GPUs (or ranks) a training is worth.
+
+For N samples at Thr samples per second a run would take N / Thr seconds of training steps, and its own start-up; what
+it holds meanwhile (GPUs, nodes, cores, ranks) times that are the hours that are billed, which grow by 1 / efficiency
+over the baseline's. Times are geometric means over runs, as throughput is, so that ratios of two rank counts are
+`ratio_estimate`s of the same runs. Only measured rank counts are answered: nothing here is extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from dlbench.costs.training_time import Recipe, recipe_of, time_to_train, training_samples
+from dlbench.errors import UserError
+from dlbench.records.scan import Run
+from dlbench.report.document import Section
+from dlbench.report.formats.json import HIDDEN
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import (
+    basis_text,
+    clean,
+    interval_text,
+    number_text,
+    place_text,
+    reached_text,
+    times_text,
+    value_text,
+)
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdicts import placed
+from dlbench.units import format_seconds
+from dlbench.views.model import Group
+from dlbench.views.noise import noise_share
+from dlbench.views.quality.numbers import Quality, quality_of
+from dlbench.views.view import GroupSource, GroupView
+
+Held = Literal["GPU", "node", "core", "rank"]
+"""What is held while a training runs, and billed by the hour."""
+Wanted = Literal["cheapest", "fastest"]
+"""cheapest: of fewest hours of what is held."""
+
+PER = 1_000_000
+"""Samples of a training whose length nobody states."""
+HOUR_S = 3_600
+_UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a person says of the training, its price and its limits; the defaults leave all to the runs."""
+
+    epochs: float | None = None
+    epoch_samples: int | None = None
+    samples: int | None = None
+    """Instead of epochs."""
+    price: float | None = None
+    """Of an hour of what is held."""
+    currency: str = ""
+    held: Held | None = None
+    """What price and budget are of; None: GPUs, of runs without GPUs ranks, or nodes where jobs hold whole ones."""
+    deadline_s: float | None = None
+    budget: float | None = None
+    is_money: bool = False
+    """Whether the budget is in the currency of the price, not in hours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPoint:
+    """The training at one rank count."""
+
+    ranks: int
+    nodes: int
+    held: int
+    """GPUs, nodes, cores or ranks, as `TimeToTrain.held`, that the runs held."""
+    place: str
+    """Ranks and nodes in words; GPUs where each rank holds one."""
+    global_batch: int
+    throughput: Estimate
+    efficiency: Estimate
+    is_baseline: bool
+    samples: float | None
+    """Trained, all ranks together; None where runs trained to a target."""
+    time: Estimate
+    """Seconds."""
+    hours: Estimate
+    """`held` times `time`, hours."""
+    price: Estimate | None
+    seconds: Mapping[RunKey, float] = field(repr=False, metadata={HIDDEN: False})
+    """The time of each run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One rank count that was looked for."""
+
+    wanted: Wanted
+    """Of a point that is both, fastest."""
+    is_met: bool
+    """Whether a measured rank count meets the deadline and the budget; True where none was given."""
+    ranks: int | None
+    """Of the point; None where none meets them."""
+    nodes: int | None
+    text: str
+    remarks: tuple[str, ...]
+    """How sure that is, each a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeToTrain:
+    """Time, hours and price of a training at each measured rank count."""
+
+    held: Held
+    currency: str
+    amount: str
+    """How much is trained, and who says so, in a sentence; without a length a million samples."""
+    points: tuple[TrainingPoint, ...]
+    """Those that have a time."""
+    answers: tuple[Answer, ...]
+    notes: tuple[str, ...]
+    """What is in the figures, and what is not."""
+
+
+Limits = dict[str, tuple[Callable[[TrainingPoint], Estimate], float]]
+"""What must not be more than how much, by what that is called."""
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """The largest unit of which a time has two or more: its seconds and its name."""
+    return next(((size, name) for size, name in _UNITS if seconds >= 2 * size), _UNITS[-1])
+
+
+def held_by(run: Run, what: Held) -> int | None:
+    """How much a run held; None for GPUs of a run that had none. Exclusive jobs hold whole nodes, used or not."""
+    layout, system = run.plan.layout, run.plan.system
+    is_whole = _holds_nodes(run)
+    if what == "core" and is_whole and layout.node_cores:
+        return layout.nodes * layout.node_cores
+    if what != "GPU":
+        return {"core": layout.ranks * layout.cores_per_rank, "node": layout.nodes, "rank": layout.ranks}[what]
+    used = len({(rank.host, rank.gpu.uuid) for rank in run.record.ranks if rank.gpu}) if run.record else 0
+    asks_all = system.scheduler != "none" and system.slurm.gpu_count == "node"
+    return max(used, layout.nodes * system.node.gpus) if used and (is_whole or asks_all) else used or None
+
+
+def _holds_nodes(run: Run) -> bool:
+    return run.plan.system.scheduler != "none" and run.plan.system.slurm.exclusive
+
+
+def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
+    """The training at every rank count of a group, and the answer to what was asked.
+
+    Raises:
+        UserError: epochs or a limit of a training whose length is not known, or GPU-hours of runs without GPUs.
+    """
+    group, table = source.group, source.table
+    rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True))
+    runs = [{table.keys[name]: table.runs[name] for name in point.run_ids} for point in group.points]
+    firsts = [next(iter(of_point.values())) for of_point in runs]
+    held: Held = asked.held or ("GPU" if held_by(firsts[0], "GPU") else "node" if _holds_nodes(firsts[0]) else "rank")
+    quality = source.of(Quality) if asked.samples is None and asked.epochs is None else None
+    lengths = [_length(run, firsts[0], asked) for run in firsts]
+    is_whole = quality is not None or lengths[0] is not None
+    if not is_whole and (asked.deadline_s or asked.budget):
+        option = "--deadline" if asked.deadline_s else "--budget"
+        raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
+    points: list[TrainingPoint] = []
+    notes = []
+    for point, of_point, first, length in zip(group.points, runs, firsts, lengths, strict=True):
+        count = held_by(first, held)
+        if count is None:
+            raise UserError(
+                f"{_workload(first)}: its runs had no GPU; give price and budget in rank-hours or node-hours"
+            )
+        place, samples = place_text(point.ranks, point.nodes), length.samples if length else PER
+        if held == "GPU" and count == point.ranks:
+            place = place.replace("rank", "GPU")
+        elif held == "GPU":
+            place += f" ({count} GPUs held)"
+        if quality is None:
+            starts = {key: _start_s(run) if is_whole else 0.0 for key, run in of_point.items()}
+            seconds = {
+                key: time_to_train(samples, rates[run.plan.run_id]) + starts[key] for key, run in of_point.items()
+            }
+        else:
+            there = next(one for one in quality.points if (one.ranks, one.nodes) == (point.ranks, point.nodes))
+            if not there.all_reached:
+                reached = reached_text(there.num_reached, there.num_runs)
+                notes.append(f"{place}: no time, because {reached} met the target.")
+                continue
+            seconds = {key: quality_of(run).time_to_quality_s or math.nan for key, run in of_point.items()}
+        time = geometric_mean_estimate(seconds, "s")
+        hours = time.scaled(count / HOUR_S, f"{held}-hours")
+        points.append(
+            TrainingPoint(
+                ranks=point.ranks,
+                nodes=point.nodes,
+                held=count,
+                place=place,
+                global_batch=first.plan.global_batch,
+                throughput=point.throughput,
+                efficiency=point.efficiency,
+                is_baseline=point.is_baseline,
+                samples=samples if quality is None else None,
+                time=time,
+                hours=hours,
+                price=hours.scaled(asked.price, asked.currency) if asked.price else None,
+                seconds=seconds,
+            )
+        )
+    if quality is not None:
+        notes.append("Time: start of training to the evaluation that met the target, with evaluations and checkpoints.")
+    elif is_whole:
+        first_s, *_, last_s = sorted([*map(_start_s, firsts), _start_s(firsts[0])])
+        span = _span(format_seconds(first_s), format_seconds(last_s))
+        notes.append(
+            f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
+            "evaluations, checkpoints and the queue are not in it."
+        )
+    return TimeToTrain(
+        held=held,
+        currency=asked.currency,
+        amount=_amount_text(firsts, lengths, quality, asked),
+        points=tuple(points),
+        answers=answers(points, asked, held),
+        notes=(
+            *notes,
+            *([] if quality else _of_batches(source, firsts, lengths)),
+            *["GPUs, cores and nodes that a job holds are counted, used or not."] * (held != "rank"),
+            "Measured rank counts only: nothing is extrapolated.",
+        ),
+    )
+
+
+def _workload(run: Run) -> str:
+    return clean(f"{run.plan.workload.name}, {run.plan.workload.preset} preset")
+
+
+def _length(run: Run, base: Run, asked: Asked) -> Recipe | None:
+    """What is trained at the batch of a run; a recipe in steps trains as many samples as at the baseline's batch."""
+    if asked.samples is not None:
+        return Recipe(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
+    epoch = asked.epoch_samples or run.epoch_samples
+    if asked.epochs is not None:
+        if not epoch:
+            raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
+        samples = training_samples(epoch, asked.epochs)
+        return Recipe(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+    found = recipe_of(run.plan, epoch)
+    is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
+    return found if found is None or found.epochs is not None or is_of_batch else recipe_of(base.plan, epoch)
+
+
+def _start_s(run: Run) -> float:
+    """Of its slowest rank: start of the process to the first step, staging included, and unpacking before that."""
+    return (
+        max((rank.startup_s + (rank.unpacking_s or 0.0) for rank in run.record.ranks), default=0.0)
+        if run.record
+        else 0.0
+    )
+
+
+def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: Quality | None, asked: Asked) -> str:
+    unit = firsts[0].plan.workload.sample_unit
+    first, last = lengths[0], lengths[-1]
+    if quality is not None:
+        side = "at least" if quality.higher_is_better else "at most"
+        target = number_text(quality.target, quality.unit)
+        return f"Trained to a {quality.metric_title} of {side} {target}, as measured."
+    if first is None or last is None:
+        return f"Of a million {unit}: no length of a training is known; dlbench estimate RUNS --epochs N gives one."
+    if first.epochs is None or last.epochs is None:
+        much = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
+    else:
+        epoch = asked.epoch_samples or firsts[0].epoch_samples
+        much = f"{_span(f'{first.epochs:g}', f'{last.epochs:g}')} epochs ({first.key}) of {epoch:,} {unit}"
+    return f"At most {much}: runs that meet their target take less." if first.is_limit else f"{much}."
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} to {last}"
+
+
+def _of_batches(source: GroupSource, firsts: Sequence[Run], lengths: Sequence[Recipe | None]) -> Iterator[str]:
+    """What a global batch that grows with the ranks leaves out, and what a gradient noise scale says of that."""
+    small, large = firsts[0].plan.global_batch, firsts[-1].plan.global_batch
+    if small == large:
+        yield f"The global batch is {large:,} in all rows."
+        return
+    grows = f"The global batch grows from {small:,} to {large:,}"
+    if lengths[0] != lengths[-1]:
+        yield f"{grows}, for which the recipe itself has another length."
+        return
+    yield f"{grows}; larger batches often need more epochs to the same accuracy, which is not in the figures."
+    # Runs that record the noise scale are slower, and of another group.
+    own = source.group.sample.plan.workload
+    records = {
+        source.table.keys[name]: run.record.noise_scale
+        for name, run in source.table.runs.items()
+        if run.record and (run.plan.workload.name, run.plan.workload.model) == (own.name, own.model)
+    }
+    share = noise_share({key: found for key, found in records.items() if found}, 1)
+    if share is None:
+        yield "--set measure.noise_scale=true measures how far the batch may grow."
+        return
+    # E = E_min (1 + B / B_n), see `dlbench.views.noise`.
+    more = share.mapped(lambda one: (1 + large * max(0.0, one)) / (1 + small * max(0.0, one)), "ratio")
+    factor = f"{times_text(more)} the samples of {small:,} ({basis_text(more)})"
+    yield f"By the gradient noise scale measured here {large:,} need {factor}."
+
+
+def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[Answer, ...]:
+    """With a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest within
+    it; without either both of all.
+    """
+    limits: Limits = {}
+    if asked.deadline_s:
+        size, name = unit_of(asked.deadline_s)
+        limits[f"under {asked.deadline_s / size:g} {name}"] = lambda point: point.time, asked.deadline_s
+    if asked.budget:
+        amount = f"{asked.budget:,.2f}".removesuffix(".00")
+        unit = asked.currency if asked.is_money else f"{held}-hours"
+        limits[f"within {amount} {unit}"] = lambda point: (asked.is_money and point.price) or point.hours, asked.budget
+    wanted: Wanted = "cheapest" if asked.deadline_s else "fastest"
+    if limits:
+        return (_answer(wanted, points, limits),)
+    if not points:
+        return ()
+    fast, cheap = _answer("fastest", points, {}), _answer("cheapest", points, {})
+    if (fast.ranks, fast.nodes) != (cheap.ranks, cheap.nodes):
+        return fast, cheap
+    text = f"{fast.text} and cheapest" if len(points) > 1 else f"{fast.text.removesuffix('fastest')}the only one"
+    return (replace(fast, text=text, remarks=tuple(dict.fromkeys((*fast.remarks, *cheap.remarks)))),)
+
+
+def best(points: Sequence[TrainingPoint], wanted: Wanted) -> TrainingPoint:
+    """The cheapest or the fastest by value; of equal ones the fastest or the cheapest, then that of fewest ranks."""
+    order = -1 if wanted == "cheapest" else 1
+    return min(points, key=lambda one: ((one.time.value, one.hours.value)[::order], one.ranks, one.nodes))
+
+
+def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> Answer:
+    meeting = [one for one in points if all(figure(one).value <= most for figure, most in limits.values())]
+    chosen = best(meeting, wanted) if meeting else None
+    near = chosen or (best(points, "fastest" if wanted == "cheapest" else "cheapest") if points else None)
+    remarks = []
+    for one in points:
+        over = [(figure(one).low, most) for figure, most in limits.values() if figure(one).value > most]
+        is_better = chosen is None or best([one, chosen], wanted) is one
+        if over and is_better and all(low is not None and low <= most for low, most in over):
+            remarks.append(f"{one.place} may do all the same: {_told(one)}.")
+    if chosen is None:
+        more = [f"More than {max(points, key=lambda one: one.ranks).place} were not tried."] if points else []
+        text = f"None of the measured rank counts is {' and '.join(limits)}"
+        if near:
+            text += f"; the {'fastest' if wanted == 'cheapest' else 'cheapest'}, {near.place}, takes {_told(near)}"
+        return Answer(wanted=wanted, is_met=False, ranks=None, nodes=None, text=text, remarks=(*remarks, *more))
+    return Answer(
+        wanted=wanted,
+        is_met=True,
+        ranks=chosen.ranks,
+        nodes=chosen.nodes,
+        text=f"{chosen.place}: {_told(chosen)}: {' '.join([wanted, ' and '.join(limits)]).rstrip()}",
+        remarks=(*_sure(chosen, points, limits), *remarks, *_alike(chosen, wanted, meeting)),
+    )
+
+
+def _told(point: TrainingPoint) -> str:
+    """E.g. ``2.10 days [2.02, 2.18] for 806 GPU-hours [776, 837], 2,015 EUR [1,940, 2,093]``."""
+    size, name = unit_of(point.time.value)
+    costs = [point.hours] + ([point.price] if point.price else [])
+    time, *cost = (
+        " ".join(filter(None, (value_text(one), one.unit, interval_text(one))))
+        for one in (point.time.scaled(1 / size, name), *costs)
+    )
+    return f"{time} for {', '.join(cost)}"
+
+
+def _sure(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Limits) -> Iterator[str]:
+    """How far the runs decide that a point meets the limits."""
+    for words, (figure, most) in limits.items():
+        where = placed(figure(chosen), 0.0, most)
+        if where == "within":
+            yield f"Sure to be {words}: the whole interval is."
+        elif where == "insufficient":
+            yield f"Not sure to be {words}: {MIN_RUNS} runs or more of a rank count would decide that."
+        else:
+            sure = [one for one in points if all(placed(f(one), 0.0, m) == "within" for f, m in limits.values())]
+            then = f"; surely so: {best(sure, 'cheapest').place}" if sure else ""
+            yield f"Not sure to be {words}: the interval reaches over it{then}."
+
+
+def _alike(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
+    """Which other points the runs cannot tell from the chosen one in what it was chosen for."""
+    few = ""
+    for other in (point for point in meeting if point is not chosen):
+        factor = other.held / chosen.held if wanted == "cheapest" else 1.0
+        ratio = ratio_estimate(other.seconds, chosen.seconds).scaled(factor, "ratio")
+        where = placed(ratio, 1.0, 1.0)
+        if where == "insufficient":
+            few = f"Chosen by values alone: fewer than {MIN_RUNS} runs of a rank count tell none apart."
+        elif where != "above":
+            what = "hours" if wanted == "cheapest" else "time"
+            yield f"{other.place} cannot be told apart from {chosen.place}: {times_text(ratio)} the {what}."
+    if few:
+        yield few
+
+
+class TimeToTrainView(GroupView):
+    """What a training takes and costs at each measured rank count.
+
+    Args:
+        asked: what a person says of it; the report asks nothing.
+    """
+
+    id = "time-to-train"
+    title = "How many ranks?"
+    level = "answer"
+    key = "time_to_train"
+
+    def __init__(self, asked: Asked | None = None) -> None:
+        self._asked = asked or Asked()
+
+    def numbers(self, source: GroupSource) -> TimeToTrain | None:
+        # Such runs read every gradient once more: their speed is no training's.
+        return None if source.group.sample.plan.measure.noise_scale else estimated(source, self._asked)
+
+    def section(self, group: Group) -> Section | None:
+        found = group.of(TimeToTrain)
+        if found is None:
+            return None
+        title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
+        words = [text for one in found.answers for text in (f"{one.text}.", *one.remarks)]
+        return Section(
+            id=self.id,
+            title=title,
+            about=(found.amount,),
+            words=tuple(dict.fromkeys(words)),
+            sheets=(_sheet(found, group.sample_unit),),
+            notes=found.notes,
+            brief=(f"{title} {'; '.join(one.text for one in found.answers)}.",) if len(found.points) > 1 else (),
+        )
+
+
+def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
+    size, name = unit_of(max((point.time.value for point in found.points), default=0.0))
+    price = f"Price, {found.currency}".rstrip(", ") if any(point.price for point in found.points) else ""
+    columns: tuple[Column[TrainingPoint], ...] = (
+        Column("ranks", "", lambda point: point.ranks),
+        Column("nodes", "", lambda point: point.nodes),
+        Column("", "At", lambda point: point.place),
+        Column("throughput_per_s", f"Throughput, {unit}/s", lambda point: point.throughput, has_interval=True),
+        Column(
+            "efficiency",
+            "Efficiency",
+            lambda point: point.efficiency,
+            lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
+            has_interval=True,
+        ),
+        Column("global_batch", "", lambda point: point.global_batch),
+        Column("trained_samples", "", lambda point: point.samples),
+        Column(
+            "time_s",
+            f"Time, {name}",
+            lambda point: point.time,
+            lambda one: one.time.scaled(1 / size),
+            has_interval=True,
+        ),
+        Column("held", "", lambda point: point.held),
+        Column("hours_of", "", lambda point: found.held),
+        Column("hours", f"{found.held[0].upper()}{found.held[1:]}-hours", lambda point: point.hours, has_interval=True),
+        Column("price", price, lambda point: point.price, has_interval=True),
+    )
+    return Sheet(name="time-to-train", title="Time to train", columns=columns, rows=found.points)
