@@ -35,7 +35,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_es
 from dlbench.stats.pairing import KnownKey, RunKey, pairing
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
-from dlbench.views.rerun import rerun
+from dlbench.views.next_step import rerun
 from dlbench.views.view import ReportSource, ReportView
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")

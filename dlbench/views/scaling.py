@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.reading import scaling
-from dlbench.reading.hosts.core_load import LOAD_CODES
 from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
@@ -15,13 +14,21 @@ from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, figure_text, percent, place_text, times_text, value_text
-from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
+from dlbench.report.wording import (
+    basis_text,
+    figure_text,
+    percent,
+    place_text,
+    sentence,
+    times_text,
+    units_text,
+    value_text,
+)
+from dlbench.stats.estimates import Estimate, ratio_estimate
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.model import Group
-from dlbench.views.quality.numbers import Quality
 from dlbench.views.view import GroupView
 
 
@@ -117,7 +124,7 @@ def _explanation(point: Point, account: CausePoint | None) -> str:
     if account is not None:
         return sentence(account.verdict.line)
     return {
-        "insufficient": f"Fewer than {MIN_RUNS} runs cannot tell a loss from noise.",
+        "insufficient": f"{units_text(point.efficiency)} cannot tell a loss from noise.",
         "within": "There is no loss worth explaining.",
         "above": "That is above the ideal: the baseline ran with a handicap, or its runs drifted.",
         "below": "",
@@ -131,46 +138,6 @@ def loss_text(group: Group) -> str:
         return ""
     found = group.of(LostPercent)
     return _explanation(group.largest, None if found is None else found.at(group.largest))
-
-
-def next_step(group: Group) -> str:
-    """What to do next, in a sentence; empty where nothing suggests itself.
-
-    Foreign load first, because figures made beside it may be those of the load; then a target that was missed; then
-    what the diagnosis of the largest point suggests.
-    """
-    for doubt in group.doubts:
-        if doubt.code in LOAD_CODES:
-            what, _, remedy = doubt.text.rpartition(": ")
-            return sentence(f"{remedy}: {what}")
-    quality = group.of(Quality)
-    if quality is not None and any(point.num_reached < point.num_runs for point in quality.points):
-        key = "max_epochs" if quality.limit.endswith("epochs") else "max_samples"
-        return f"Train longer than {quality.limit} (--set quality.{key}=...): runs ended without meeting the target."
-    if len(group.points) == 1:
-        more = more_ranks(group)
-        return f"Run the same workload at more rank counts, for example --ranks {more}." if "," in more else ""
-    found = group.of(LostPercent)
-    account = None if found is None else found.at(group.largest)
-    if account is not None:
-        return sentence(account.verdict.next) if account.verdict.next else ""
-    if not group.is_sufficient:
-        return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}) to tell noise apart."
-    return ""
-
-
-def more_ranks(group: Group) -> str:
-    """Rank counts that a group of one point lacks, as an option takes them; none that its machine does not hold."""
-    ranks = group.baseline.ranks
-    counts = [ranks * factor for factor in (1, 2, 4) if group.most_ranks is None or ranks * factor <= group.most_ranks]
-    if len(counts) < 2 and ranks > 1:
-        counts = [1, ranks]
-    return ",".join(map(str, counts or [ranks]))
-
-
-def sentence(text: str) -> str:
-    """A phrase with a capital letter and a full stop."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 _LINEAR = 100

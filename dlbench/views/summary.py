@@ -23,7 +23,7 @@ from dlbench.report.wording import (
     percent,
     place_text,
     ranks_text,
-    runs_text,
+    units_text,
     value_text,
 )
 from dlbench.stats.verdicts import placed
@@ -51,16 +51,18 @@ def rating(group: Group, report: Report) -> Rating:
     if len(group.points) > 1:
         for bound in group.all_of(ExchangePoint):
             if (bound.ranks, bound.nodes) == (last.ranks, last.nodes) and bound.prediction is not None:
-                return _against(last, bound.prediction.efficiency.value, "against the exchange model's bound of")
+                most = bound.prediction.efficiency.value
+                return _against(last, most, f"{percent(most)} is possible with this gradient exchange")
         for one in forecast.same_work if (forecast := group.of(Forecast)) else ():
-            return _against(last, one.efficiency, f"against the published efficiency at {ranks_text(one.ranks)},")
+            shown = f"{percent(one.efficiency)} was published for this work at {ranks_text(one.ranks)}"
+            return _against(last, one.efficiency, shown)
     wanted = (group.id, last.ranks, last.nodes, STEP)
     for trend in history.series if history else ():
         if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
             return _usual(trend)
     if len(group.points) == 1:
-        return Rating(tone="unknown", text="no reference (run more rank counts)")
-    return Rating(tone="unknown", text="no reference (make one: dlbench history)")
+        return Rating(tone="unknown", text="not rated: one rank count only")
+    return Rating(tone="unknown", text="not rated: no earlier runs to compare with")
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
@@ -68,12 +70,11 @@ def _against(point: Point, reference: float, text: str) -> Rating:
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
     if where == "insufficient":
-        few = runs_text(point.efficiency.n)
-        return Rating(tone="unknown", text=f"not rated ({few} only) {text} {percent(reference)}")
+        return Rating(tone="unknown", text=f"not rated in {units_text(point.efficiency)}: {text}")
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
     word: Literal["good", "low"] = "good" if is_good else "low"
     doubt = " (within the noise)" if where == "undecided" else ""
-    return Rating(tone=word, text=f"{word}{doubt} {text} {percent(reference)}")
+    return Rating(tone=word, text=f"{word}{doubt}: {text}")
 
 
 def _usual(trend: Trend) -> Rating:
@@ -336,6 +337,6 @@ def _cause(group: Group) -> str:
     point = found.at(group.largest) if found else None
     if point is None or point.is_baseline or not point.verdict.cause:
         return ""
-    doubts = {"within noise": ", within the noise", "too few runs": f", in {runs_text(point.largest.lost.n)} only"}
+    doubts = {"within noise": ", within the noise", "too few runs": f", in {units_text(point.largest.lost)} only"}
     doubt = doubts.get(point.verdict.finding, "")
     return f"{CAUSE_TITLES[point.largest.name]}: {lost_value(point.largest.lost)}{doubt}"

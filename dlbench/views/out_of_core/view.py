@@ -11,11 +11,11 @@ from dlbench.report.table import Sheet
 from dlbench.report.wording import percent, place_text, runs_text, times_text, times_value
 from dlbench.units import format_bytes
 from dlbench.views.model import Report
+from dlbench.views.next_step import rerun
 from dlbench.views.out_of_core.charts import method_charts, passage_charts
 from dlbench.views.out_of_core.numbers import Gain, Limit, MethodPoint, OutOfCore, out_of_core
 from dlbench.views.out_of_core.passes import Passage, PlannedPart
 from dlbench.views.out_of_core.tables import blocks_sheet, methods_sheet, steps_sheet
-from dlbench.views.rerun import rerun
 from dlbench.views.view import ReportSource, ReportView
 
 TITLE = "Out of core"

@@ -14,7 +14,7 @@ from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, PART_TITLES, figure_text, percent, place_text, shown, value_text
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
-from dlbench.views.rerun import rerun
+from dlbench.views.next_step import second_rank
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepQuantile, StepTimes, step_times
 from dlbench.views.view import GroupSource, GroupView
 
@@ -550,4 +550,4 @@ class RanksView(GroupView):
     def remedy(self, group: Group) -> str:
         if group.of(StepTimes) is None:
             return NO_STEPS
-        return f"one rank only: {rerun(group, '--ranks 1,2 --repeats 5')} adds a second one."
+        return second_rank(group, "one rank has none beside it")
