@@ -210,7 +210,6 @@ def _chart(group: Group, quantity: _Quantity) -> Chart:
         Column("", "At", lambda point: place_text(point.ranks, point.nodes)),
         Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
         Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
-        Column("", "Interval", lambda point: basis_text(quantity.figure(point))),
     )
     words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     return finish(
@@ -313,10 +312,12 @@ class ScalingView(GroupView):
 def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Point]:
     """The points of a group; `unit`: what a sample is called."""
     is_spread = any(point.nodes > 1 for point in points)
+    # Of a single point there is nothing to compare, for people; programs find the same columns in every report.
+    is_series = len(points) != 1
     has_fraction = any(point.serial_fraction for point in points)
     columns: tuple[Column[Point], ...] = (
         Column("ranks", "Ranks", lambda point: point.ranks, is_brief=True),
-        Column("nodes", "Nodes", lambda point: point.nodes, is_brief=is_spread),
+        Column("nodes", "Nodes" * is_spread, lambda point: point.nodes, is_brief=True),
         Column("batch_per_rank", "", lambda point: point.batch_per_rank),
         Column(
             "throughput_per_s",
@@ -331,11 +332,11 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
             lambda point: point.throughput_per_rank,
             has_interval=True,
         ),
-        Column("speedup", "Speed-up", lambda point: point.speedup, has_interval=True),
-        Column("ideal_speedup", "Ideal", lambda point: point.ideal_speedup, unit="ratio"),
+        Column("speedup", "Speed-up" * is_series, lambda point: point.speedup, has_interval=True),
+        Column("ideal_speedup", "Ideal" * is_series, lambda point: point.ideal_speedup, unit="ratio"),
         Column(
             "efficiency",
-            "Efficiency",
+            "Efficiency" * is_series,
             lambda point: point.efficiency,
             lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
             has_interval=True,
@@ -344,7 +345,7 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
         Column("step_s", "Step, median", lambda point: point.step, has_interval=True, is_brief=True),
         Column("step_p95_s", "Step, p95", lambda point: point.step_p95, has_interval=True),
         Column("runs", "Runs", lambda point: point.throughput.n, is_brief=True),
-        Column("throughput_interval", "Interval", lambda point: point.throughput.kind, _basis),
+        Column("throughput_interval", "", lambda point: point.throughput.kind),
         Column("efficiency_interval", "", lambda point: point.efficiency.kind),
         Column("paired_with_baseline", "", lambda point: point.paired_with_baseline),
         Column(
@@ -354,12 +355,24 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
             has_interval=True,
         ),
     )
-    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True)
+    return Sheet(
+        name="points",
+        title="Scaling points",
+        columns=columns,
+        rows=points,
+        in_terminal=True,
+        caption=_intervals(points),
+    )
 
 
-def _basis(point: Point) -> str:
-    """Of the throughput and, where they are others, of the efficiency and of the steps."""
-    own, ratio, steps = (basis_text(one) for one in (point.throughput, point.efficiency, point.step))
-    found = [own, *([] if ratio == own or point.is_baseline else [f"ratios {ratio}"])]
-    found += [] if steps == own else [f"steps {steps}"]
-    return "; ".join(found) + ", baseline" * point.is_baseline
+def _intervals(points: Sequence[Point]) -> str:
+    """What the intervals of a table of points are, each kind once: of throughputs, of ratios and of steps."""
+    figures: dict[str, list[str]] = {"": [], "ratios ": [], "steps ": []}
+    for point in points:
+        own = basis_text(point.throughput)
+        figures[""].append(own)
+        for name, figure in (("ratios ", point.efficiency), ("steps ", point.step)):
+            if not (point.is_baseline and figure is point.efficiency) and basis_text(figure) != own:
+                figures[name].append(basis_text(figure))
+    texts = [f"{name}{', '.join(dict.fromkeys(found))}" for name, found in figures.items() if found]
+    return f"Intervals: {'; '.join(texts)}." if texts else ""

@@ -296,7 +296,7 @@ def test_long_tables_have_a_filter(browser: Any, sample: Case) -> None:
             lines = table.locator("tbody tr").count()
             # The tools stand right before the table's frame.
             filters = table.locator("xpath=../preceding-sibling::*[1]").locator("input[type=search]").count()
-            assert filters == (1 if lines > 8 else 0)
+            assert filters == (1 if lines > 20 else 0)
 
 
 def drawn(visit: Visit, figure: Any) -> int:

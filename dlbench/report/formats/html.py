@@ -25,7 +25,7 @@ from markupsafe import Markup
 from dlbench import bundled
 from dlbench.report.charts import svg
 from dlbench.report.charts.chart import Chart
-from dlbench.report.charts.style import CONFIG
+from dlbench.report.charts.style import CONFIG, WIDE
 from dlbench.report.document import FEW_CARDS, Card, Document, Section
 from dlbench.report.formats.csv import all_tables
 from dlbench.report.table import Sheet, TextTable
@@ -267,7 +267,8 @@ def _shown(
 
 def _is_pair(section: Section, drawn: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
     is_narrow = all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
-    return len(drawn) == 1 and bool(sheets) and is_narrow and not section.cards
+    is_small = len(drawn) == 1 and drawn[0].chart.spec["width"] <= WIDE
+    return is_small and bool(sheets) and is_narrow and not section.cards
 
 
 def _glances(cards: Sequence[Card]) -> Glances | None:

@@ -320,8 +320,8 @@ _IDEAL, _MEASURED = "#676d76", "#1769ab"
 """Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
 
 _ROW = 30
-_ALONE = 700
-"""Plot width of a waterfall with no chart beside it, pixels."""
+_ALONE = 900
+"""Plot width of a waterfall with no chart beside it, pixels: with its labels as wide as a page of 1400."""
 _ROOM_FOR_WORDS = 45.0
 """Percent: where a bar and its interval begin further left, its words stand at its right end."""
 
