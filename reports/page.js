@@ -232,6 +232,12 @@
   // Text of a chart that was scaled down would be too small to read: it is drawn again as wide as its place, all of it,
   // whatever its labels take here. One that nearly fills its place fills it.
   const LEAST = 300;
+  const lines = (text, length) =>
+    text.split(" ").reduce((done, word) => {
+      if (done.length && done.at(-1).length + word.length < length) done.push(`${done.pop()} ${word}`);
+      else done.push(word);
+      return done;
+    }, []);
   const fit = (figure, spec) => {
     const natural = Number(figure.querySelector(".still svg")?.getAttribute("width"));
     const room = figure.clientWidth;
@@ -240,7 +246,10 @@
       spec.autosize = { type: "fit-x", contains: "padding" };
     }
     if (natural <= room) return;
+    spec.title.text = lines(spec.title.text, room / 8);
+    if (spec.title.subtitle) spec.title.subtitle = lines([spec.title.subtitle].flat().join(" "), room / 6.5);
     for (const { encoding = {} } of units(spec)) {
+      if (encoding.y?.axis?.labelLimit) encoding.y.axis.labelLimit = Math.min(encoding.y.axis.labelLimit, 0.4 * room);
       for (const { legend } of Object.values(encoding)) if (legend?.columns > 2) legend.columns = 2;
     }
   };

@@ -41,11 +41,11 @@ STEP = "step_median_s"
 """The metric of the history that says most of a group's speed."""
 
 
-def rating(group: Group, report: Report) -> Rating:
+def rating(group: Group, report: Report) -> Rating | None:
     """How good the efficiency at the largest point is, against the first reference that there is.
 
     References in order: what the exchange model leaves attainable, a published figure of the same work, the usual range
-    of the same point in the history of the report.
+    of the same point in the history of the report. None for a single rank count without any.
     """
     last, history = group.largest, report.of(TrendsReport)
     if len(group.points) > 1:
@@ -61,7 +61,7 @@ def rating(group: Group, report: Report) -> Rating:
         if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
             return _usual(trend)
     if len(group.points) == 1:
-        return Rating(tone="unknown", text="not rated: one rank count only")
+        return None
     return Rating(tone="unknown", text="not rated: no earlier runs to compare with")
 
 
@@ -150,7 +150,7 @@ def _rows(group: Group, name: str) -> list[dict[str, Any]]:
             "shown": figure_text(point.efficiency),
             "basis": basis_text(point.efficiency),
             "is_last": point is group.largest,
-            "label": f"{value_text(point.efficiency)} at {place_text(point.ranks, point.nodes)}",
+            "label": f"{value_text(point.efficiency)} at {ranks_text(point.ranks)}",
             "at": point.efficiency.high or point.efficiency.value,
         }
         for point in group.points

@@ -267,7 +267,7 @@ def _shown(
 
 def _is_pair(section: Section, drawn: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
     is_narrow = all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
-    is_small = len(drawn) == 1 and drawn[0].chart.spec["width"] <= WIDE
+    is_small = len(drawn) == 1 and drawn[0].chart.spec.get("width", 0) <= WIDE
     return is_small and bool(sheets) and is_narrow and not section.cards
 
 
