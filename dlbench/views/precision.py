@@ -61,7 +61,7 @@ class PrecisionRow:
     ratio: Estimate | None
     """Throughput over the reference's; None for the reference itself."""
     peak: Estimate
-    """Memory of the rank that held most, bytes; see `dlbench.views.memory.numbers`."""
+    """Memory of the rank that held most, bytes; see `dlbench.views.memory`."""
     memory_ratio: Estimate | None
     energy_per_sample: Estimate | None
     """None where it was not measured."""

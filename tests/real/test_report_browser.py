@@ -555,8 +555,8 @@ WRAPPED = """() => [...document.querySelectorAll("main th, main td")].filter((ce
         const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top / 8)));
         return { text: cell.innerText.trim(), words: cell.innerText.trim().split(/\\s+/).length, lines: lines.size };
     })
-    .filter((one) => one.words > 4 && one.lines >= one.words - 1)"""
-"""Cells of five words or more that stand in as many lines."""
+    .filter((one) => one.words > 4 && 2 * one.lines > one.words + 2)"""
+"""Cells of five words or more with hardly two in a line."""
 
 
 @pytest.mark.parametrize("case", ["sample", "large"], indirect=True)

@@ -25,7 +25,7 @@ from dlbench.records.scan import Run
 from dlbench.report.wording import ENGINE_TITLES, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.views.memory.numbers import ended_without_memory
+from dlbench.views.memory import ended_without_memory
 from dlbench.views.out_of_core.methods import IN_CORE, Method, method_of, rank_of, without_method
 from dlbench.views.out_of_core.passes import Passage, passage_of
 
