@@ -137,7 +137,8 @@ def _comparison(digest: str, groups: Sequence[Group], rows: tuple[PrecisionRow, 
     }
     return PrecisionComparison(
         id=digest,
-        label=_label(plan),
+        label=f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
+        f"{plan.series.scaling} scaling",
         reference=reference,
         groups=tuple(group.id for group in groups),
         sample_unit=plan.workload.sample_unit,
@@ -263,14 +264,6 @@ def _loss(run: Run) -> float | None:
     losses = [rank.last_loss for rank in run.record.ranks]
     finite = [loss for loss in losses if loss is not None]
     return sum(finite) / len(finite) if len(finite) == len(losses) else None
-
-
-def _label(plan: RunPlan) -> str:
-    """What the groups have in common, in short."""
-    return (
-        f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
-        f"{plan.series.scaling} scaling"
-    )
 
 
 def _caption(plan: RunPlan) -> str:

@@ -144,7 +144,7 @@ def to_html(document: Document) -> str:
             document=document,
             shown=shown,
             panels=_panels(shown) if document.one_group_at_a_time and groups else (),
-            folds=_folds(document),
+            folds=any(section.level == "answer" for section, _ in document.walk()),
             linked={section.id for section in in_full},
             num_groups=len(groups),
             further=groups[MAX_GROUPS:],
@@ -175,11 +175,6 @@ def _panels(shown: Sequence[Shown]) -> tuple[Panel, ...]:
         *([Panel("across", "Across groups", across, "across")] if across else []),
         Panel("runs-and-methods", "Runs and methods", looked_up, "appendix"),
     )
-
-
-def _folds(document: Document) -> bool:
-    """Whether sections that are no answer are closed: not where no section says that it is one."""
-    return any(section.level == "answer" for section, _ in document.walk())
 
 
 def _without_table(shown: Shown) -> Iterator[Drawn]:

@@ -296,10 +296,11 @@ def _named_line(case: Case, cause: Part, finding: Finding) -> str:
     beyond = ""
     if others[0] is not cause and others[0] not in sure:
         beyond = f"; {CAUSE_TITLES[others[0].name]}, {lost_value(others[0].lost)}, is within the noise"
+    late = _late(case, cause)
+    lost = f"{late}{joint}{_lost(case)}" if joint == "; " else f"{joint}{_lost(case)}{late}"
     return (
         f"{'main' if finding == 'found' else 'likely'} cause: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}"
-        f"{joint}{_lost(case)}{_late(case, cause)}{also}{beyond}"
-        + (f"; only {units_text(cause.lost)}" if finding == "likely" else "")
+        f"{lost}{also}{beyond}" + (f"; only {units_text(cause.lost)}" if finding == "likely" else "")
     )
 
 

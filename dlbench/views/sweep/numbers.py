@@ -172,9 +172,9 @@ def _no_best(others: Sequence[Setting], name: str) -> str:
         return f"only {name} has figures: there is nothing to compare."
     ratios = [setting.ratio for setting in others if setting.ratio is not None]
     if any(setting.verdict == "insufficient" for setting in others) and ratios:
-        values = [ratio.value for ratio in ratios]
-        few = units_text(min(ratios, key=lambda ratio: ratio.units))
-        return f"nothing is decided in {few} ({min(values):.2f}x to {max(values):.2f}x of {name})."
+        ends = dict.fromkeys(times_value(pick(ratios, key=lambda one: one.value)) for pick in (min, max))
+        few = units_text(min(ratios, key=lambda one: one.units))
+        return f"nothing is decided in {few} ({' to '.join(ends)} of {name})."
     slower = sum(setting.verdict == "slower" for setting in others)
     equal = sum(setting.verdict == "equal" for setting in others)
     inert = sum(setting.verdict == "faster" for setting in others)
