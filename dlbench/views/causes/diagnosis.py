@@ -19,7 +19,7 @@ WORTH_EXPLAINING = 0.01
 """Fraction of efficiency below which a loss is not explained."""
 
 LIKELY_RUNS = 4
-"""Runs from which a cause may be called likely: of three equal runs a side one report in ten would name one."""
+"""Runs, or sessions, from which a cause may be called likely: of three equal runs a side one report in ten would name one."""
 _PRINTED = 0.0005
 """Fraction of efficiency that is printed as 0.1 points."""
 MOST_NAMED = 3
@@ -167,7 +167,7 @@ def _is_likely(whole: Part, largest: Part) -> bool:
     """Whether every one of these few runs lost, and to this part, and their mean loss stands out of their scatter."""
     lows = (whole.lost.low, largest.lost.low)
     return (
-        whole.lost.n >= LIKELY_RUNS
+        whole.lost.units >= LIKELY_RUNS
         and whole.lost.value >= WORTH_EXPLAINING
         and all(low is not None and low > 0 for low in lows)
         and whole.p is not None

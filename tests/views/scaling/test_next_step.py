@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from dlbench.reading.doubts import Doubt
+from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.terminal import to_text
+from dlbench.specs.plan import RunPlan
 from dlbench.views.assemble import assemble
+from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.model import Group
 from dlbench.views.next_step import more_ranks, next_step
 from dlbench.views.series_result import result_of
+from dlbench.views.sweep.numbers import sweeps
 from tests.support.run_factory import (
     Story,
     Training,
@@ -23,6 +27,7 @@ from tests.support.run_factory import (
     quality_plans,
     write_run,
     write_scaling,
+    write_sweep,
 )
 
 LOAD = Doubt(
@@ -47,6 +52,52 @@ def test_foreign_load_goes_before_more_repeats_and_more_ranks(tmp_path: Path) ->
         assert (
             next_step(loaded) == "Repeat on an idle machine: other processes used 1.6 of the 2 cores of node n0 (81 %)."
         )
+
+
+def test_foreign_load_goes_before_the_advice_of_a_sweep(tmp_path: Path) -> None:
+    """Two settings that nothing tells apart, beside a process that took a core of two in one of the runs."""
+    busy = {"node_rank": 0, "host": "n0", "cores": [0, 1], "window_s": 10.0, "busy_s": 20.0, "own_s": 10.0}
+
+    def story(plan: RunPlan) -> Story:
+        is_loaded = plan.series.repeat == 1 and plan.sync.fusion == "single"
+        return Story(record={"load": [{**busy, "steal_s": 0.0, "pressure_s": 0.0}] if is_loaded else []})
+
+    axes = {"sync.fusion": ("none", "single")}
+    write_sweep(tmp_path, lambda plan: 1.0, engine="ddp", sweep=axes, repeats=2, story=story)
+    (sweep,) = sweeps(tabulate(scan(tmp_path)))
+    wanted = "Repeat on an idle machine: other processes used 1 of the 2 cores of node n0 (50 %)."
+    assert [cell.advice for cell in sweep.cells] == [wanted]
+
+
+def test_throttling_goes_before_more_repeats_in_words_of_the_device(tmp_path: Path) -> None:
+    write_scaling(tmp_path, repeats=2)
+    group = group_of(tmp_path)
+    assert next_step(group) == "Repeat with --repeats 5."
+    found = group.of(LostPercent)
+    assert found is not None
+    *others, last = found.diagnosed.points
+    slow = replace(last.cause("throttling"), seconds=last.whole.seconds.scaled(0.05, "s"))
+    causes = tuple(slow if one.name == "throttling" else one for one in last.causes)
+    diagnosed = replace(found.diagnosed, points=(*others, replace(last, causes=causes)))
+    throttled = replace(group, views={**group.views, "causes": replace(found, diagnosed=diagnosed)})
+    step = next_step(throttled)
+    assert step.startswith("Raise the CPU quota ")
+    assert step.endswith(": throttling took 5.0 % of a step at 2 ranks.")
+
+
+def test_pooled_sessions_ask_for_more_sessions(tmp_path: Path) -> None:
+    """Two Slurm jobs of five runs each, that scatter: what is too few are the jobs, in every sentence."""
+    for plan in plans(repeats=10):
+        slow = 1 + 0.01 * plan.series.repeat * plan.layout.ranks
+        times = constant([slow * part for part in (5, 0, 30, 45, 20 * (plan.layout.ranks - 1), 10)])
+        write_run(tmp_path, plan, times, Story(job=str(plan.series.repeat % 2)))
+    group = group_of(tmp_path)
+    found = group.of(LostPercent)
+    assert found is not None
+    assert next_step(group) == "Repeat in 3 more sessions (other days, or other Slurm jobs)."
+    line = found.diagnosed.points[-1].verdict.line
+    assert "2 sessions" in line
+    assert "10 runs" not in line
 
 
 @pytest.mark.parametrize(
