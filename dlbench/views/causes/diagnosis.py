@@ -19,7 +19,7 @@ WORTH_EXPLAINING = 0.01
 """Fraction of efficiency below which a loss is not explained."""
 
 LIKELY_RUNS = 4
-"""Runs, or sessions, from which a cause may be called likely: of three equal runs a side one report in ten would name one."""
+"""Runs or sessions from which a cause may be likely: of three equal ones a side one report in ten would name one."""
 _PRINTED = 0.0005
 """Fraction of efficiency that is printed as 0.1 points."""
 MOST_NAMED = 3
