@@ -115,7 +115,7 @@
     });
     return [make("label", {}, "Show lines with: ", unseen(name), input), told];
   };
-  const MANY = 8;
+  const MANY = 20;
   for (const table of document.querySelectorAll("main table")) {
     const region = table.closest(".scroll");
     const rows = table.tBodies[0]?.rows.length ?? 0;
@@ -229,14 +229,27 @@
       else one.scale.zero = channel === "y";
     }
   };
-  // Text of a chart that was scaled down would be too small to read: it is drawn again, narrower.
-  const LEAST_PLOT = 150;
+  // Text of a chart that was scaled down would be too small to read: it is drawn again as wide as its place, all of it,
+  // whatever its labels take here. One that nearly fills its place fills it.
+  const LEAST = 300;
+  const lines = (text, length) =>
+    text.split(" ").reduce((done, word) => {
+      if (done.length && done.at(-1).length + word.length < length) done.push(`${done.pop()} ${word}`);
+      else done.push(word);
+      return done;
+    }, []);
   const fit = (figure, spec) => {
     const natural = Number(figure.querySelector(".still svg")?.getAttribute("width"));
-    const missing = natural - figure.clientWidth;
-    if (missing <= 0) return;
-    if (typeof spec.width === "number") spec.width = Math.max(LEAST_PLOT, Math.floor(spec.width - missing));
+    const room = figure.clientWidth;
+    if (typeof spec.width === "number" && natural > 0.8 * room) {
+      spec.width = Math.max(LEAST, room);
+      spec.autosize = { type: "fit-x", contains: "padding" };
+    }
+    if (natural <= room) return;
+    spec.title.text = lines(spec.title.text, room / 8);
+    if (spec.title.subtitle) spec.title.subtitle = lines([spec.title.subtitle].flat().join(" "), room / 6.5);
     for (const { encoding = {} } of units(spec)) {
+      if (encoding.y?.axis?.labelLimit) encoding.y.axis.labelLimit = Math.min(encoding.y.axis.labelLimit, 0.4 * room);
       for (const { legend } of Object.values(encoding)) if (legend?.columns > 2) legend.columns = 2;
     }
   };

@@ -143,10 +143,6 @@ def _always(row: Any) -> bool:
     return True
 
 
-def _plain(row: Any) -> RowKind:
-    return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sheet(Generic[R]):
     """One table."""
@@ -166,7 +162,7 @@ class Sheet(Generic[R]):
     """Whether people get the row."""
     order: Callable[[R], float] | None = None
     """Sorts the rows for people, smallest first; programs get them as they come."""
-    kind: Callable[[R], RowKind] = _plain
+    kind: Callable[[R], RowKind] = lambda row: ""
     in_terminal: bool = False
     """Whether the terminal's summary prints it."""
     is_sortable: bool = False

@@ -263,6 +263,29 @@ def runs_text(count: int) -> str:
     return f"{count} run" if count == 1 else f"{count} runs"
 
 
+def sessions_text(count: int) -> str:
+    """``1 session``, ``5 sessions``."""
+    return f"{count} session{'' if count == 1 else 's'}"
+
+
+def units_text(figure: Estimate) -> str:
+    """What a figure's interval is made of: ``5 runs``, or ``2 sessions`` where runs of several are pooled."""
+    return sessions_text(figure.units) if (figure.sessions or 1) > 1 else runs_text(figure.n)
+
+
+def repeat_text(figure: Estimate, wanted: int = MIN_RUNS) -> str:
+    """What makes an interval of so many runs, or sessions where runs of several are pooled, as a phrase."""
+    if (figure.sessions or 1) > 1:
+        more = max(1, wanted - figure.units)
+        return f"repeat in {more} more session{'s' * (more > 1)} (other days, or other Slurm jobs)"
+    return f"repeat with --repeats {wanted}"
+
+
+def sentence(text: str) -> str:
+    """A phrase with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
 def ranks_text(ranks: int) -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"

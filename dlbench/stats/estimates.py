@@ -206,6 +206,11 @@ class Estimate:
     ratio and not in its interval."""
 
     @property
+    def units(self) -> int:
+        """What its interval is made of: sessions where there are several, else runs."""
+        return self.sessions if self.sessions is not None and self.sessions > 1 else self.n
+
+    @property
     def is_confident(self) -> bool:
         """Whether its interval is one of confidence, from `MIN_RUNS` runs or more."""
         return self.kind in ("Student t", "order statistics", "rank sums", "bootstrap")

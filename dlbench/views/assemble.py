@@ -23,15 +23,15 @@ from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, counts_text, ranks_text
-from dlbench.specs.plan import RunPlan
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.controls import controls, is_control
 from dlbench.views.methods import METHODS, not_shown
+from dlbench.views.next_step import most_ranks, next_step
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import quality_verdict
-from dlbench.views.scaling import baseline_note, next_step, verdict
+from dlbench.views.scaling import baseline_note, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 
 TITLE = "dlbench scaling report"
@@ -112,16 +112,10 @@ def _group(
         baseline_note=baseline_note(group, groups, table),
         is_sufficient=group.is_sufficient,
         points=group.points,
-        most_ranks=_most_ranks(plan),
+        most_ranks=most_ranks(plan),
         doubts=found,
         views=source.views,
     )
-
-
-def _most_ranks(plan: RunPlan) -> int | None:
-    if plan.system.scheduler != "none" or plan.layout.nodes > 1:
-        return None
-    return plan.system.node.gpus or plan.layout.node_cores
 
 
 def _verdict(source: GroupSource, unit: str) -> str:

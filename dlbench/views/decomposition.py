@@ -26,7 +26,7 @@ from dlbench.reading.sessions import allocations_of
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import ENGINE_TITLES, PART_TITLES, basis_text, figure_text, percent, place_text
+from dlbench.report.wording import ENGINE_TITLES, PART_TITLES, basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey, in_all
@@ -360,10 +360,9 @@ def _verdict(one: Difference) -> str:
     amount = figure_text(_turned(one.gap_s, is_less))
     gap = f"removing it saves {amount} {'less' if is_less else 'more'} than the phase"
     if one.verdict == "insufficient":
-        found = one.gap_s
-        if (found.sessions or 1) > 1:
-            return f"{gap}; {found.sessions} of {MIN_RUNS} sessions measured that a verdict needs"
-        return f"{gap}; {found.n} of {MIN_RUNS} pairs measured that a verdict needs: use --repeats {MIN_RUNS}"
+        unit = "sessions" if (one.gap_s.sessions or 1) > 1 else "pairs"
+        return f"{gap}; {one.gap_s.units} of {MIN_RUNS} {unit} that a verdict needs: {repeat_text(one.gap_s)}"
     if one.verdict == "undecided":
-        return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: more repeats decide"
+        more = repeat_text(one.gap_s, 2 * max(MIN_RUNS, one.gap_s.units))
+        return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: {more}"
     return f"{gap}; {one.reason}"

@@ -100,12 +100,5 @@ def _group(group: Section, repeated: Mapping[str, None]) -> Section:
     )
     found = [text for section in sections for text in (section.words if section.id.startswith(CausesView.id) else ())]
     # The finding ends with the next step.
-    says_next = any("Next: " in text for text in found)
-    return dataclasses.replace(
-        group,
-        about=(),
-        facts=(),
-        brief=tuple(found),
-        next_step="" if says_next else group.next_step,
-        sections=sections,
-    )
+    left = "" if found else group.next_step
+    return dataclasses.replace(group, about=(), facts=(), brief=tuple(found), next_step=left, sections=sections)

@@ -33,6 +33,18 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
     without = len(report.without_figures)
     empty = (points_sheet(()), account_sheet(()))
     names = short_names(report.groups)
+    alone = tuple(one.text for one in report.controls if not one.beside)
+    methods = Section(
+        id="methods",
+        title="How the numbers are made",
+        facts=report.methods,
+        level="appendix",
+        are_methods=True,
+        brief=(),
+    )
+    missing = Section(
+        id="missing", title="Not in this report", level="appendix", missing=report.missing, missing_title="Not shown"
+    )
     return Document(
         title=report.title,
         dlbench_version=report.dlbench_version,
@@ -42,10 +54,11 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
         sections=(
             *opening,
             *(_group(group, name, views) for group, name in zip(report.groups, names, strict=True)),
-            *_controls(report),
+            # Control runs beside which there are no results.
+            *([Section(id="controls", title="Control runs", words=alone, brief=alone)] if alone else []),
             *closing,
-            *_methods(report),
-            *_missing(report),
+            *([methods] if report.methods else []),
+            *([missing] if report.missing else []),
         ),
         data=report,
         always=(
@@ -126,12 +139,6 @@ def _group(group: Group, name: str, views: Views) -> Section:
     )
 
 
-def _controls(report: Report) -> tuple[Section, ...]:
-    """Control runs beside which there are no results."""
-    words = tuple(one.text for one in report.controls if not one.beside)
-    return (Section(id="controls", title="Control runs", words=words, brief=words),) if words else ()
-
-
 def _conditions_line(group: Group) -> str:
     """What the label of a group does not say of its conditions, for the terminal."""
     counts = sorted({point.throughput.n for point in group.points})
@@ -146,24 +153,3 @@ def _conditions_line(group: Group) -> str:
         f"{counts_text(counts)} run{'s' * (counts[-1] > 1)} per point",
     )
     return ", ".join(part for part in parts if part)
-
-
-def _methods(report: Report) -> tuple[Section, ...]:
-    if not report.methods:
-        return ()
-    title = "How the numbers are made"
-    return (Section(id="methods", title=title, facts=report.methods, level="appendix", are_methods=True, brief=()),)
-
-
-def _missing(report: Report) -> tuple[Section, ...]:
-    if not report.missing:
-        return ()
-    return (
-        Section(
-            id="missing",
-            title="Not in this report",
-            level="appendix",
-            missing=report.missing,
-            missing_title="Not shown",
-        ),
-    )

@@ -13,7 +13,7 @@ from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
-from dlbench.report.wording import percent, ranks_text
+from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
 from dlbench.stats.components import between_and_within
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.quality import doubts as quality_doubts
@@ -156,12 +156,9 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
 def _few_repeats(group: Group) -> Iterator[Doubt]:
     few = [point for point in group.points if len(point.run_ids) < MIN_RUNS]
     if few:
-        counts = ", ".join(f"{len(point.run_ids)} at {ranks_text(point.ranks)}" for point in few)
-        yield Doubt(
-            code="few-repeats",
-            severity="serious",
-            text=f"too few repeats for a comparison ({counts}): use --repeats {MIN_RUNS}",
-        )
+        counts = ", ".join(f"{units_text(point.throughput)} at {ranks_text(point.ranks)}" for point in few)
+        remedy = repeat_text(min((point.throughput for point in few), key=lambda figure: figure.units))
+        yield Doubt(code="few-repeats", severity="serious", text=f"too few for a comparison ({counts}): {remedy}")
 
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:

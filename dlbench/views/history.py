@@ -33,11 +33,12 @@ class HistoryView(ReportView):
         if found is None:
             return ()
         words = tuple(_words(found))
+        changed, slow = sum(bool(one.changes) for one in found.series), len(found.nodes.slow)
         sheets = (changes_sheet(found), series_sheet(found), hosts_sheet(found.nodes, found.nodes.hosts))
         section = Section(
             id=self.id,
             title=self.title,
-            headline=_headline(found),
+            headline=f"{changed} of {len(found.series)} series changed; {slow or 'no'} slow host{'s' * (slow != 1)}",
             words=words,
             charts=lambda: [*map(series_chart, found.by_newest_change[:MAX_CHARTED]), *host_charts(found.nodes)],
             charts_per_row=1,
@@ -51,12 +52,6 @@ class HistoryView(ReportView):
 
     def remedy(self, report: Report) -> str:
         return "dlbench history import RUNS --store DIR, then report with --history DIR."
-
-
-def _headline(found: TrendsReport) -> str:
-    changed = sum(bool(one.changes) for one in found.series)
-    slow = len(found.nodes.slow)
-    return f"{changed} of {len(found.series)} series changed; {slow or 'no'} slow host{'s' * (slow != 1)}"
 
 
 def _words(found: TrendsReport) -> Iterator[str]:

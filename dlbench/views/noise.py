@@ -22,8 +22,8 @@ from dlbench.reading.table import RunTable
 from dlbench.records.record import NoiseScale
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import figure_text, percent, place_text, runs_text, times_value
-from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+from dlbench.report.wording import figure_text, percent, place_text, repeat_text, runs_text, times_value
+from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Group
@@ -110,7 +110,7 @@ def _advice_text(share: Estimate | None, num_runs: int) -> str:
     unknown = f"; {num_runs - share.n} of {num_runs} runs made no estimate" if num_runs > share.n else ""
     text = f"the global batch is {figure_text(share)} of the noise scale"
     if found == "insufficient":
-        return f"{text}: {MIN_RUNS} runs or more (--repeats {MIN_RUNS}) say whether larger batches pay{unknown}"
+        return f"{text}: {repeat_text(share)} to see whether larger batches pay{unknown}"
     if found == "undecided":
         return f"{text}: whether larger batches pay is undecided{unknown}"
     word = {

@@ -35,7 +35,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_es
 from dlbench.stats.pairing import KnownKey, RunKey, pairing
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
-from dlbench.views.rerun import rerun
+from dlbench.views.next_step import rerun
 from dlbench.views.view import ReportSource, ReportView
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -61,7 +61,7 @@ class PrecisionRow:
     ratio: Estimate | None
     """Throughput over the reference's; None for the reference itself."""
     peak: Estimate
-    """Memory of the rank that held most, bytes; see `dlbench.views.memory.numbers`."""
+    """Memory of the rank that held most, bytes; see `dlbench.views.memory`."""
     memory_ratio: Estimate | None
     energy_per_sample: Estimate | None
     """None where it was not measured."""
@@ -137,7 +137,8 @@ def _comparison(digest: str, groups: Sequence[Group], rows: tuple[PrecisionRow, 
     }
     return PrecisionComparison(
         id=digest,
-        label=_label(plan),
+        label=f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
+        f"{plan.series.scaling} scaling",
         reference=reference,
         groups=tuple(group.id for group in groups),
         sample_unit=plan.workload.sample_unit,
@@ -263,14 +264,6 @@ def _loss(run: Run) -> float | None:
     losses = [rank.last_loss for rank in run.record.ranks]
     finite = [loss for loss in losses if loss is not None]
     return sum(finite) / len(finite) if len(finite) == len(losses) else None
-
-
-def _label(plan: RunPlan) -> str:
-    """What the groups have in common, in short."""
-    return (
-        f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
-        f"{plan.series.scaling} scaling"
-    )
 
 
 def _caption(plan: RunPlan) -> str:

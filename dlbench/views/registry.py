@@ -11,7 +11,7 @@ from dlbench.views.exchange.view import ExchangeView
 from dlbench.views.forecast.view import ForecastView
 from dlbench.views.history import HistoryView
 from dlbench.views.layers import LayersView
-from dlbench.views.memory.view import MemoryView
+from dlbench.views.memory import MemoryView
 from dlbench.views.noise import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.precision import PrecisionView

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.reading import scaling
-from dlbench.reading.hosts.core_load import LOAD_CODES
 from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
@@ -15,13 +14,21 @@ from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, figure_text, percent, place_text, times_text, value_text
-from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
+from dlbench.report.wording import (
+    basis_text,
+    figure_text,
+    percent,
+    place_text,
+    sentence,
+    times_text,
+    units_text,
+    value_text,
+)
+from dlbench.stats.estimates import Estimate, ratio_estimate
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.model import Group
-from dlbench.views.quality.numbers import Quality
 from dlbench.views.view import GroupView
 
 
@@ -117,7 +124,7 @@ def _explanation(point: Point, account: CausePoint | None) -> str:
     if account is not None:
         return sentence(account.verdict.line)
     return {
-        "insufficient": f"Fewer than {MIN_RUNS} runs cannot tell a loss from noise.",
+        "insufficient": f"{units_text(point.efficiency)} cannot tell a loss from noise.",
         "within": "There is no loss worth explaining.",
         "above": "That is above the ideal: the baseline ran with a handicap, or its runs drifted.",
         "below": "",
@@ -131,46 +138,6 @@ def loss_text(group: Group) -> str:
         return ""
     found = group.of(LostPercent)
     return _explanation(group.largest, None if found is None else found.at(group.largest))
-
-
-def next_step(group: Group) -> str:
-    """What to do next, in a sentence; empty where nothing suggests itself.
-
-    Foreign load first, because figures made beside it may be those of the load; then a target that was missed; then
-    what the diagnosis of the largest point suggests.
-    """
-    for doubt in group.doubts:
-        if doubt.code in LOAD_CODES:
-            what, _, remedy = doubt.text.rpartition(": ")
-            return sentence(f"{remedy}: {what}")
-    quality = group.of(Quality)
-    if quality is not None and any(point.num_reached < point.num_runs for point in quality.points):
-        key = "max_epochs" if quality.limit.endswith("epochs") else "max_samples"
-        return f"Train longer than {quality.limit} (--set quality.{key}=...): runs ended without meeting the target."
-    if len(group.points) == 1:
-        more = more_ranks(group)
-        return f"Run the same workload at more rank counts, for example --ranks {more}." if "," in more else ""
-    found = group.of(LostPercent)
-    account = None if found is None else found.at(group.largest)
-    if account is not None:
-        return sentence(account.verdict.next) if account.verdict.next else ""
-    if not group.is_sufficient:
-        return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}) to tell noise apart."
-    return ""
-
-
-def more_ranks(group: Group) -> str:
-    """Rank counts that a group of one point lacks, as an option takes them; none that its machine does not hold."""
-    ranks = group.baseline.ranks
-    counts = [ranks * factor for factor in (1, 2, 4) if group.most_ranks is None or ranks * factor <= group.most_ranks]
-    if len(counts) < 2 and ranks > 1:
-        counts = [1, ranks]
-    return ",".join(map(str, counts or [ranks]))
-
-
-def sentence(text: str) -> str:
-    """A phrase with a capital letter and a full stop."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 _LINEAR = 100
@@ -243,7 +210,6 @@ def _chart(group: Group, quantity: _Quantity) -> Chart:
         Column("", "At", lambda point: place_text(point.ranks, point.nodes)),
         Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
         Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
-        Column("", "Interval", lambda point: basis_text(quantity.figure(point))),
     )
     words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     return finish(
@@ -346,10 +312,12 @@ class ScalingView(GroupView):
 def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Point]:
     """The points of a group; `unit`: what a sample is called."""
     is_spread = any(point.nodes > 1 for point in points)
+    # Of a single point there is nothing to compare, for people; programs find the same columns in every report.
+    is_series = len(points) != 1
     has_fraction = any(point.serial_fraction for point in points)
     columns: tuple[Column[Point], ...] = (
         Column("ranks", "Ranks", lambda point: point.ranks, is_brief=True),
-        Column("nodes", "Nodes", lambda point: point.nodes, is_brief=is_spread),
+        Column("nodes", "Nodes" * is_spread, lambda point: point.nodes, is_brief=True),
         Column("batch_per_rank", "", lambda point: point.batch_per_rank),
         Column(
             "throughput_per_s",
@@ -364,11 +332,11 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
             lambda point: point.throughput_per_rank,
             has_interval=True,
         ),
-        Column("speedup", "Speed-up", lambda point: point.speedup, has_interval=True),
-        Column("ideal_speedup", "Ideal", lambda point: point.ideal_speedup, unit="ratio"),
+        Column("speedup", "Speed-up" * is_series, lambda point: point.speedup, has_interval=True),
+        Column("ideal_speedup", "Ideal" * is_series, lambda point: point.ideal_speedup, unit="ratio"),
         Column(
             "efficiency",
-            "Efficiency",
+            "Efficiency" * is_series,
             lambda point: point.efficiency,
             lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
             has_interval=True,
@@ -377,7 +345,7 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
         Column("step_s", "Step, median", lambda point: point.step, has_interval=True, is_brief=True),
         Column("step_p95_s", "Step, p95", lambda point: point.step_p95, has_interval=True),
         Column("runs", "Runs", lambda point: point.throughput.n, is_brief=True),
-        Column("throughput_interval", "Interval", lambda point: point.throughput.kind, _basis),
+        Column("throughput_interval", "", lambda point: point.throughput.kind),
         Column("efficiency_interval", "", lambda point: point.efficiency.kind),
         Column("paired_with_baseline", "", lambda point: point.paired_with_baseline),
         Column(
@@ -387,12 +355,24 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
             has_interval=True,
         ),
     )
-    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True)
+    return Sheet(
+        name="points",
+        title="Scaling points",
+        columns=columns,
+        rows=points,
+        in_terminal=True,
+        caption=_intervals(points),
+    )
 
 
-def _basis(point: Point) -> str:
-    """Of the throughput and, where they are others, of the efficiency and of the steps."""
-    own, ratio, steps = (basis_text(one) for one in (point.throughput, point.efficiency, point.step))
-    found = [own, *([] if ratio == own or point.is_baseline else [f"ratios {ratio}"])]
-    found += [] if steps == own else [f"steps {steps}"]
-    return "; ".join(found) + ", baseline" * point.is_baseline
+def _intervals(points: Sequence[Point]) -> str:
+    """What the intervals of a table of points are, each kind once: of throughputs, of ratios and of steps."""
+    figures: dict[str, list[str]] = {"": [], "ratios ": [], "steps ": []}
+    for point in points:
+        own = basis_text(point.throughput)
+        figures[""].append(own)
+        for name, figure in (("ratios ", point.efficiency), ("steps ", point.step)):
+            if not (point.is_baseline and figure is point.efficiency) and basis_text(figure) != own:
+                figures[name].append(basis_text(figure))
+    texts = [f"{name}{', '.join(dict.fromkeys(found))}" for name, found in figures.items() if found]
+    return f"Intervals: {'; '.join(texts)}." if texts else ""

@@ -63,9 +63,11 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
     ]
     doubts = _doubts(groups, settings)
     marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
+    parts = [group.label.split(", ") for group in groups]
     result = Section(
         id="result",
-        title=_title(groups),
+        # What all groups have in common of their labels.
+        title=", ".join(part for part in (parts[0] if parts else ()) if all(part in other for other in parts)),
         sheets=(_sheet(rows, groups[0].sample_unit),) if groups else (),
         brief=(*_words(groups, settings), _counted(len(marks), len(doubts) - len(marks))),
         marks=_shortened(marks),
@@ -78,12 +80,6 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         data=report,
     )
     return report, document
-
-
-def _title(groups: Sequence[Group]) -> str:
-    """What all groups have in common of their labels."""
-    parts = [group.label.split(", ") for group in groups]
-    return ", ".join(part for part in (parts[0] if parts else ()) if all(part in other for other in parts))
 
 
 def _settings(groups: Sequence[Group]) -> list[str]:

@@ -12,7 +12,7 @@ from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.style import MEASURED, MUTED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, unit_cell
-from dlbench.report.wording import clean, percent, runs_text, shown, slow_link_text
+from dlbench.report.wording import clean, percent, runs_text, sessions_text, shown, slow_link_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.view import short
 from dlbench.views.model import Report
@@ -75,11 +75,6 @@ def verdict_text(one: HostHistory) -> str:
     if one.verdict == "suspected":
         return f"suspected ({sessions_text(one.ratio.n)}: insufficient)"
     return one.verdict.replace("slow link", "slow link or NIC")
-
-
-def sessions_text(count: int) -> str:
-    """``1 session``, ``5 sessions``."""
-    return f"{count} session{'' if count == 1 else 's'}"
 
 
 class _Folder:

@@ -158,17 +158,13 @@ def break_evens(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Break
     """Every staged group beside the one that differs in nothing but staging, by rank count."""
     rows = []
     for members in alike(groups, STAGING_KEYS):
-        in_place = next((group for group in members if _strategy(group) == "none"), None)
+        in_place = next((group for group in members if group.sample.plan.workload.data.staging == "none"), None)
         if in_place is None:
             continue
         for group in members:
             if group is not in_place:
                 rows += _against(group, in_place, table)
     return tuple(rows)
-
-
-def _strategy(group: scaling.Group) -> str:
-    return group.sample.plan.workload.data.staging
 
 
 def _against(group: scaling.Group, in_place: scaling.Group, table: RunTable) -> list[BreakEven]:

@@ -17,7 +17,7 @@ from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, place_text, value_text
+from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, place_text, repeat_text, value_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey, in_all
@@ -505,10 +505,10 @@ def _part(part: StallPart, whole_is: Tier) -> str:
 def _remarks(point: Stalls) -> Iterator[str]:
     """What must be known to read the figures of a point."""
     first = next((part.seconds for part in point.parts if part.seconds is not None), None)
-    if first is not None and (first.sessions or 1) > 1 and not first.is_confident:
-        yield f"{place(point)}: {first.sessions} of {MIN_RUNS} sessions that an interval of 95 % needs."
-    elif first is not None and not first.is_confident:
-        yield f"{place(point)}: {first.n} of {MIN_RUNS} repeats that an interval of 95 % needs: --repeats {MIN_RUNS}."
+    if first is not None and not first.is_confident:
+        unit = "sessions" if (first.sessions or 1) > 1 else "repeats"
+        told = f"{first.units} of {MIN_RUNS} {unit} that an interval of 95 % needs"
+        yield f"{place(point)}: {told}: {repeat_text(first)}."
     for text in point.notes:
         yield f"{place(point)}: {text}."
     for text in point.missing:

@@ -14,7 +14,7 @@ from dlbench.report.wording import basis_text, number_text, percent, place_text,
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import CAUSE_COLOURS, VARIANT, place, short
 from dlbench.views.model import Group
-from dlbench.views.rerun import rerun
+from dlbench.views.next_step import second_rank
 from dlbench.views.slow_nodes import ratio_text
 from dlbench.views.view import GroupView
 
@@ -185,7 +185,7 @@ class StragglersView(GroupView):
     def remedy(self, group: Group) -> str:
         if group.of(LostPercent) is None:
             return VARIANT
-        return f"one rank waits for nobody: {rerun(group, '--ranks 1,2 --repeats 5')} adds a second one."
+        return second_rank(group, "one rank waits for nobody")
 
 
 def _words(found: LostPercent) -> Iterator[str]:

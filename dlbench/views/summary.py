@@ -23,7 +23,7 @@ from dlbench.report.wording import (
     percent,
     place_text,
     ranks_text,
-    runs_text,
+    units_text,
     value_text,
 )
 from dlbench.stats.verdicts import placed
@@ -41,26 +41,28 @@ STEP = "step_median_s"
 """The metric of the history that says most of a group's speed."""
 
 
-def rating(group: Group, report: Report) -> Rating:
+def rating(group: Group, report: Report) -> Rating | None:
     """How good the efficiency at the largest point is, against the first reference that there is.
 
     References in order: what the exchange model leaves attainable, a published figure of the same work, the usual range
-    of the same point in the history of the report.
+    of the same point in the history of the report. None for a single rank count without any.
     """
     last, history = group.largest, report.of(TrendsReport)
     if len(group.points) > 1:
         for bound in group.all_of(ExchangePoint):
             if (bound.ranks, bound.nodes) == (last.ranks, last.nodes) and bound.prediction is not None:
-                return _against(last, bound.prediction.efficiency.value, "against the exchange model's bound of")
+                most = bound.prediction.efficiency.value
+                return _against(last, most, f"{percent(most)} is possible with this gradient exchange")
         for one in forecast.same_work if (forecast := group.of(Forecast)) else ():
-            return _against(last, one.efficiency, f"against the published efficiency at {ranks_text(one.ranks)},")
+            shown = f"{percent(one.efficiency)} was published for this work at {ranks_text(one.ranks)}"
+            return _against(last, one.efficiency, shown)
     wanted = (group.id, last.ranks, last.nodes, STEP)
     for trend in history.series if history else ():
         if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
             return _usual(trend)
     if len(group.points) == 1:
-        return Rating(tone="unknown", text="no reference (run more rank counts)")
-    return Rating(tone="unknown", text="no reference (make one: dlbench history)")
+        return None
+    return Rating(tone="unknown", text="not rated: no earlier runs to compare with")
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
@@ -68,12 +70,11 @@ def _against(point: Point, reference: float, text: str) -> Rating:
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
     if where == "insufficient":
-        few = runs_text(point.efficiency.n)
-        return Rating(tone="unknown", text=f"not rated ({few} only) {text} {percent(reference)}")
+        return Rating(tone="unknown", text=f"not rated in {units_text(point.efficiency)}: {text}")
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
     word: Literal["good", "low"] = "good" if is_good else "low"
     doubt = " (within the noise)" if where == "undecided" else ""
-    return Rating(tone=word, text=f"{word}{doubt} {text} {percent(reference)}")
+    return Rating(tone=word, text=f"{word}{doubt}: {text}")
 
 
 def _usual(trend: Trend) -> Rating:
@@ -149,7 +150,7 @@ def _rows(group: Group, name: str) -> list[dict[str, Any]]:
             "shown": figure_text(point.efficiency),
             "basis": basis_text(point.efficiency),
             "is_last": point is group.largest,
-            "label": f"{value_text(point.efficiency)} at {place_text(point.ranks, point.nodes)}",
+            "label": f"{value_text(point.efficiency)} at {ranks_text(point.ranks)}",
             "at": point.efficiency.high or point.efficiency.value,
         }
         for point in group.points
@@ -336,6 +337,6 @@ def _cause(group: Group) -> str:
     point = found.at(group.largest) if found else None
     if point is None or point.is_baseline or not point.verdict.cause:
         return ""
-    doubts = {"within noise": ", within the noise", "too few runs": f", in {runs_text(point.largest.lost.n)} only"}
+    doubts = {"within noise": ", within the noise", "too few runs": f", in {units_text(point.largest.lost)} only"}
     doubt = doubts.get(point.verdict.finding, "")
     return f"{CAUSE_TITLES[point.largest.name]}: {lost_value(point.largest.lost)}{doubt}"

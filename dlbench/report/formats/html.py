@@ -25,7 +25,7 @@ from markupsafe import Markup
 from dlbench import bundled
 from dlbench.report.charts import svg
 from dlbench.report.charts.chart import Chart
-from dlbench.report.charts.style import CONFIG
+from dlbench.report.charts.style import CONFIG, WIDE
 from dlbench.report.document import FEW_CARDS, Card, Document, Section
 from dlbench.report.formats.csv import all_tables
 from dlbench.report.table import Sheet, TextTable
@@ -144,7 +144,7 @@ def to_html(document: Document) -> str:
             document=document,
             shown=shown,
             panels=_panels(shown) if document.one_group_at_a_time and groups else (),
-            folds=_folds(document),
+            folds=any(section.level == "answer" for section, _ in document.walk()),
             linked={section.id for section in in_full},
             num_groups=len(groups),
             further=groups[MAX_GROUPS:],
@@ -175,11 +175,6 @@ def _panels(shown: Sequence[Shown]) -> tuple[Panel, ...]:
         *([Panel("across", "Across groups", across, "across")] if across else []),
         Panel("runs-and-methods", "Runs and methods", looked_up, "appendix"),
     )
-
-
-def _folds(document: Document) -> bool:
-    """Whether sections that are no answer are closed: not where no section says that it is one."""
-    return any(section.level == "answer" for section, _ in document.walk())
 
 
 def _without_table(shown: Shown) -> Iterator[Drawn]:
@@ -267,7 +262,8 @@ def _shown(
 
 def _is_pair(section: Section, drawn: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
     is_narrow = all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
-    return len(drawn) == 1 and bool(sheets) and is_narrow and not section.cards
+    is_small = len(drawn) == 1 and drawn[0].chart.spec.get("width", 0) <= WIDE
+    return is_small and bool(sheets) and is_narrow and not section.cards
 
 
 def _glances(cards: Sequence[Card]) -> Glances | None:

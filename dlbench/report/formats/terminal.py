@@ -183,7 +183,7 @@ def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Bl
         table = sheet.people(brief=True)
         if table.rows:
             title = _wrapped(sheet.title, width) if len(shown) > 1 else []
-            kept = _first_rows(table, sheet.max_rows)
+            kept = TextTable(table.header, table.rows[: sheet.max_rows])
             first = len(table.rows) - len(kept.rows)
             trimmed = _outer_rows(kept, most)
             between = len(kept.rows) - len(trimmed.rows)
@@ -191,10 +191,6 @@ def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Bl
             if between:
                 lines.insert(2, f"... {between} rows left out")
             yield Block(("", *title, *lines, *([f"... and {first} more rows"] if first else [])))
-
-
-def _first_rows(table: TextTable, most: int | None) -> TextTable:
-    return TextTable(table.header, table.rows[:most])
 
 
 def _outer_rows(table: TextTable, most: int | None) -> TextTable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.attribution import Part
-from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, runs_text
+from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, repeat_text, units_text
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.stats.multiplicity import LEVEL, holm
@@ -19,7 +19,7 @@ WORTH_EXPLAINING = 0.01
 """Fraction of efficiency below which a loss is not explained."""
 
 LIKELY_RUNS = 4
-"""Runs from which a cause may be called likely: of three equal runs a side one report in ten would name one."""
+"""Runs or sessions from which a cause may be likely: of three equal ones a side one report in ten would name one."""
 _PRINTED = 0.0005
 """Fraction of efficiency that is printed as 0.1 points."""
 MOST_NAMED = 3
@@ -167,7 +167,7 @@ def _is_likely(whole: Part, largest: Part) -> bool:
     """Whether every one of these few runs lost, and to this part, and their mean loss stands out of their scatter."""
     lows = (whole.lost.low, largest.lost.low)
     return (
-        whole.lost.n >= LIKELY_RUNS
+        whole.lost.units >= LIKELY_RUNS
         and whole.lost.value >= WORTH_EXPLAINING
         and all(low is not None and low > 0 for low in lows)
         and whole.p is not None
@@ -210,9 +210,9 @@ def _by_gain(experiments: Sequence[NextExperiment]) -> tuple[NextExperiment, ...
 
 def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[NextExperiment]) -> str:
     if finding == "too few runs":
-        return f"repeat with --repeats {MIN_RUNS}"
+        return repeat_text(case.whole.lost)
     if finding == "within noise":
-        return f"repeat with --repeats {2 * MIN_RUNS}"
+        return repeat_text(case.whole.lost, 2 * max(MIN_RUNS, case.whole.lost.units))
     if finding == "baseline":
         # Against waiting for launches alone, which no other rank is needed to see.
         if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
@@ -220,8 +220,8 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
         return next((one.text(case) for one in RULES["launch"].experiments if one.when(case)), "")
     advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
     gain = f", forecast {experiment_gain(advised[0])}" if advised and advised[0].forecast_gain is not None else ""
-    confirm = f"confirm with --repeats {MIN_RUNS}" if finding == "likely" else ""
-    return "; ".join(filter(None, (f"{advised[0].text}{gain}" if advised else "", confirm)))
+    confirm = repeat_text(case.whole.lost) if finding == "likely" else ""
+    return "; then ".join(filter(None, (confirm, f"{advised[0].text}{gain}" if advised else "")))
 
 
 # The line
@@ -243,7 +243,7 @@ def _line(case: Case, finding: Finding, largest: Part | None) -> str:
         return "nothing is lost"
     if finding in ("no loss", "small loss"):
         return f"no loss worth explaining ({_lost(case)})"
-    in_runs, is_loss = runs_text(lost.n), lost.value >= 0
+    in_runs, is_loss = units_text(lost), lost.value >= 0
     amount = f"loss of {lost_text(lost)}" if is_loss else f"gain of {_gain(lost)}"
     if lost.low is None or lost.high is None:
         why = f"a {amount} in single runs, which have no interval"
@@ -296,10 +296,11 @@ def _named_line(case: Case, cause: Part, finding: Finding) -> str:
     beyond = ""
     if others[0] is not cause and others[0] not in sure:
         beyond = f"; {CAUSE_TITLES[others[0].name]}, {lost_value(others[0].lost)}, is within the noise"
+    late = _late(case, cause)
+    lost = f"{late}{joint}{_lost(case)}" if joint == "; " else f"{joint}{_lost(case)}{late}"
     return (
         f"{'main' if finding == 'found' else 'likely'} cause: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}"
-        f"{joint}{_lost(case)}{_late(case, cause)}{also}{beyond}"
-        + (f"; only {runs_text(cause.lost.n)}" if finding == "likely" else "")
+        f"{lost}{also}{beyond}" + (f"; only {units_text(cause.lost)}" if finding == "likely" else "")
     )
 
 

@@ -188,7 +188,16 @@ def _straggler_text(case: Case) -> str:
 
 
 def _without(case: Case) -> str:
-    return f"run without the slow nodes (--exclude={compressed(case.exclude)})"
+    hosts = compressed(case.exclude)
+    option = f"--exclude={hosts}" if case.run.plan.system.scheduler == "slurm" else hosts
+    return f"run without the slow nodes ({option})"
+
+
+def throttling_remedy(*, on_gpu: bool) -> str:
+    """What keeps clocks up, or a job's CPU quota from being used up."""
+    if on_gpu:
+        return "raise power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE shows them)"
+    return "raise the CPU quota of the job or container (cpu.max of its control group)"
 
 
 def _is_waited_host_slow(case: Case) -> bool:
@@ -421,7 +430,9 @@ RULES: Mapping[str, Rule] = {
         name="throttled",
         experiments=(
             Experiment(
-                text=lambda case: "raise power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE shows them)"
+                text=lambda case: throttling_remedy(
+                    on_gpu=case.run.record is not None and case.run.record.ranks[0].device.startswith("cuda")
+                )
             ),
         ),
     ),
@@ -456,7 +467,12 @@ RULES: Mapping[str, Rule] = {
     "rest": Rule(
         name="unbalanced",
         experiments=(
-            Experiment(text=lambda case: "measure longer, so that ends weigh less (--set measure.measured_steps=...)"),
+            Experiment(
+                text=lambda case: (
+                    "measure longer, so that ends weigh less (--set measure.measured_steps="
+                    f"{2 * case.run.plan.measure.measured_steps})"
+                )
+            ),
         ),
     ),
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import EXCHANGE_PHASE
-from dlbench.reading.hosts.core_load import LOAD_CODES
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
@@ -42,14 +41,13 @@ def place(point: CausePoint) -> str:
     return place_text(point.ranks, point.nodes)
 
 
-def findings(found: Diagnosed, *, is_loaded: bool) -> Iterator[str]:
-    """The diagnosis of each rank count, the largest first; no advice to repeat beside foreign load (`is_loaded`)."""
+def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
+    """The diagnosis of each rank count, the largest first, which ends with what the group should do next."""
     if found.fault:
         yield f"A fault was planted on purpose: {found.fault}."
     for point in reversed(found.points):
-        is_idle_talk = is_loaded and point.verdict.finding in ("too few runs", "within noise")
-        advice = f". Next: {point.verdict.next}" if point.verdict.next and not is_idle_talk else ""
-        yield f"{place(point)}: {point.verdict.line}{advice}."
+        advice = f" Next: {next_step}" if next_step and point is found.points[-1] else ""
+        yield f"{place(point)}: {point.verdict.line}.{advice}"
 
 
 def remarks(found: Diagnosed) -> Iterator[str]:
@@ -322,8 +320,8 @@ _IDEAL, _MEASURED = "#676d76", "#1769ab"
 """Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
 
 _ROW = 30
-_ALONE = 700
-"""Plot width of a waterfall with no chart beside it, pixels."""
+_ALONE = 900
+"""Plot width of a waterfall with no chart beside it, pixels: with its labels as wide as a page of 1400."""
 _ROOM_FOR_WORDS = 45.0
 """Percent: where a bar and its interval begin further left, its words stand at its right end."""
 
@@ -517,12 +515,11 @@ class CausesView(GroupView):
             return None
         points = found.diagnosed.points
         experiments = experiment_sheet(points)
-        is_loaded = any(doubt.code in LOAD_CODES for doubt in group.doubts)
         return Section(
             id=self.id,
             title=self.title,
             caption=f"{group.parts_caption}.",
-            words=tuple(findings(found.diagnosed, is_loaded=is_loaded)),
+            words=tuple(findings(found.diagnosed, group.next_step)),
             charts=lambda: account_charts(group, points),
             charts_per_row=2 if len(points) > MOST_ALONE else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),

@@ -15,6 +15,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.exchange.numbers import ExchangePoint, Way, exchange_points
 from dlbench.views.model import Group
+from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 NOT_MEASURED = "not measured"
@@ -369,7 +370,7 @@ class ExchangeView(GroupView):
 
     def remedy(self, group: Group) -> str:
         if group.largest.ranks == 1:
-            return "one rank exchanges nothing: add rank counts, for example --ranks 1,2."
+            return second_rank(group, "one rank exchanges nothing")
         return (
             "not recorded: these runs do not say what their exchange did; runs of this version with --engine horovod "
             "or --engine ddp do, unless measure.warmup_steps is 0."

@@ -30,6 +30,7 @@ from dlbench.report.wording import POINTS, interval_text, points, value_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, interval
 from dlbench.stats.run_draws import LEAST_RUNS, resampled
+from dlbench.views.next_step import most_ranks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -393,6 +394,8 @@ def _doubt(
             what = "all points are on one node, and what a network between nodes costs is in none of them"
         else:
             what = "only one rank count is on several nodes, and points inside one node say nothing of their network"
+        if most_ranks(group.sample.plan) is not None:
+            return what
         return f"{what}; measure {MIN_POINTS - 1} rank counts or more on several nodes, e.g. --nodes 1,2,4"
     if data.drawn is None:
         return f"fewer than {LEAST_RUNS} runs of a point do not say how it scatters; repeat with --repeats 5"

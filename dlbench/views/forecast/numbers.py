@@ -9,6 +9,7 @@ from dlbench.reading.table import RunTable
 from dlbench.report.wording import percent, ranks_text
 from dlbench.views.forecast import anchors
 from dlbench.views.forecast.laws import MIN_POINTS, ForecastPoint, Law, forecasts, law_of
+from dlbench.views.next_step import most_ranks, rank_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +87,11 @@ def _why_no_law(group: Group) -> str:
             f"No scaling law fitted: needs {MIN_POINTS} rank counts inside one node or across nodes; measure more, "
             "e.g. --nodes 1,2,4."
         )
-    more = ",".join(map(str, [*counts, counts[-1] * 2, counts[-1] * 4][: max(MIN_POINTS, len(counts) + 1)]))
-    return (
-        f"No scaling law fitted: needs {MIN_POINTS} rank counts (you have {len(counts)}); run the same workload with "
-        f"--ranks {more}."
-    )
+    text = f"No scaling law fitted: needs {MIN_POINTS} rank counts (you have {len(counts)}"
+    more = [*counts, *rank_counts(counts[-1], (2, 4), most_ranks(group.sample.plan))]
+    if len(more) < MIN_POINTS:
+        return f"{text}, and this machine holds no more)."
+    return f"{text}); run the same workload with --ranks {','.join(map(str, more[:MIN_POINTS]))}."
 
 
 def _notes(law: Law) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dlbench.report.wording import basis_text, figure_text, percent, place_text,
 from dlbench.views.forecast.laws import TEXTS, ForecastPoint, Law, LawPoint, efficiency_at
 from dlbench.views.forecast.numbers import Anchor, Forecast, forecast
 from dlbench.views.model import Group
-from dlbench.views.scaling import more_ranks
+from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
 
@@ -280,7 +280,7 @@ class ForecastView(GroupView):
         found = group.of(Forecast)
         if found is not None:
             return found.why_no_law
-        return f"one rank count only: run the same workload with --ranks {more_ranks(group)}."
+        return second_rank(group, "one rank count only")
 
 
 def _headline(found: Forecast) -> str:

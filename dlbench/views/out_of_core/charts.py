@@ -9,8 +9,7 @@ from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, fin
 from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE, si_label
 from dlbench.report.wording import basis_text, figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.out_of_core.methods import COLOURS, OTHER_COLOUR
-from dlbench.views.out_of_core.numbers import Limit, MethodPoint, OutOfCore
+from dlbench.views.out_of_core.numbers import COLOURS, OTHER_COLOUR, Limit, MethodPoint, OutOfCore
 from dlbench.views.out_of_core.passes import Passage, PassSpan, PlannedPart
 from dlbench.views.out_of_core.tables import blocks_sheet, methods_sheet
 

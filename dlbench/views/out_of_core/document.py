@@ -13,8 +13,8 @@ from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, percent
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.out_of_core.charts import byte_unit, held_chart, in_core_mark, lanes_chart
-from dlbench.views.out_of_core.methods import COLOURS, IN_CORE
-from dlbench.views.out_of_core.picture import LEGEND, lanes
+from dlbench.views.out_of_core.numbers import COLOURS, IN_CORE
+from dlbench.views.out_of_core.passes import LEGEND, lanes
 from dlbench.views.out_of_core.planned import Forecast, MemoryPlan
 from dlbench.views.out_of_core.tables import blocks_sheet
 

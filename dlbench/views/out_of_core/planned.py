@@ -23,7 +23,7 @@ from dlbench.costs.memory.tradeoff import (
 )
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan
-from dlbench.views.out_of_core.methods import TITLES
+from dlbench.views.out_of_core.numbers import TITLES
 from dlbench.views.out_of_core.passes import PassSpan, PlannedPart, blocks_of, schedule_of, spans_of
 
 CAPACITIES = 6

@@ -11,11 +11,11 @@ from dlbench.report.table import Sheet
 from dlbench.report.wording import percent, place_text, runs_text, times_text, times_value
 from dlbench.units import format_bytes
 from dlbench.views.model import Report
+from dlbench.views.next_step import rerun
 from dlbench.views.out_of_core.charts import method_charts, passage_charts
-from dlbench.views.out_of_core.numbers import Gain, Limit, MethodPoint, OutOfCore, out_of_core
+from dlbench.views.out_of_core.numbers import Gain, MethodPoint, OutOfCore, out_of_core
 from dlbench.views.out_of_core.passes import Passage, PlannedPart
 from dlbench.views.out_of_core.tables import blocks_sheet, methods_sheet, steps_sheet
-from dlbench.views.rerun import rerun
 from dlbench.views.view import ReportSource, ReportView
 
 TITLE = "Out of core"
@@ -103,7 +103,9 @@ def _words(found: OutOfCore) -> Iterator[str]:
     for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
         yield _gain(gain)
     for limit in found.limits:
-        yield _limit(limit)
+        where = place_text(limit.ranks, limit.nodes)
+        held = f"In core {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass at {where}"
+        yield f"{held}, by the chains as measured."
     yield from _without_memory(found)
     for what, middle, name in (
         ("steps", found.median_step_error, "step_error"),
@@ -146,13 +148,6 @@ def _beyond_capacity(found: OutOfCore) -> Iterator[str]:
             f"The measured peak exceeds the capacity by up to {format_bytes(most)} ({one.label}, batch {one.batch}): "
             "the device needs that much more than the plan knows of."
         )
-
-
-def _limit(limit: Limit) -> str:
-    return (
-        f"In core {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass at "
-        f"{place_text(limit.ranks, limit.nodes)}, by the chains as measured."
-    )
 
 
 def _gain(gain: Gain) -> str:

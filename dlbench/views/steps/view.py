@@ -13,8 +13,9 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, PART_TITLES, figure_text, percent, place_text, shown, value_text
 from dlbench.units import format_seconds
+from dlbench.views.causes.view import short
 from dlbench.views.model import Group
-from dlbench.views.rerun import rerun
+from dlbench.views.next_step import second_rank
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepQuantile, StepTimes, step_times
 from dlbench.views.view import GroupSource, GroupView
 
@@ -268,10 +269,6 @@ def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
     ]
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
 def _chosen(points: Sequence[StepPoint]) -> list[StepPoint]:
     """As many rank counts as there are colours, the first, the last, and evenly between."""
     most = len(RANK_COLOURS)
@@ -288,9 +285,9 @@ def _distribution(group: Subject, found: StepTimes) -> Chart:
         {
             "place": place(point),
             "share": index,
-            "seconds": _short(figure.value),
-            "low": _short(figure.value if figure.low is None else figure.low),
-            "high": _short(figure.value if figure.high is None else figure.high),
+            "seconds": short(figure.value),
+            "low": short(figure.value if figure.low is None else figure.low),
+            "high": short(figure.value if figure.high is None else figure.high),
             "shown": figure_text(figure),
         }
         for point in points
@@ -344,7 +341,7 @@ def _outliers(group: Subject, point: StepPoint) -> Chart:
     rows: Rows = [
         {
             "step": one.step,
-            "ratio": _short(one.ratio),
+            "ratio": short(one.ratio),
             "phase": PART_TITLES[one.phase],
             "who": f"rank {one.rank} on {one.host}",
             "shown": format_seconds(one.seconds),
@@ -550,4 +547,4 @@ class RanksView(GroupView):
     def remedy(self, group: Group) -> str:
         if group.of(StepTimes) is None:
             return NO_STEPS
-        return f"one rank only: {rerun(group, '--ranks 1,2 --repeats 5')} adds a second one."
+        return second_rank(group, "one rank has none beside it")

@@ -13,12 +13,23 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from dlbench.reading.comparability import told_of
+from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
 from dlbench.reading.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.table import times_cell
-from dlbench.report.wording import DASH, basis_text, percent, place_text, times_text, times_value
+from dlbench.report.wording import (
+    DASH,
+    basis_text,
+    percent,
+    place_text,
+    repeat_text,
+    sentence,
+    times_text,
+    times_value,
+    units_text,
+)
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import (
     MIN_RUNS,
@@ -33,6 +44,8 @@ from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, re
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.selection import gain_of_best
 from dlbench.stats.verdicts import is_other_than
+from dlbench.views.doubts import run_doubts
+from dlbench.views.next_step import remedy_of
 from dlbench.views.sweep.settings import (
     MARGIN,
     MARGIN_TEXT,
@@ -157,12 +170,11 @@ def _best_words(choice: Choice, start: str) -> list[str]:
 def _no_best(others: Sequence[Setting], name: str) -> str:
     if not others:
         return f"only {name} has figures: there is nothing to compare."
-    if any(setting.verdict == "insufficient" for setting in others):
-        ratios = [setting.ratio.value for setting in others if setting.ratio is not None]
-        return (
-            f"nothing is decided: fewer than {MIN_RUNS} repeats of some setting ({min(ratios):.2f}x to "
-            f"{max(ratios):.2f}x of {name})."
-        )
+    ratios = [setting.ratio for setting in others if setting.ratio is not None]
+    if any(setting.verdict == "insufficient" for setting in others) and ratios:
+        ends = dict.fromkeys(times_value(pick(ratios, key=lambda one: one.value)) for pick in (min, max))
+        few = units_text(min(ratios, key=lambda one: one.units))
+        return f"nothing is decided in {few} ({' to '.join(ends)} of {name})."
     slower = sum(setting.verdict == "slower" for setting in others)
     equal = sum(setting.verdict == "equal" for setting in others)
     inert = sum(setting.verdict == "faster" for setting in others)
@@ -223,15 +235,11 @@ def advice_words(choice: Choice) -> str:
         return f"Keep {kept}: nothing that was swept is worth setting."
     if not compared:
         return "Repeat the settings that have no figures."
-    no_better = f"No setting is distinguishable from {choice.name} as the better one"
+    fewest = min((one.ratio for one in compared if one.ratio is not None), key=lambda ratio: ratio.units)
+    text = f"no setting is distinguishable from {choice.name} as the better one"
     if choice.needed_repeats is None:
-        return (
-            f"{no_better}; too few runs to plan: repeat each setting at least {MIN_RUNS} times (--repeats {MIN_RUNS})."
-        )
-    return (
-        f"{no_better}; more repeats needed: about {choice.needed_repeats} runs of each setting for a difference of "
-        f"{MARGIN_TEXT}."
-    )
+        return sentence(f"{repeat_text(fewest)}: {text} in {units_text(fewest)}")
+    return sentence(f"{repeat_text(fewest, choice.needed_repeats)}: {text}; so many show a difference of {MARGIN_TEXT}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -505,6 +513,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     )
     runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
+    found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
     return SweepCell(
         ranks=ranks,
         nodes=nodes,
@@ -517,7 +526,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         best=best.label if best else "",
         best_ratio=choice.best_ratio,
         verdict=verdict_words(choice, effects, place_text(ranks, nodes)),
-        advice=advice_words(choice),
+        advice=remedy_of(found) or advice_words(choice),
         needed_repeats=choice.needed_repeats,
         notes=tuple(_notes(runs, settings, table)),
     )

@@ -14,12 +14,12 @@ from dlbench.reading.table import RunTable
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
-from dlbench.report.wording import figure_text, times_text
+from dlbench.report.wording import figure_text, times_text, units_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
 from dlbench.specs.sync import SyncSpec
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, mean_estimate, median_estimate, paired_logs
+from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, median_estimate, paired_logs
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.stats.verdicts import is_other_than, placed
@@ -478,7 +478,7 @@ def _words(key: str, verdict: AxisVerdict, widest: tuple[AxisValue, AxisValue] |
         "matters": f"matters: {text}",
         "no effect": f"no effect: all values within {MARGIN_TEXT} ({text}); it may stay as it is",
         "undecided": f"undecided: {text}; neither a difference for certain, nor within {MARGIN_TEXT}",
-        "insufficient": f"insufficient: fewer than {MIN_RUNS} repeats ({text})",
+        "insufficient": f"insufficient: {units_text(ratio)} ({text})",
     }[verdict]
 
 

@@ -16,7 +16,7 @@ from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.model import Group
-from dlbench.views.rerun import rerun
+from dlbench.views.next_step import rerun
 from dlbench.views.telemetry.numbers import (
     DetailedTelemetry,
     NodeMeans,

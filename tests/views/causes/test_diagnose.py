@@ -200,7 +200,7 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     assert "in turns" not in words
     found = verdict(tmp_path)
     assert [one["text"] for one in found["experiments"]] == [
-        "run without the slow nodes (--exclude=n1)",
+        "run without the slow nodes (n1)",
         "look at n1: its ranks' computing (clocks, temperature, other work on its cores)",
     ]
     # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.
@@ -310,9 +310,9 @@ def test_four_runs_that_all_lose_have_a_likely_cause(tmp_path: Path) -> None:
     found = verdict(tmp_path)
     assert (found["finding"], found["name"], found["cause"]) == ("likely", "network-bound", "exchange")
     assert found["line"] == "likely cause: exchange on the wire, 20.0 points of 20.0 points lost; only 4 runs"
-    assert found["next"] == f"{found['experiments'][0]['text']}; confirm with --repeats 5"
+    assert found["next"] == f"repeat with --repeats 5; then {found['experiments'][0]['text']}"
     (group,) = assemble(scan(tmp_path)).groups
-    assert group.next_step.endswith("; confirm with --repeats 5.")
+    assert group.next_step.startswith("Repeat with --repeats 5; then ")
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
@@ -370,7 +370,7 @@ def test_a_loss_within_the_noise_is_not_explained(tmp_path: Path) -> None:
     found = verdict(tmp_path)
     assert found["finding"] == "within noise"
     assert re.match(r"the loss of 1 points \[-\d+, \d+\] is within the noise of 6 runs; ", found["line"])
-    assert found["next"] == "repeat with --repeats 10"
+    assert found["next"] == "repeat with --repeats 12"
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_an_interval_over_the_margin_is_undecided_in_words(tmp_path: Path) -> No
     _, exchange = both(only_point(tmp_path))
     assert (exchange.verdict, exchange.reason) == ("undecided", None)
     (line,) = (line for line in lines_of(tmp_path) if line.startswith("  exchange"))
-    assert line.endswith("within the noise at 1 % of a step: more repeats decide")
+    assert line.endswith("within the noise at 1 % of a step: repeat with --repeats 10")
 
 
 @pytest.mark.parametrize(("repeats", "kind"), [(1, "single run"), (4, "range")])

@@ -236,13 +236,16 @@ def test_a_forecast_is_withheld_where_the_hindcast_misses(tmp_path: Path) -> Non
 
 
 def test_no_law_crosses_the_edge_of_a_node(tmp_path: Path) -> None:
-    """Four rank counts inside one node, beyond it a slow network: refused, with what to measure instead."""
-    write_law(tmp_path / "inside", nodes=False)
-    _, found = forecast_of(tmp_path / "inside")
-    assert found.law is not None
-    assert found.forecasts == ()
-    assert "all points are on one node" in found.why_no_forecast
-    assert "--nodes 1,2,4" in found.why_no_forecast
+    """Four rank counts inside one node: refused, with what to measure instead where there are further nodes."""
+    write_law(tmp_path / "alone", nodes=False)
+    cluster = {"system": "box", "launcher": "mpirun", "ranks_per_node": 8, "overrides": {"system.node.ranks": 8}}
+    write_law(tmp_path / "inside", nodes=False, **cluster)
+    for name in ("alone", "inside"):
+        _, found = forecast_of(tmp_path / name)
+        assert found.law is not None
+        assert found.forecasts == ()
+        assert "all points are on one node" in found.why_no_forecast
+        assert ("--nodes 1,2,4" in found.why_no_forecast) == (name == "inside")
     text = markdown_of(tmp_path / "inside")
     assert "Forecast, not measured" not in text
     assert "measure 2 rank counts or more on several nodes" in text

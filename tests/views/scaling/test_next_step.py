@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from dlbench.reading.doubts import Doubt
+from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.terminal import to_text
+from dlbench.specs.plan import RunPlan
 from dlbench.views.assemble import assemble
+from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.model import Group
-from dlbench.views.scaling import more_ranks, next_step
+from dlbench.views.next_step import more_ranks, next_step
 from dlbench.views.series_result import result_of
+from dlbench.views.sweep.numbers import sweeps
 from tests.support.run_factory import (
     Story,
     Training,
@@ -23,6 +27,7 @@ from tests.support.run_factory import (
     quality_plans,
     write_run,
     write_scaling,
+    write_sweep,
 )
 
 LOAD = Doubt(
@@ -49,9 +54,55 @@ def test_foreign_load_goes_before_more_repeats_and_more_ranks(tmp_path: Path) ->
         )
 
 
+def test_foreign_load_goes_before_the_advice_of_a_sweep(tmp_path: Path) -> None:
+    """Two settings that nothing tells apart, beside a process that took a core of two in one of the runs."""
+    busy = {"node_rank": 0, "host": "n0", "cores": [0, 1], "window_s": 10.0, "busy_s": 20.0, "own_s": 10.0}
+
+    def story(plan: RunPlan) -> Story:
+        is_loaded = plan.series.repeat == 1 and plan.sync.fusion == "single"
+        return Story(record={"load": [{**busy, "steal_s": 0.0, "pressure_s": 0.0}] if is_loaded else []})
+
+    axes = {"sync.fusion": ("none", "single")}
+    write_sweep(tmp_path, lambda plan: 1.0, engine="ddp", sweep=axes, repeats=2, story=story)
+    (sweep,) = sweeps(tabulate(scan(tmp_path)))
+    wanted = "Repeat on an idle machine: other processes used 1 of the 2 cores of node n0 (50 %)."
+    assert [cell.advice for cell in sweep.cells] == [wanted]
+
+
+def test_throttling_goes_before_more_repeats_in_words_of_the_device(tmp_path: Path) -> None:
+    write_scaling(tmp_path, repeats=2)
+    group = group_of(tmp_path)
+    assert next_step(group) == "Repeat with --repeats 5."
+    found = group.of(LostPercent)
+    assert found is not None
+    *others, last = found.diagnosed.points
+    slow = replace(last.cause("throttling"), seconds=last.whole.seconds.scaled(0.05, "s"))
+    causes = tuple(slow if one.name == "throttling" else one for one in last.causes)
+    diagnosed = replace(found.diagnosed, points=(*others, replace(last, causes=causes)))
+    throttled = replace(group, views={**group.views, "causes": replace(found, diagnosed=diagnosed)})
+    step = next_step(throttled)
+    assert step.startswith("Raise the CPU quota ")
+    assert step.endswith(": throttling took 5.0 % of a step at 2 ranks.")
+
+
+def test_pooled_sessions_ask_for_more_sessions(tmp_path: Path) -> None:
+    """Two Slurm jobs of five runs each, that scatter: what is too few are the jobs, in every sentence."""
+    for plan in plans(repeats=10):
+        slow = 1 + 0.01 * plan.series.repeat * plan.layout.ranks
+        times = constant([slow * part for part in (5, 0, 30, 45, 20 * (plan.layout.ranks - 1), 10)])
+        write_run(tmp_path, plan, times, Story(job=str(plan.series.repeat % 2)))
+    group = group_of(tmp_path)
+    found = group.of(LostPercent)
+    assert found is not None
+    assert next_step(group) == "Repeat in 3 more sessions (other days, or other Slurm jobs)."
+    line = found.diagnosed.points[-1].verdict.line
+    assert "2 sessions" in line
+    assert "10 runs" not in line
+
+
 @pytest.mark.parametrize(
     ("ranks", "most", "counts"),
-    [(1, 2, "1,2"), (1, 8, "1,2,4"), (1, None, "1,2,4"), (2, 2, "1,2"), (1, 1, "1"), (4, 4, "1,4")],
+    [(1, 2, "1,2"), (1, 8, "1,2,4"), (1, None, "1,2,4"), (2, 2, "1,2"), (1, 1, ""), (4, 4, "1,4")],
 )
 def test_no_rank_count_is_advised_that_the_machine_does_not_hold(
     tmp_path: Path, ranks: int, most: int | None, counts: str
@@ -60,7 +111,7 @@ def test_no_rank_count_is_advised_that_the_machine_does_not_hold(
     group = replace(group_of(tmp_path), most_ranks=most)
     assert more_ranks(group) == counts
     assert next_step(group) == (
-        f"Run the same workload at more rank counts, for example --ranks {counts}." if "," in counts else ""
+        f"Run the same workload at more rank counts, for example --ranks {counts}." if counts else ""
     )
 
 
@@ -74,8 +125,8 @@ def document(folder: Path, repeats: dict[int, int]) -> Document:
 
 def test_a_warning_of_some_settings_names_them_and_comes_once(tmp_path: Path) -> None:
     words = " ".join(to_text(document(tmp_path, {2: 3, 4: 4, 8: 5})).split())
-    assert words.count("too few repeats") == 1
-    assert "train.batch_per_rank=2: too few repeats for a comparison (3 at 2 ranks): use --repeats 5" in words
+    assert words.count("too few for") == 1
+    assert "train.batch_per_rank=2: too few for a comparison (3 runs at 2 ranks): repeat with --repeats 5" in words
     assert "train.batch_per_rank=4 likewise" in words
     # Each setting is its own baseline: a column of nothing else says nothing.
     assert "Scaling efficiency" not in words
@@ -83,13 +134,12 @@ def test_a_warning_of_some_settings_names_them_and_comes_once(tmp_path: Path) ->
 
 def test_a_warning_of_all_settings_names_none(tmp_path: Path) -> None:
     words = " ".join(to_text(document(tmp_path, {2: 2, 4: 2, 8: 2})).split())
-    assert words.count("too few repeats") == 1
-    assert "! too few repeats for a comparison (2 at 2 ranks): use --repeats 5" in words
+    assert words.count("too few for") == 1
+    assert "! too few for a comparison (2 runs at 2 ranks): repeat with --repeats 5" in words
 
 
 def test_a_missed_target_asks_for_longer_training(tmp_path: Path) -> None:
     for plan in quality_plans(points=(1,), repeats=2):
         write_run(tmp_path, plan, constant([0, 0, 30, 50, 5, 10]), Story(training=Training(values=(0.1, 0.2))))
     step = next_step(group_of(tmp_path))
-    assert step.startswith("Train longer than ")
-    assert "(--set quality.max_" in step
+    assert step == "Train longer (--set quality.max_epochs=40): runs ended after 20 epochs without meeting the target."

@@ -296,7 +296,8 @@ def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
     (found,) = assemble(scan(tmp_path)).groups
     assert StepsView().section(found) is not None
     assert RanksView().section(found) is None
-    assert "--ranks 1,2 --repeats 5" in RanksView().remedy(found)
+    assert RanksView().remedy(found) == "one rank has none beside it, and this machine holds no other."
+    assert "--ranks 1,2 --repeats 5" in RanksView().remedy(dataclasses.replace(found, most_ranks=2))
 
 
 def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:

@@ -37,8 +37,7 @@ from dlbench.views.assemble import assemble
 from dlbench.views.data_path import DataPath, DataPathView, data_path
 from dlbench.views.document import document_of
 from dlbench.views.energy import Energy, EnergyView
-from dlbench.views.memory.numbers import Memory, memory
-from dlbench.views.memory.view import MemoryView
+from dlbench.views.memory import Memory, MemoryView, memory
 from dlbench.views.model import Group
 from dlbench.views.telemetry.numbers import Telemetry, telemetry
 from dlbench.views.telemetry.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches

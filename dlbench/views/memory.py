@@ -1,4 +1,4 @@
-"""Memory of ranks and nodes, and which batches fitted."""
+"""The view `memory`: peak memory of ranks and nodes by rank count and by batch, and which batches fitted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from dlbench.reading import scaling
 from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
-from dlbench.reading.scaling import Group, Point
+from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
-from dlbench.report.wording import runs_text
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import INK, MEASURED, WIDE
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import place_text, runs_text
+from dlbench.report.wording import value_text as figure_value
 from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
+from dlbench.views.columns import telling
+from dlbench.views.model import Group
+from dlbench.views.view import GroupSource, GroupView
 
 MAX_BATCHES = 40
 _FP32_BYTES = 4
@@ -89,7 +99,7 @@ class Memory:
     notes: tuple[str, ...]
 
 
-def memory(group: Group, table: RunTable) -> Memory | None:
+def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     """Memory of the ranks by rank count, and by batch; None without a record."""
     record = group.sample.record
     if record is None:
@@ -151,7 +161,7 @@ def _highest(reading: MachineReading | None, wanted: Callable[[str], bool]) -> f
     )
 
 
-def batch_memory(group: Group, table: RunTable) -> tuple[BatchMemory, ...]:
+def batch_memory(group: scaling.Group, table: RunTable) -> tuple[BatchMemory, ...]:
     """Batches and precisions of all runs of the group's network, preset and engine, ascending."""
     wanted = _subject(group.sample)
     peaks: dict[tuple[str, int, int], list[int]] = {}
@@ -186,7 +196,7 @@ def _key(run: Run) -> tuple[str, int, int]:
     return train.precision, train.batch_per_rank, train.gradient_accumulation
 
 
-def _limit(group: Group, batches: tuple[BatchMemory, ...]) -> str:
+def _limit(group: scaling.Group, batches: tuple[BatchMemory, ...]) -> str:
     """What is known of the largest batch from the runs of the group's precision and parts."""
     train = group.sample.plan.workload.train
     own = [b for b in batches if b.precision == train.precision and b.parts == train.gradient_accumulation]
@@ -208,7 +218,7 @@ def _limit(group: Group, batches: tuple[BatchMemory, ...]) -> str:
     )
 
 
-def _larger_batches(group: Group, batch: int) -> str:
+def _larger_batches(group: scaling.Group, batch: int) -> str:
     """The command that tries larger batches with what else the group's runs were asked for."""
     plan = group.sample.plan
     series = plan.series
@@ -223,3 +233,190 @@ def _larger_batches(group: Group, batch: int) -> str:
             words += ["--set", f"{key}={value_text(key, value)}"]
     words += ["--sweep", f"{_BATCH}={','.join(str(batch * factor) for factor in (2, 4, 8))}"]
     return shlex.join(words)
+
+
+BATCHES_CAPTION = "All runs of this network, preset, engine and system; the highest peak of any rank."
+
+
+def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
+    """Memory of the ranks, and of their nodes, by rank count."""
+    on_gpu = found.on_gpu
+    columns: tuple[Column[MemoryPoint], ...] = (
+        Column("", "At", lambda point: place_text(point.ranks, point.nodes), is_brief=True),
+        Column("ranks", "", lambda point: point.ranks),
+        Column("nodes", "", lambda point: point.nodes),
+        Column(
+            "peak_bytes",
+            "Allocated on a GPU at most" if on_gpu else "Resident in a rank at most",
+            lambda point: point.peak,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("runs", "", lambda point: point.peak.n),
+        Column("peak_of", "", lambda point: "GPU" if on_gpu else "process"),
+        Column(
+            "reserved_bytes",
+            "With torch's cache" if on_gpu else "",
+            lambda point: point.reserved,
+            lambda point: _or_not(point.reserved, "not recorded"),
+        ),
+        Column(
+            "resident_bytes",
+            "Resident in its process" if on_gpu else "",
+            lambda point: point.resident,
+            lambda point: _or_not(point.resident, "not recorded"),
+        ),
+        Column(
+            "gpu_used_bytes",
+            "Used on a GPU" if on_gpu else "",
+            lambda point: point.gpu_used_bytes,
+            lambda point: _or_not(point.gpu_used_bytes, "not sampled"),
+            unit="bytes",
+        ),
+        Column(
+            "host_used_bytes",
+            "Used on a node",
+            lambda point: point.host_used_bytes,
+            lambda point: _or_not(point.host_used_bytes, "not sampled"),
+            unit="bytes",
+        ),
+        Column("model_bytes", "", lambda point: found.model_bytes),
+        Column("gradient_bytes", "", lambda point: found.gradient_bytes),
+    )
+    allocator = "Allocated: by torch's allocator, without its cache and the CUDA context."
+    return Sheet(
+        name="memory",
+        title="Memory by rank count",
+        columns=telling(columns, found.points),
+        rows=found.points,
+        caption=f"In the measured steps. {allocator if on_gpu else ''}".rstrip(),
+        is_drawn=True,
+    )
+
+
+def _or_not(value: Estimate | float | None, why: str) -> Estimate | float | Cell:
+    return Cell(why) if value is None else value
+
+
+def batches_sheet(batches: Sequence[BatchMemory]) -> Sheet[BatchMemory]:
+    """Which batches fitted, in which precision."""
+    columns: tuple[Column[BatchMemory], ...] = (
+        Column("batch_per_rank", "Batch per rank", lambda batch: batch.batch, unit="samples"),
+        Column("parts", "Parts", lambda batch: batch.parts),
+        Column("precision", "Precision", lambda batch: batch.precision),
+        Column("peak_bytes", "Peak of a rank", lambda batch: batch.peak_bytes, unit="bytes"),
+        Column("runs", "Runs", lambda batch: batch.num_runs, lambda batch: runs_text(batch.num_runs)),
+        Column(
+            "runs_without_memory",
+            "Ended without memory",
+            lambda batch: batch.num_without_memory,
+            lambda batch: runs_text(batch.num_without_memory) if batch.num_without_memory else "none",
+        ),
+    )
+    return Sheet(
+        name="memory-batches",
+        title="Memory by batch and precision",
+        columns=columns,
+        rows=batches,
+        caption=BATCHES_CAPTION,
+        is_drawn=sum(bool(batch.peak_bytes) for batch in batches) > 1,
+    )
+
+
+def memory_charts(group: Group, found: Memory) -> list[Chart]:
+    """Peak memory by batch and precision where several ran, else by rank count."""
+    batches = [(batch, batch.peak_bytes) for batch in found.batches if batch.peak_bytes]
+    if len(batches) > 1:
+        what, title, table = "batch and precision", "Peak memory by batch", batches_sheet(found.batches).people()
+        rows: Rows = [
+            {
+                "at": f"batch {batch.batch}, {batch.precision}" + (f", {batch.parts} parts" if batch.parts > 1 else ""),
+                "bytes": peak,
+                "low": None,
+                "high": None,
+                "shown": format_bytes(peak),
+            }
+            for batch, peak in batches
+        ]
+    else:
+        what, title, table = "rank count", "Peak memory of a rank", points_sheet(found).people(brief=True)
+        rows = [
+            {
+                "at": place_text(point.ranks, point.nodes),
+                "bytes": point.peak.value,
+                "low": point.peak.low,
+                "high": point.peak.high,
+                "shown": figure_value(point.peak),
+            }
+            for point in found.points
+        ]
+    if not any(row["bytes"] for row in rows):
+        return []
+    held = "allocated on a GPU" if found.on_gpu else "resident in a rank"
+    words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
+    return [
+        finish(
+            _bars(rows, f"GiB {held}"),
+            group,
+            name="memory",
+            title=title,
+            alt=f"Peak memory of the rank that held most, {held}, by {what}. {words}.",
+            table=table,
+            size=(WIDE - 60, max(60, 30 * len(rows))),
+        )
+    ]
+
+
+def _bars(rows: Rows, title: str) -> Any:
+    """An altair chart of bytes with their intervals."""
+    import altair as alt
+
+    for row in rows:
+        for key in ("bytes", "low", "high"):
+            row[key] = None if row[key] is None else row[key] / 2**30
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        y=alt.Y("at:N", title=None, sort=[row["at"] for row in rows]).axis(labelLimit=220)
+    )
+    bars = base.mark_bar(height={"band": 0.72}, color=MEASURED).encode(
+        x=alt.X("bytes:Q", title=title).axis(tickCount=5, format=".4~g"),
+        tooltip=[alt.Tooltip("at:N", title="at"), alt.Tooltip("shown:N", title="peak")],
+    )
+    layers = [bars]
+    if any(row["low"] is not None and row["low"] != row["high"] for row in rows):
+        layers.append(base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"))
+    return alt.layer(*layers)
+
+
+class MemoryView(GroupView):
+    """Memory of ranks and nodes."""
+
+    id = "memory"
+    title = "Memory"
+    key = "memory"
+
+    def numbers(self, source: GroupSource) -> Memory | None:
+        """By rank count, and by batch."""
+        return memory(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        """By rank count, and by batch and precision where several ran."""
+        found = group.of(Memory)
+        if found is None:
+            return None
+        by_batch = (batches_sheet(found.batches),) if len(found.batches) > 1 else ()
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=_peak(found),
+            notes=(found.limit, *found.notes),
+            charts=lambda: memory_charts(group, found),
+            sheets=(points_sheet(found), *by_batch),
+        )
+
+
+def _peak(found: Memory) -> str:
+    """What the largest point needs."""
+    last = found.points[-1]
+    on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
+    of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
+    return f"{place_text(last.ranks, last.nodes)}: {figure_value(last.peak)} {on}{of}"

@@ -1,1 +1,0 @@
-"""Memory: a subject of the scaling report."""
