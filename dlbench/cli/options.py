@@ -551,7 +551,8 @@ def describe_plan(plan: LaunchPlan) -> str:
     axes = "".join(f", {key}={_on_one_line(value_text(key, value))}" for key, value in plan.series.axes.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
-    what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}"
+    own = f" with {plan.sync.own_words}" * plan.exchanges_own
+    what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}{own}, {size}"
     return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
 
 

@@ -66,7 +66,10 @@ def _sync(run: Run) -> str:
     """Settings of the exchange that are not the engine's own defaults."""
     if run.plan.engine.name == "single":
         return ""
-    chosen = run.plan.sync.model_dump(mode="json", exclude_defaults=True)
+    sync = run.plan.sync
+    chosen = sync.model_dump(mode="json", exclude_defaults=True)
+    if sync.is_own:
+        chosen["fusion"] = sync.fusion_in_force
     return ", ".join(f"{key}={value}" for key, value in chosen.items())
 
 

@@ -17,7 +17,7 @@ from dlbench.specs.keys import keys_of
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
-from dlbench.specs.sync import SyncSpec
+from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system.container_image import with_image
 from dlbench.specs.system.image import with_digest
 from dlbench.specs.system.system import SystemSpec
@@ -201,13 +201,15 @@ def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, Axis
         UserError: the value of such a key is no size.
     """
     found = dict(settings)
-    for key in _size_keys() & settings.keys():
+    for key in (_size_keys() | {"sync.fusion"}) & settings.keys():
         value = settings[key]
-        if isinstance(value, str):
-            try:
+        try:
+            if key == "sync.fusion":
+                found[key] = read_fusion(value)
+            elif isinstance(value, str):
                 found[key] = parse_bytes(value)
-            except ValueError as error:
-                raise UserError(f"{option}: {key}: {error}") from None
+        except ValueError as error:
+            raise UserError(f"{option}: {key}: {error}") from None
     return found
 
 

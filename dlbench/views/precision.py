@@ -17,8 +17,8 @@ from dlbench.report.charts.style import IDEAL, INK, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
 from dlbench.report.wording import (
-    ENGINE_TITLES,
     basis_text,
+    engine_title,
     figure_text,
     interval_text,
     number_text,
@@ -267,10 +267,7 @@ def _loss(run: Run) -> float | None:
 
 def _label(plan: RunPlan) -> str:
     """What the groups have in common, in short."""
-    return (
-        f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
-        f"{plan.series.scaling} scaling"
-    )
+    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine_title(plan)}, {plan.series.scaling} scaling"
 
 
 def _caption(plan: RunPlan) -> str:

@@ -22,7 +22,7 @@ from dlbench.reading.table import RunTable
 from dlbench.reading.warm_up import beside_passes_s
 from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
-from dlbench.report.wording import ENGINE_TITLES, place_text
+from dlbench.report.wording import engine_title, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.memory.numbers import ended_without_memory
@@ -207,8 +207,7 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
     peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
     return OutOfCore(
         id=digest,
-        label=f"{plan.workload.title} ({plan.workload.preset}, {ENGINE_TITLES[plan.engine.name]}, "
-        f"{plan.workload.train.precision})",
+        label=f"{plan.workload.title} ({plan.workload.preset}, {engine_title(plan)}, {plan.workload.train.precision})",
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,
