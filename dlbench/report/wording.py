@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import (
@@ -17,9 +16,6 @@ from dlbench.units import (
     format_number,
     seconds_parts,
 )
-
-if TYPE_CHECKING:
-    from dlbench.specs.plan import RunPlan
 
 DASH = "–"
 POINTS = "points"
@@ -38,13 +34,6 @@ PART_TITLES = {
 """What the phases of a step are called, in order."""
 
 ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "single process"}
-
-
-def engine_title(plan: RunPlan) -> str:
-    """Who exchanges gradients, e.g. `Horovod`, or `own buckets of 64 MiB over Horovod` where dlbench groups them."""
-    title = ENGINE_TITLES[plan.engine.name]
-    return f"{plan.sync.own_words} over {title}" if plan.sync.is_own and plan.engine.name != "single" else title
-
 
 _DROPPED = {"Cc", "Cf", "Cs"}
 

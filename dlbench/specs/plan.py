@@ -259,8 +259,7 @@ class RunPlan(LaunchPlan):
     @property
     def title(self) -> str:
         """Workload, preset and engine."""
-        own = f", {self.sync.own_words}" * self.exchanges_own
-        return f"{self.workload.name} ({self.workload.preset}), engine {self.engine.name}{own}"
+        return f"{self.workload.name} ({self.workload.preset}), engine {self.engine_words}"
 
     @property
     def word(self) -> str:
@@ -274,9 +273,10 @@ class RunPlan(LaunchPlan):
         return job_label(self.word, self.layout, self.series.axes, last)
 
     @property
-    def exchanges_own(self) -> bool:
-        """Whether dlbench itself exchanges gradients in this run."""
-        return self.sync.is_own and self.engine.name != "single" and self.layout.ranks > 1
+    def engine_words(self) -> str:
+        """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients."""
+        is_own = self.sync.is_own and self.engine.name != "single" and self.layout.ranks > 1
+        return f"{self.engine.name} with {self.sync.own_words}" if is_own else self.engine.name
 
     @property
     def most_loader_workers(self) -> int:

@@ -22,7 +22,7 @@ from dlbench.reading.samples.readings import damage_met
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
-from dlbench.report.wording import clean, counts_text, engine_title, ranks_text
+from dlbench.report.wording import clean, counts_text, ranks_text
 from dlbench.specs.plan import RunPlan
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
@@ -32,7 +32,7 @@ from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import quality_verdict
 from dlbench.views.scaling import baseline_note, next_step, verdict
-from dlbench.views.view import GroupSource, ReportSource, Views
+from dlbench.views.view import GroupSource, ReportSource, Views, engine_title
 
 TITLE = "dlbench scaling report"
 

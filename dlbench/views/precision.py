@@ -18,7 +18,6 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
 from dlbench.report.wording import (
     basis_text,
-    engine_title,
     figure_text,
     interval_text,
     number_text,
@@ -36,7 +35,7 @@ from dlbench.stats.pairing import KnownKey, RunKey, pairing
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.rerun import rerun
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.view import ReportSource, ReportView, engine_title
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """In this order; the first that ran is the reference."""

@@ -22,12 +22,13 @@ from dlbench.reading.table import RunTable
 from dlbench.reading.warm_up import beside_passes_s
 from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
-from dlbench.report.wording import engine_title, place_text
+from dlbench.report.wording import place_text
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.memory.numbers import ended_without_memory
 from dlbench.views.out_of_core.methods import IN_CORE, Method, method_of, rank_of, without_method
 from dlbench.views.out_of_core.passes import Passage, passage_of
+from dlbench.views.view import engine_title
 
 
 @dataclass(frozen=True, kw_only=True)
