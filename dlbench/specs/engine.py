@@ -10,10 +10,8 @@ from dlbench.specs.base import Count, Flag, NonNegative, Spec
 
 EngineName = Literal["horovod", "ddp", "single"]
 
-KEY_OF_NAME = {
-    **dict.fromkeys(("fusion_threshold", "fusion_threshold_bytes", "fusion_threshold_mb"), "sync.fusion"),
-    **dict.fromkeys(("bucket_cap_mb", "bucket_cap_bytes"), "sync.fusion"),
-    "compression": "sync.wire",
+HOROVOD_VARIABLES = {
+    "fusion_threshold": "sync.fusion",
     "cycle_time": "engine.horovod.cycle_time_ms",
     "hierarchical_allreduce": "sync.exchange=horovod-hierarchical",
     "torus_allreduce": "sync.exchange=horovod-torus",
@@ -22,12 +20,19 @@ KEY_OF_NAME = {
     "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
     "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
 }
-"""The key of a setting by the library's name for it: Horovod's variables in small letters, without ``HOROVOD_``."""
+"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("fusion_threshold_bytes", "fusion_threshold_mb", "bucket_cap_mb", "bucket_cap_bytes"), "sync.fusion"
+    ),
+    "compression": "sync.wire",
+}
 
 
 def key_for_name(name: str) -> str | None:
     """The key for what a library calls ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: no such name."""
-    return KEY_OF_NAME.get(name.lower().removeprefix("horovod_"))
+    return (HOROVOD_VARIABLES | _OTHER_NAMES).get(name.lower().removeprefix("horovod_"))
 
 
 class HorovodSettings(Spec):

@@ -18,6 +18,7 @@ from dlbench.report.wording import figure_text, times_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
+from dlbench.specs.sync import DEFAULT_FUSION
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, mean_estimate, median_estimate, paired_logs
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.pairing import KnownKey, RunKey
@@ -160,6 +161,8 @@ def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
 
 
 def _at_default(plan: RunPlan, key: str) -> bool:
+    if (key, plan.engine.name, plan.sync.fusion) == ("sync.fusion", "horovod", DEFAULT_FUSION["horovod"]):
+        return True
     section: Any = plan
     *path, name = key.split(".")
     for part in path:

@@ -212,6 +212,12 @@ def test_default_is_found_wherever_it_stands(tmp_path: Path) -> None:
     assert "the default (auto, fp32)" in cell.verdict
 
 
+def test_horovods_own_size_is_its_default(tmp_path: Path) -> None:
+    sweep = {"sync.fusion": ("16MiB", "64MiB", "128MiB"), "sync.exchange": ("flat", "horovod-hierarchical")}
+    cell = swept(tmp_path, lambda plan: 1.0, engine="horovod", sweep=sweep)
+    assert setting(cell, fusion="128MiB", exchange="flat").is_baseline
+
+
 def test_without_the_default_the_first_setting_is_named(tmp_path: Path) -> None:
     cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep={"sync.fusion": ("own:single", "own:none")})
     assert not cell.has_default
