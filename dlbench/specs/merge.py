@@ -85,7 +85,8 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
         prefix = layers.prefix if origin.startswith("--") else ""
         also = elsewhere if origin.startswith("--") else ()
         if first["type"] == "extra_forbidden":
-            what = f"unknown key; {_renamed(path) or _meant(model, first, path, layers, prefix, also)}"
+            own = key_for_name(path[-1]) if len(path) == 1 or path[0] == "engine" else None
+            what = f"unknown key; {f'use {own}' if own else _meant(model, first, path, layers, prefix, also)}"
         else:
             what = _explain(first)
         key = f"{prefix}{key}: " if key else ""
@@ -108,12 +109,6 @@ def _real_path(error: ErrorDetails, values: Mapping[str, Any]) -> tuple[str, ...
     if error["type"] == "union_tag_invalid" or error["type"] == "union_tag_not_found":
         path.append(str(error.get("ctx", {}).get("discriminator", "")).strip("'"))
     return tuple(path)
-
-
-def _renamed(path: tuple[str, ...]) -> str:
-    """The key for what a library calls otherwise; empty where it is no such name."""
-    key = key_for_name(path[-1]) if len(path) == 1 or path[0] == "engine" else None
-    return f"use {key}" if key else ""
 
 
 def _meant(

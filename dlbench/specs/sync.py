@@ -77,11 +77,11 @@ class SyncSpec(Spec):
     )
     fusion: Annotated[str, BeforeValidator(read_fusion)] = Field(
         "auto",
-        description="Tensor fusion. A size such as 64MiB: the library's own, HOROVOD_FUSION_THRESHOLD or DDP's "
-        "bucket_cap_mb. none: the library's own, off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a "
-        "first bucket of 1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so "
-        "much, in place of the library's. own:none: a message per tensor. own:single: one message, after the backward "
-        "pass. own:mgwfbp: merged so that, in the model of MG-WFBP, all are through earliest.",
+        description="Tensor fusion of Horovod or DDP, by a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
+        "bucket_cap_mb). none: off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a first bucket of "
+        "1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so much instead. "
+        "own:none: a message per tensor. own:single: one message, after the backward pass. own:mgwfbp: merged so that, "
+        "in the model of MG-WFBP, all are through earliest.",
     )
     wire: Wire = Field(
         "fp32",

@@ -120,11 +120,12 @@ class DdpEngine:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
         device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
         # Left out, DDP begins with a small first bucket (1 MiB); given, even its own default makes that one as large.
-        cap = bucket_bytes(self._fusion)
+        # One that is full at one byte holds one parameter.
+        cap = 1 if self._fusion == "none" else fusion_bytes(self._fusion)
         module = nn.parallel.DistributedDataParallel(
             model,
             device_ids=device_ids,
-            bucket_cap_mb=None if self._fusion == "auto" else cap / 2**20,
+            bucket_cap_mb=None if cap is None else cap / 2**20,
             # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
             broadcast_buffers=False,
             gradient_as_bucket_view=self._settings.gradient_as_bucket_view,
@@ -178,7 +179,7 @@ class DdpEngine:
             carrier=self._backend,
             by="backend",
             exchange="flat",
-            fusion=self._fusion_in_force(),
+            fusion=str(self._fusion_setting().effective),
             wire=self._hook.wire_in_force,
             group_size=self._place.local_size,
             num_groups=self._place.num_nodes,
@@ -246,15 +247,7 @@ class DdpEngine:
             )
         ]
         if self._module is not None:
-            found.append(
-                Setting(
-                    key="sync.fusion",
-                    requested=DEFAULT_FUSION["ddp"] if self._fusion == "auto" else self._fusion,
-                    effective=self._fusion_in_force(),
-                    evidence="bucket_cap_bytes of DDP's logging data",
-                )
-            )
-            found += self._flags(self._module)
+            found += [self._fusion_setting(), *self._flags(self._module)]
         if self._hook is not None:
             found.append(
                 Setting(
@@ -266,10 +259,15 @@ class DdpEngine:
             )
         return found
 
-    def _fusion_in_force(self) -> str:
-        """What DDP's logging data says of its buckets, as `sync.fusion` has it."""
+    def _fusion_setting(self) -> Setting:
+        assert self._module is not None
         cap = int(_logged(self._module)["bucket_cap_bytes"])
-        return "none" if cap == bucket_bytes("none") else exact_bytes(cap)
+        return Setting(
+            key="sync.fusion",
+            requested=DEFAULT_FUSION["ddp"] if self._fusion == "auto" else self._fusion,
+            effective="none" if cap == 1 else exact_bytes(cap),
+            evidence="bucket_cap_bytes of DDP's logging data",
+        )
 
     def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
         """What was asked for of DDP beyond its defaults."""
@@ -302,13 +300,7 @@ class DdpEngine:
             dist.destroy_process_group()
 
 
-def bucket_bytes(fusion: str) -> int:
-    """DDP closes a bucket that holds so many bytes: with one byte, each parameter has a bucket of its own."""
-    return 1 if fusion == "none" else fusion_bytes(DEFAULT_FUSION["ddp"] if fusion == "auto" else fusion) or 1
-
-
-def _logged(module: nn.parallel.DistributedDataParallel | None) -> dict[str, Any]:
-    assert module is not None
+def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
     found: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return found
 

@@ -92,6 +92,7 @@ class HorovodEngine:
         self._stall_timeout_s = stall_timeout_s
         self._gpu = gpu
         self._settings = settings
+        self._tunes = settings.autotune and place.size > 1
         self._place = place
         self._device = device
         self._use_mpi = use_mpi
@@ -334,10 +335,6 @@ class HorovodEngine:
 
     def _threshold(self) -> Setting:
         return fusion_in_force(None if self._tunes else self._fusion, self._summary, self._place)
-
-    @property
-    def _tunes(self) -> bool:
-        return self._settings.autotune and self._place.size > 1
 
     @property
     def _carrier(self) -> str:

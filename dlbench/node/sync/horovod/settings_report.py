@@ -191,13 +191,7 @@ def settings_as_seen(
 
 
 def fusion_in_force(requested: str | None, seen: TimelineSummary | None, place: RankPlace) -> Setting:
-    """Tensor fusion as the running library has it, or as a fused message shows that it is larger than was asked.
-
-    Args:
-        requested: none, or a size; None where the autotuner chooses.
-        seen: what the timeline had; None if no step was watched.
-        place: this rank.
-    """
+    """Tensor fusion as the library has it, or as a larger message shows; nothing is requested of the autotuner."""
     found, evidence = _read_back("horovod_effective_fusion_threshold_bytes", ctypes.c_longlong), _READ
     if requested is not None and seen is not None:
         unit = _ROUNDING * place.local_size

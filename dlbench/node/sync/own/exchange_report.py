@@ -144,7 +144,7 @@ def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) 
     group = f"ranks of the group that rank 0 exchanged in; {account.ways_text}"
     rows = [
         ("sync.exchange", sync.exchange, account.exchange, account.ways_text),
-        ("sync.fusion", sync.fusion_in_force, _fusion_as_counted(plan, account), how),
+        ("sync.fusion", sync.fusion_in_force, _fusion_as_counted(account), how),
         ("sync.wire", sync.wire, account.wire, f"what was handed to {account.route.carrier}; {account.ways_text}"),
         ("sync.inside", sync.inside, account.route.inside, f"carried by {account.route.carrier}"),
         ("sync.group_size", sync.group_size, account.route.group_size, group),
@@ -153,13 +153,10 @@ def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) 
     return [*base, *own]
 
 
-def _fusion_as_counted(plan: RunPlan, account: Account) -> str:
+def _fusion_as_counted(account: Account) -> str:
     """The fusion that the messages of the run agree with."""
-    counts = [len(one) for one in account.messages]
-    if plan.sync.fusion == "own:mgwfbp":
+    counts, sizes, least = [len(one) for one in account.messages], account.message_bytes, fusion_bytes(account.fusion)
+    agrees = {"own:none": set(counts) == {1}, "own:single": len(counts) == 1}
+    if agrees.get(account.fusion, all(size >= (least or 0) for size in sizes[:-1])):
         return account.fusion
-    if account.fusion in ("own:none", "own:single"):
-        is_so = set(counts) == {1} if account.fusion == "own:none" else len(counts) == 1
-        return account.fusion if is_so else f"{len(counts)} messages"
-    least = fusion_bytes(account.fusion) or 0
-    return account.fusion if all(size >= least for size in account.message_bytes[:-1]) else "smaller buckets"
+    return f"{len(counts)} messages"
