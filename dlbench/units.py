@@ -68,12 +68,12 @@ def bytes_option(num_bytes: int) -> str:
 
 def exact_bytes(num_bytes: int) -> str:
     """A size without rounding and without a blank, e.g. ``64MiB``, ``20MB`` or ``1025``; `parse_bytes` reads it."""
-    found = [str(num_bytes)]
+    found = []
     for unit in (*_BINARY[1:5], "kB", "MB", "GB", "TB"):
         count, rest = divmod(num_bytes, _FACTORS[unit.lower()])
         if count and not rest:
             found.append(f"{count}{unit}")
-    return min(found, key=len)
+    return min((*found, str(num_bytes)), key=len)
 
 
 def parse_bytes(text: str) -> int:

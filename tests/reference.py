@@ -44,6 +44,7 @@ from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
@@ -309,6 +310,12 @@ def patches() -> str:
     return table(("File", "Why"), [(f"`{patch.file}`", patch.reason) for patch in horovod.PATCHES])
 
 
+def horovod_variables() -> str:
+    """Horovod's variables that dlbench sets, and the key that says to what."""
+    rows = [(f"`HOROVOD_{name.upper()}`", f"`{key}`") for name, key in HOROVOD_VARIABLES.items()]
+    return table(("Variable", "Key"), rows)
+
+
 def exit_codes() -> str:
     """Number, name and meaning of every exit code."""
     module = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
@@ -427,6 +434,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "recipes": recipes,
     "patches": patches,
+    "horovod-variables": horovod_variables,
     "thresholds": thresholds,
     "plan": lambda: model_keys(RunPlan, "plan"),
     "record": lambda: model_keys(Record, "record"),

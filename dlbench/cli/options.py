@@ -555,7 +555,7 @@ def describe_plan(plan: LaunchPlan) -> str:
     axes = "".join(f", {key}={_on_one_line(value_text(key, value))}" for key, value in plan.series.axes.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
-    what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}"
+    what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine_words}, {size}"
     return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
 
 

@@ -349,7 +349,7 @@ def _label(run: Run) -> str:
     train = plan.workload.train
     to_accuracy = "" if goal(run) == THROUGHPUT else f", {goal(run)}"
     return (
-        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {precision(run)}, batch "
+        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_words}, {precision(run)}, batch "
         f"{train.batch_per_rank} per rank, {short_data(data_source(run))}, {plan.series.scaling} "
         f"scaling{to_accuracy}{shown}{variant}{side}{resumed}"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlbench.records.scan import Run
+from dlbench.specs.sync import DEFAULT_FUSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +64,14 @@ def _engine_settings(run: Run) -> str:
 
 
 def _sync(run: Run) -> str:
-    """Settings of the exchange that are not the engine's own defaults."""
-    if run.plan.engine.name == "single":
+    """Fusion, and what else of the exchange is not left at its default."""
+    engine, sync = run.plan.engine.name, run.plan.sync
+    if engine == "single":
         return ""
-    chosen = run.plan.sync.model_dump(mode="json", exclude_defaults=True)
+    chosen = sync.model_dump(mode="json", exclude_defaults=True)
+    if sync.exchange != "none":
+        fusion = sync.fusion_in_force
+        chosen["fusion"] = f"auto ({DEFAULT_FUSION[engine]})" if fusion == "auto" else fusion
     return ", ".join(f"{key}={value}" for key, value in chosen.items())
 
 

@@ -119,7 +119,7 @@ def pairs(plans: Sequence[RunPlan]) -> list[tuple[RunPlan, RunPlan]]:
 
 
 def side_words(plan: RunPlan) -> str:
-    """What a plan's side sets, e.g. ``engine.name=ddp, sync.fusion=single``, or `plain`; empty without a side."""
+    """What a plan's side sets, e.g. ``engine.name=ddp, sync.fusion=own:single``, or `plain`; empty without a side."""
     if not plan.series.side:
         return ""
     settings = plan.series.sides.get(plan.series.side, {})

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.base import Name, Ranks, Spec
+from dlbench.specs.base import Name, Ranks, Spec, size_in_bytes
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.keys import keys_of
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
-from dlbench.specs.sync import SyncSpec
+from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system.container_image import with_image
 from dlbench.specs.system.image import with_digest
 from dlbench.specs.system.system import SystemSpec
@@ -25,7 +25,6 @@ from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
 from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import DataSpec, ModelSpec, Workload
 from dlbench.specs.yamlfile import read_yaml
-from dlbench.units import parse_bytes
 
 _NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""
@@ -208,14 +207,14 @@ def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, Axis
     Raises:
         UserError: the value of such a key is no size.
     """
-    found = dict(settings)
-    for key in _size_keys() & settings.keys():
-        value = settings[key]
-        if isinstance(value, str):
-            try:
-                found[key] = parse_bytes(value)
-            except ValueError as error:
-                raise UserError(f"{option}: {key}: {error}") from None
+    found: dict[str, Any] = dict(settings)
+    readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)
+    readers["sync.fusion"] = read_fusion
+    for key in readers.keys() & settings.keys():
+        try:
+            found[key] = readers[key](settings[key])
+        except ValueError as error:
+            raise UserError(f"{option}: {key}: {error}") from None
     return found
 
 

@@ -6,21 +6,39 @@ from typing import Literal
 
 from pydantic import Field
 
-from dlbench.specs.base import Bytes, BytesOrZero, Count, Flag, NonNegative, Spec
+from dlbench.specs.base import Count, Flag, NonNegative, Spec
 
 EngineName = Literal["horovod", "ddp", "single"]
+
+HOROVOD_VARIABLES = {
+    "fusion_threshold": "sync.fusion",
+    "cycle_time": "engine.horovod.cycle_time_ms",
+    "hierarchical_allreduce": "sync.exchange=horovod-hierarchical",
+    "torus_allreduce": "sync.exchange=horovod-torus",
+    "autotune": "engine.horovod.autotune",
+    "autotune_warmup_samples": "engine.horovod.autotune_warmup_samples",
+    "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
+    "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
+}
+"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("fusion_threshold_bytes", "fusion_threshold_mb", "bucket_cap_mb", "bucket_cap_bytes"), "sync.fusion"
+    ),
+    "compression": "sync.wire",
+}
+
+
+def key_for_name(name: str) -> str | None:
+    """The key for what a library calls ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: no such name."""
+    return (HOROVOD_VARIABLES | _OTHER_NAMES).get(name.lower().removeprefix("horovod_"))
 
 
 class HorovodSettings(Spec):
     """Settings of Horovod 0.28; the defaults are Horovod's own (operations.cc)."""
 
-    fusion_threshold_bytes: BytesOrZero = Field(
-        128 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD, bytes; 0 switches tensor fusion off."
-    )
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
-    compression: Literal["none", "fp16"] = Field(
-        "none", description="Horovod's compression of gradients; fp16 is the same as sync.wire fp16."
-    )
     autotune: Flag = Field(
         False, description="HOROVOD_AUTOTUNE: Horovod searches threshold and cycle time during the warm-up steps."
     )
@@ -43,10 +61,6 @@ class DdpSettings(Spec):
     """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own."""
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
-    bucket_cap_bytes: Bytes = Field(
-        25 * 1024 * 1024,
-        description="Size of a gradient bucket, bytes; at the default the first one is 1 MiB, as in PyTorch.",
-    )
     gradient_as_bucket_view: Flag = Field(
         False, description="Gradients are views of the buckets, which saves a copy and its memory."
     )

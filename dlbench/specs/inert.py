@@ -53,7 +53,7 @@ def _samples(plan: RunPlan) -> bool:
     return plan.watch is not None and plan.watch.sampler
 
 
-DDP_WRAPPER = ("bucket_cap_bytes", "gradient_as_bucket_view", "static_graph")
+DDP_WRAPPER = ("gradient_as_bucket_view", "static_graph")
 """Settings of DDP's wrapper, which is left out where dlbench exchanges, or nobody."""
 
 INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
@@ -71,10 +71,13 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "ranks of one node meet on loopback, and MPI chooses its own",
     ),
     ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
-    (
-        "engine.horovod.fusion_threshold_bytes",
-        lambda plan: not plan.sync.is_own,
-        "dlbench's own exchange does not use Horovod's fusion",
+    *(
+        (
+            key,
+            lambda plan: not (plan.engine.name == "horovod" and plan.engine.horovod.autotune),
+            "engine.horovod.autotune searches fusion and cycle time itself",
+        )
+        for key in ("sync.fusion", "engine.horovod.cycle_time_ms")
     ),
     (
         "engine.horovod.autotune_",
@@ -109,10 +112,10 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     (
         "sync.network",
         lambda plan: (
-            plan.sync.fusion == "mgwfbp"
+            plan.sync.fusion == "own:mgwfbp"
             or (plan.sync.exchange == "hybrid" and plan.sync.hybrid_threshold_bytes is None)
         ),
-        "only sync.fusion mgwfbp, and hybrid without a threshold, read it",
+        "only sync.fusion own:mgwfbp, and hybrid without a threshold, read it",
     ),
     ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     *(

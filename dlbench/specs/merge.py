@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import UserError, close_names
+from dlbench.specs.engine import key_for_name
 from dlbench.specs.keys import keys_of
 from dlbench.specs.problems import Problem, problem_of
 
@@ -78,12 +79,13 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
         return model.model_validate(layers.values)
     except ValidationError as error:
         problem = problem_of(model, error)
-        origin = layers.origin(problem.path)
+        path, origin = problem.path, layers.origin(problem.path)
         prefix, also = (layers.prefix, elsewhere) if origin.startswith("--") else ("", ())
         if problem.known:
-            meant = _meant(model, problem, layers, prefix, also)
+            own = key_for_name(path[-1]) if len(path) == 1 or path[0] == "engine" else None
+            meant = f"use {own}" if own else _meant(model, problem, layers, prefix, also)
             problem = replace(problem, what=f"unknown key; {meant}")
-        raise UserError(f"{origin}: {prefix if problem.path else ''}{problem}") from None
+        raise UserError(f"{origin}: {prefix if path else ''}{problem}") from None
 
 
 def _meant(model: type[BaseModel], problem: Problem, layers: Layers, prefix: str, elsewhere: Iterable[str]) -> str:

@@ -80,9 +80,9 @@ def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last
 
 
 def _axis_word(key: str, value: AxisValue) -> str:
-    """A swept value with the first word of its key; a word explains itself."""
+    """A swept value with the first word of its key; a word explains itself, a number or a size does not."""
     text = value_text(key, value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not text[:1].isdigit():
         return text
     name = key.rpartition(".")[2].partition("_")[0]
     return f"{name}-{text}" if isinstance(value, bool) or value is None else f"{name}{text}"
@@ -259,7 +259,7 @@ class RunPlan(LaunchPlan):
     @property
     def title(self) -> str:
         """Workload, preset and engine."""
-        return f"{self.workload.name} ({self.workload.preset}), engine {self.engine.name}"
+        return f"{self.workload.name} ({self.workload.preset}), engine {self.engine_words}"
 
     @property
     def word(self) -> str:
@@ -273,11 +273,10 @@ class RunPlan(LaunchPlan):
         return job_label(self.word, self.layout, self.series.axes, last)
 
     @property
-    def wire(self) -> str:
-        """The format on the wire: `sync.wire`, or fp16 where Horovod's compression says so."""
-        if self.engine.name == "horovod" and self.engine.horovod.compression == "fp16":
-            return "fp16"
-        return self.sync.wire
+    def engine_words(self) -> str:
+        """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients."""
+        is_own = self.sync.is_own and self.engine.name != "single" and self.layout.ranks > 1
+        return f"{self.engine.name} with {self.sync.own_words}" if is_own else self.engine.name
 
     @property
     def most_loader_workers(self) -> int:
@@ -333,18 +332,18 @@ class RunPlan(LaunchPlan):
         problem = layout_problem(self.sync, engine=self.engine.name, ranks=self.layout.ranks, nodes=self.layout.nodes)
         if problem is not None:
             raise ValueError(problem)
-        if self.sync.fusion == "mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
+        if self.sync.fusion == "own:mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
             raise ValueError(
-                f"sync.fusion mgwfbp: watches {MGWFBP_STEPS} warm-up steps before it merges, the plan has "
+                f"sync.fusion own:mgwfbp: watches {MGWFBP_STEPS} warm-up steps before it merges, the plan has "
                 f"{self.measure.warmup_steps}; set measure.warmup_steps to {MGWFBP_STEPS} or more"
             )
         horovod = self.engine.horovod
         if self.engine.name != "horovod":
             return self
-        if horovod.compression == "fp16" and self.sync.wire not in ("fp32", "fp16"):
-            raise ValueError(f"engine.horovod.compression fp16 and sync.wire {self.sync.wire} exclude each other")
         if horovod.autotune and self.sync.is_own:
-            raise ValueError("engine.horovod.autotune: tunes Horovod's own fusion; use sync.fusion backend")
+            raise ValueError(
+                "engine.horovod.autotune: tunes Horovod's exchange, and dlbench exchanges here; leave it out"
+            )
         if horovod.autotune and self.layout.ranks > 1 and self.measure.warmup_steps < horovod.autotune_steps:
             raise ValueError(
                 f"engine.horovod.autotune: its search takes {horovod.autotune_steps} steps; set measure.warmup_steps "

@@ -124,7 +124,7 @@ def _side(text: str, side: Side) -> dict[str, AxisValue]:
         if found is None:
             raise UserError(
                 f"{option} {text[position : position + 80]!r}: must be {PLAIN}, or settings KEY=VALUE with commas "
-                "between them, e.g. engine.name=ddp,sync.fusion=single"
+                "between them, e.g. engine.name=ddp,sync.fusion=own:single"
             )
         key = found["key"]
         if key in result:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from dlbench.errors import UserError
-from dlbench.specs.base import Bytes, Count, Ranks, Spec
-from dlbench.units import parse_bytes
+from dlbench.specs.base import MAX_COUNT, Bytes, Count, Ranks, Spec
+from dlbench.units import exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
@@ -16,12 +15,53 @@ Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")
 """Exchanges that treat the ranks of a group apart from the rest."""
 
-DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
-"""What `fusion: auto` collects where dlbench itself buckets; as large as PyTorch DDP's own bucket."""
-
+DEFAULT_FUSION = {"horovod": "128MiB", "ddp": "25MiB"}
+"""The libraries' own sizes: operations.cc of Horovod 0.28, and PyTorch's DistributedDataParallel."""
+OWN_FUSION = f"own:{DEFAULT_FUSION['ddp']}"
+"""What `fusion: auto` is where dlbench itself exchanges."""
 
 MGWFBP_STEPS = 4
-"""Warm-up steps that fusion mgwfbp needs before it can merge: one that sets things up, three that are watched."""
+"""Warm-up steps that fusion own:mgwfbp needs before it can merge: one that sets things up, three that are watched."""
+
+_OWN_WORDS = {
+    "own:none": "own message per tensor",
+    "own:single": "own single message",
+    "own:mgwfbp": "own buckets by MG-WFBP",
+}
+_FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
+
+
+def read_fusion(value: object) -> str:
+    """A fusion as plans hold it, sizes in one spelling: 67108864, 65536KiB and 64MiB are 64MiB.
+
+    Raises:
+        ValueError: it is none, with what would be right.
+    """
+    text = str(value)
+    if text in ("auto", "none", *_OWN_WORDS):
+        return text
+    if text in _FORMER:
+        raise ValueError(f"{text} is spelt {_FORMER[text]}")
+    own, size = text[: 4 * text.startswith("own:")], text.removeprefix("own:").removeprefix("size:")
+    num_bytes = fusion_bytes(size)
+    if num_bytes is None or isinstance(value, bool | float) or num_bytes > MAX_COUNT:
+        raise ValueError(
+            "must be auto, none, or a size such as 64MiB, by which Horovod or DDP fuses; or dlbench's own buckets: "
+            f"own:64MiB, own:none, own:single or own:mgwfbp; got {value!r}"
+        )
+    if num_bytes == 0:
+        raise ValueError(f"fusion is switched off by {own}none, not by {text}")
+    if text.startswith("size:"):
+        raise ValueError(f"dlbench's own buckets are spelt own:{size}; {size} is the fusion of Horovod or DDP")
+    return own + exact_bytes(num_bytes)
+
+
+def fusion_bytes(fusion: str) -> int | None:
+    """Bytes of a size such as 64MiB or own:64MiB; None for what is not by size."""
+    try:
+        return parse_bytes(fusion.removeprefix("own:"))
+    except ValueError:
+        return None
 
 
 class SyncSpec(Spec):
@@ -35,12 +75,13 @@ class SyncSpec(Spec):
         "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: no gradient is exchanged and ranks "
         "drift apart, only to see what the exchange costs.",
     )
-    fusion: Annotated[str, Field(pattern=r"^(auto|backend|none|single|mgwfbp|size:[0-9A-Za-z. ]+)$")] = Field(
+    fusion: Annotated[str, BeforeValidator(read_fusion)] = Field(
         "auto",
-        description="backend: as Horovod or DDP group gradients. none: a message a tensor. single: one message, after "
-        "the backward pass. size:BYTES: buckets of at least so much, e.g. size:25MiB. mgwfbp: merged so that, in the "
-        "model of MG-WFBP, all are through earliest. auto: backend where the exchange is theirs, otherwise "
-        "size:25MiB.",
+        description="Tensor fusion of Horovod or DDP, by a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
+        "bucket_cap_mb). none: off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a first bucket of "
+        "1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so much instead. "
+        "own:none: a message per tensor. own:single: one message, after the backward pass. own:mgwfbp: merged so that, "
+        "in the model of MG-WFBP, all are through earliest.",
     )
     wire: Wire = Field(
         "fp32",
@@ -62,43 +103,31 @@ class SyncSpec(Spec):
     network: str | None = Field(
         None,
         min_length=1,
-        description="File of fitted costs (dlbench comm fit) for mgwfbp and hybrid; none: measured at the start.",
+        description="File of fitted costs (dlbench comm fit) for own:mgwfbp and hybrid; none: measured at the start.",
     )
-
-    @field_validator("fusion", mode="after")
-    @classmethod
-    def _size_is_one(cls, value: str) -> str:
-        if value.startswith("size:"):
-            try:
-                size = parse_bytes(value.removeprefix("size:"))
-            except UserError as error:
-                raise ValueError(str(error)) from None
-            if size < 1:
-                raise ValueError("a bucket holds at least a byte: size:25MiB")
-        return value
 
     @property
     def is_own(self) -> bool:
         """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
         return (
             self.exchange in GROUPED
-            or self.fusion not in ("auto", "backend")
+            or self.fusion.startswith("own:")
             or self.wire == "topk"
             or self.inside == "shared-memory"
         )
 
     @property
     def fusion_in_force(self) -> str:
-        """`fusion` with `auto` decided."""
-        if self.fusion != "auto":
-            return self.fusion
-        return f"size:{DEFAULT_BUCKET_BYTES}" if self.is_own else "backend"
+        """`fusion` with `auto` decided where dlbench exchanges; elsewhere it is the library's own size."""
+        return OWN_FUSION if self.is_own and self.fusion == "auto" else self.fusion
 
     @property
-    def bucket_bytes(self) -> int | None:
-        """Least size of a bucket, bytes; None where the fusion is not by size."""
+    def own_words(self) -> str:
+        """How dlbench itself groups gradients, e.g. `own buckets of 64 MiB`; empty where the library does."""
+        if not self.is_own:
+            return ""
         fusion = self.fusion_in_force
-        return parse_bytes(fusion.removeprefix("size:")) if fusion.startswith("size:") else None
+        return _OWN_WORDS.get(fusion) or f"own buckets of {format_bytes(fusion_bytes(fusion) or 0)}"
 
 
 def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> str | None:
@@ -136,13 +165,19 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         if engine != "horovod":
             return f"sync.exchange {sync.exchange}: is a flag of Horovod; use --engine horovod"
         if sync.is_own:
-            return f"sync.exchange {sync.exchange}: Horovod groups and exchanges here; leave sync.fusion and wire to it"
-    if sync.fusion == "backend" and sync.is_own:
-        return "sync.fusion backend: is not possible where dlbench exchanges; use none, single, size:25MiB or mgwfbp"
+            return (
+                f"sync.exchange {sync.exchange}: Horovod exchanges here; leave out sync.fusion own:..., sync.wire topk "
+                "and sync.inside shared-memory"
+            )
+    if sync.is_own and not sync.fusion_in_force.startswith("own:"):
+        return (
+            f"sync.fusion {sync.fusion}: is the fusion of Horovod or DDP, and dlbench exchanges here; use "
+            f"own:{sync.fusion}"
+        )
     if sync.wire == "bf16" and engine == "horovod":
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
-        return "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat and sync.fusion backend"
+        return "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat and sync.fusion auto"
     if sync.wire == "topk" and sync.exchange != "flat":
         return "sync.wire topk: sparse messages go flat only; use sync.exchange flat"
     if sync.wire == "topk" and sync.inside == "shared-memory":

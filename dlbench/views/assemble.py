@@ -22,7 +22,7 @@ from dlbench.reading.samples.readings import damage_met
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
-from dlbench.report.wording import ENGINE_TITLES, clean, counts_text, ranks_text
+from dlbench.report.wording import clean, counts_text, ranks_text
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
@@ -32,7 +32,7 @@ from dlbench.views.next_step import most_ranks, next_step
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import quality_verdict
 from dlbench.views.scaling import baseline_note, verdict
-from dlbench.views.view import GroupSource, ReportSource, Views
+from dlbench.views.view import GroupSource, ReportSource, Views, engine_title
 
 TITLE = "dlbench scaling report"
 
@@ -128,13 +128,13 @@ def _verdict(source: GroupSource, unit: str) -> str:
 
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     plan = group.sample.plan
-    engine = ENGINE_TITLES[plan.engine.name]
     shown = "".join(f", {key}={value}" for key, value in settings)
     kind = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     kind += f", side {plan.series.side}" if plan.series.side else ""
     # Not what it was asked for, and nothing to compare.
     kind += f", {precision(group.sample)}" if "emulated" in precision(group.sample) else ""
-    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{kind}"
+    what = f"{plan.workload.name}, {plan.workload.preset} preset, {engine_title(plan)}"
+    return f"{what}, {group.scaling} scaling{shown}{kind}"
 
 
 def _batch_text(group: scaling.Group) -> str:
@@ -149,7 +149,7 @@ def _short_conditions(group: scaling.Group) -> str:
     plan = group.sample.plan
     parts = (
         f"{plan.workload.preset} preset",
-        ENGINE_TITLES[plan.engine.name],
+        engine_title(plan),
         precision(group.sample),
         _batch_text(group),
         clean(data_title(group.sample)),

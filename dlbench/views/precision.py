@@ -17,7 +17,6 @@ from dlbench.report.charts.style import IDEAL, INK, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
 from dlbench.report.wording import (
-    ENGINE_TITLES,
     basis_text,
     figure_text,
     interval_text,
@@ -36,7 +35,7 @@ from dlbench.stats.pairing import KnownKey, RunKey, pairing
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.view import ReportSource, ReportView, engine_title
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """In this order; the first that ran is the reference."""
@@ -137,7 +136,7 @@ def _comparison(digest: str, groups: Sequence[Group], rows: tuple[PrecisionRow, 
     }
     return PrecisionComparison(
         id=digest,
-        label=f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
+        label=f"{plan.workload.name}, {plan.workload.preset} preset, {engine_title(plan)}, "
         f"{plan.series.scaling} scaling",
         reference=reference,
         groups=tuple(group.id for group in groups),

@@ -18,7 +18,8 @@ from dlbench.records.scan import Scan
 from dlbench.report.document import Level, Missing, Section
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
-from dlbench.report.wording import place_text
+from dlbench.report.wording import ENGINE_TITLES, place_text
+from dlbench.specs.plan import RunPlan
 from dlbench.views.model import Group, Report, all_of
 
 N = TypeVar("N")
@@ -61,6 +62,12 @@ class ReportSource:
     """The groups that the report shows."""
     history: TrendsReport | None
     """What changed over months; None where the report is made without a history."""
+
+
+def engine_title(plan: RunPlan) -> str:
+    """Who exchanges gradients, e.g. `Horovod`, or `own buckets of 64 MiB over Horovod` where dlbench groups them."""
+    title = ENGINE_TITLES[plan.engine.name]
+    return f"{plan.sync.own_words} over {title}" if plan.sync.is_own and plan.engine.name != "single" else title
 
 
 def place_of(row: Any) -> str:

@@ -18,7 +18,7 @@ from tests.bench.figures import Figure, median_interval
 from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT, RATE, lacking, shaped_cluster, submit, wait_for
 
 REPEATS = 5
-FUSIONS = ("none", "single", "mgwfbp")
+FUSIONS = ("own:none", "own:single", "own:mgwfbp")
 
 WAYS: Mapping[str, tuple[str, ...]] = {
     "1 rank": ("--ranks", "1", "--engine", "single"),
@@ -26,7 +26,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "Horovod, MPI": ("--ranks", "2", "--engine", "horovod", "--launcher", "mpirun"),
     "DDP": ("--ranks", "2", "--engine", "ddp"),
     "dlbench, shared memory": ("--ranks", "2", "--engine", "ddp", "--set", "sync.inside=shared-memory"),
-    "dlbench, Gloo": ("--ranks", "2", "--engine", "ddp", "--set", "sync.fusion=size:25MiB"),
+    "dlbench, Gloo": ("--ranks", "2", "--engine", "ddp", "--set", "sync.fusion=own:25MiB"),
 }
 PLAIN = ("Horovod, Gloo", "Horovod, MPI", "DDP")
 OWN = ("dlbench, shared memory", "dlbench, Gloo")
@@ -61,10 +61,10 @@ def _merged() -> Iterator[Figure]:
 
         wait_for(is_done, 1800)
         rates = _rates(scan(out).runs, lambda run: str(run.plan.series.axes["sync.fusion"]))
-    rivals = [max(pair) for pair in zip(rates["none"], rates["single"], strict=True)]
-    yield _ratio(about, [own / best for own, best in zip(rates["mgwfbp"], rivals, strict=True)], 1.0)
+    rivals = [max(pair) for pair in zip(rates["own:none"], rates["own:single"], strict=True)]
+    yield _ratio(about, [own / best for own, best in zip(rates["own:mgwfbp"], rivals, strict=True)], 1.0)
     for other in FUSIONS[:2]:
-        shares = [own / value for own, value in zip(rates["mgwfbp"], rates[other], strict=True)]
+        shares = [own / value for own, value in zip(rates["own:mgwfbp"], rates[other], strict=True)]
         value, low, high = median_interval(shares)
         yield Figure(
             name=f"mgwfbp over {other}", value=value, low=low, high=high, n=len(shares), unit="ratio", goal="measured"

@@ -51,7 +51,7 @@ def _in_processes() -> Iterator[Figure]:
 def _share(name: str, plain: Sequence[Run], faulty: Sequence[Run]) -> Figure:
     cause, late_by, rank, _ = FAULTS[name]
     about = {
-        "name": f"found over planted: {name}; ResNet-50 ci, 2 ranks, ddp, sync.fusion=single",
+        "name": f"found over planted: {name}; ResNet-50 ci, 2 ranks, ddp, sync.fusion=own:single",
         "unit": "ratio of shares",
         "goal": f"{GOAL}, and named in every run",
     }
@@ -106,7 +106,7 @@ def _train(out: Path, series: str, settings: Sequence[str]) -> None:
     command += ["--set", "measure.measured_steps=15", "--series", series, "--out", str(out)]
     # One message after the backward pass. Messages that overlap with it wait on the ranks that are in time, and take
     # from the late rank's core when it comes: it is then later than was planted, by as much as they take.
-    command += ["--set", "sync.fusion=single"]
+    command += ["--set", "sync.fusion=own:single"]
     command += [word for setting in settings for word in ("--set", setting)]
     subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, check=False)
 
@@ -114,7 +114,7 @@ def _train(out: Path, series: str, settings: Sequence[str]) -> None:
 def _shaped_link() -> Figure:
     """A network that is slow: what the wire takes by its rate, beside what attribution calls exchange."""
     about = {
-        "name": f"found over planted: links of {RATE}; CosmoFlow ci, 2 x 1 ranks, ddp, sync.fusion=single",
+        "name": f"found over planted: links of {RATE}; CosmoFlow ci, 2 x 1 ranks, ddp, sync.fusion=own:single",
         "unit": "ratio",
         "goal": GOAL,
     }
@@ -127,7 +127,7 @@ def _shaped_link() -> Figure:
             *("submit", "cosmoflow", "--preset", "ci", "--system", str(system), "--nodes", "2"),
             *("--ranks-per-node", "1", "--engine", "ddp", "--data", "synthetic", "--repeats", str(REPEATS)),
             # One message after the backward pass: nothing of it is hidden, so that its whole time is planted.
-            *("--set", "sync.fusion=single", "--set", "measure.measured_steps=15", "--out", str(out)),
+            *("--set", "sync.fusion=own:single", "--set", "measure.measured_steps=15", "--out", str(out)),
         )
         wait_for(_all_ended(out, REPEATS), 1200)
         runs = scan(out).runs

@@ -159,7 +159,7 @@ def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
         r"P image_size +64 +Height and width of the input, pixels\.",
         r"P learning_rate_scaling +linear +Scale the learning rate .*",
         r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
-        r"  fusion_threshold_bytes +128MiB +HOROVOD_FUSION_THRESHOLD, .*",
+        r"  fusion +auto +auto: the library's own size .*",
         r"P measured_steps +12 steps +Steps that count .*",
         r"  fault +none +.*",
     ):

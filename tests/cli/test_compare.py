@@ -747,7 +747,7 @@ def test_different_paired_comparisons_in_one_folder_are_not_mixed(tmp_path: Path
 
 
 def test_paired_comparisons_of_equal_sides_and_other_settings_are_never_dropped(tmp_path: Path) -> None:
-    sides = {"a": {}, "b": {"sync.fusion": "single"}}
+    sides = {"a": {}, "b": {"sync.fusion": "own:single"}}
     out = write_pairs(tmp_path / "runs", 2.0, series="one", sides=sides, points=(2,))
     write_pairs(out, 1.0, series="two", sides=sides, points=(2,), overrides={"sync.wire": "fp16"})
     error = refused("check", "--paired", out)

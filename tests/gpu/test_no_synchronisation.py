@@ -155,7 +155,7 @@ def test_steps_of_ddp_in_fp16_on_the_wire(device: torch.device, tmp_path: Path) 
 @pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16", "topk"])
 def test_steps_of_dlbenchs_own_exchange_with_one_rank(wire: str, device: torch.device, tmp_path: Path) -> None:
     """The plan is of two ranks, as one has nothing to exchange; this one goes alone through all of the exchange."""
-    plan = plan_of("resnet50", "ddp", 2, **{"sync.fusion": "single", "sync.wire": wire})
+    plan = plan_of("resnet50", "ddp", 2, **{"sync.fusion": "own:single", "sync.wire": wire})
     base = build_engine(plan, RunFolder(tmp_path), place_alone(), device)
     assert not isinstance(base, OwnExchange)
     train(plan, OwnExchange(base, plan, place_alone(), device), device, tmp_path)

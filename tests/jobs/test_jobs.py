@@ -214,9 +214,7 @@ GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
     "box-srun-mpi": lambda: plan_of(),
     "box-srun-gloo": lambda: plan_of(launcher="srun-gloo", engine="ddp"),
     "box-mpirun": lambda: plan_of(launcher="mpirun", ranks_per_node=2),
-    "example-gpu": lambda: plan_of(
-        system="example-gpu", points=(4,), sweep={"engine.horovod.fusion_threshold_bytes": (64 * 1024**2,)}
-    ),
+    "example-gpu": lambda: plan_of(system="example-gpu", points=(4,), sweep={"sync.fusion": ("64MiB",)}),
     "comm": lambda: comm_plan_of(points=(2,), ranks_per_node=2, collective="all-gather"),
     "everything": lambda: with_system(
         plan_of(system="example-gpu", points=(1,)),
@@ -269,7 +267,7 @@ def two_environments() -> Job:
 def several_sizes() -> Job:
     """All points of a sweep in the nodes of the largest."""
     asked = {"workload": "cosmoflow", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (1, 2)}
-    sweep = {"sync.fusion": ("backend", "single")}
+    sweep = {"sync.fusion": ("auto", "own:single")}
     made = expand(Request(**asked, system="box", sweep=sweep, repeats=2), machine_cores=4, now=NOW)
     (job,) = jobs_of([plan.model_copy(update={"dlbench_version": "0.0.0"}) for plan in made], packing="all")
     return job
@@ -456,13 +454,13 @@ def test_job_names_are_short_words_and_no_two_of_a_series_are_equal(axes: list[t
 
 
 def test_a_job_name_says_nodes_ranks_swept_values_and_repeat() -> None:
-    asked = {"engine.horovod.fusion_threshold_bytes": (64 * 1024**2,), "train.precision": ("bf16",)}
+    asked = {"sync.fusion": ("64MiB",), "train.precision": ("bf16",)}
     request = {"system": "example-gpu", "points_are": "nodes", "points": (4,), "repeats": 2, "sweep": asked}
     made = expand(Request(workload="resnet50", preset="ci", **request), machine_cores=4, now=NOW)
     assert [plan.job_name for plan in made] == [f"resnet50-4nodes-16ranks-fusion64MiB-bf16-r{n}" for n in (1, 2)]
     script = render_script(made[1], folder_of(made[1]), PYTHON)
     assert "--job-name=resnet50-4nodes-16ranks-fusion64MiB-bf16-r2" in told_options(script)
-    assert "# Swept: engine.horovod.fusion_threshold_bytes=64MiB, train.precision=bf16\n" in script
+    assert "# Swept: sync.fusion=64MiB, train.precision=bf16\n" in script
     assert f"series {made[1].series.id}, repeat 2 of 2:" in script
 
 

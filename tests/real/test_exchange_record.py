@@ -13,6 +13,7 @@ from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run
+from dlbench.specs.sync import fusion_bytes
 from tests.support.forked_runs import run_forked
 from tests.support.forks import call_dlbench
 
@@ -31,12 +32,13 @@ AUTOTUNE = (
 )
 
 REQUESTS: dict[str, tuple[str, ...]] = {
-    "unfused": ("horovod", "engine.horovod.fusion_threshold_bytes=0", "engine.horovod.cycle_time_ms=0.1"),
-    "fused-fp16": ("horovod", "sync.wire=fp16", "engine.horovod.cycle_time_ms=50.0"),
+    "unfused": ("horovod", "sync.fusion=none", "engine.horovod.cycle_time_ms=0.1"),
+    "fused-fp16": ("horovod", "sync.fusion=64MiB", "sync.wire=fp16", "engine.horovod.cycle_time_ms=50.0"),
     "autotune": ("horovod", *AUTOTUNE),
-    "views": ("ddp", "engine.ddp.gradient_as_bucket_view=true", "engine.ddp.static_graph=true"),
+    "views": ("ddp", "sync.fusion=none", "engine.ddp.gradient_as_bucket_view=true", "engine.ddp.static_graph=true"),
     "bf16": ("ddp", "sync.wire=bf16"),
-    "powersgd": ("ddp", "sync.wire=powersgd", "sync.powersgd_rank=2", "engine.ddp.bucket_cap_bytes=65536"),
+    "powersgd": ("ddp", "sync.wire=powersgd", "sync.powersgd_rank=2", "sync.fusion=64KiB"),
+    "own": ("horovod", "sync.fusion=own:1MiB"),
     "too-short": ("ddp", "sync.wire=powersgd", "measure.warmup_steps=0"),
 }
 
@@ -130,7 +132,8 @@ def test_horovods_fusion_acts(records: Records, horovod_installed: None) -> None
     assert len(one_each.messages) == TENSORS
     assert len(fused.messages) < TENSORS
     assert records("unfused").inert == ()
-    assert in_force(records("unfused"))["engine.horovod.fusion_threshold_bytes"] == 0
+    assert one_each.fusion == in_force(records("unfused"))["sync.fusion"] == "none"
+    assert fused.fusion == in_force(records("fused-fp16"))["sync.fusion"] == "64MiB"
     # A 32-bit number to Horovod, and still what was asked for.
     assert in_force(records("unfused"))["engine.horovod.cycle_time_ms"] == 0.1
     assert all(s.evidence.startswith("read back") for s in records("unfused").settings[:2])
@@ -146,7 +149,6 @@ def test_fp16_halves_the_bytes_on_the_wire(records: Records, horovod_installed: 
     assert (wide.wire, narrow.wire) == ("fp32", "fp16")
     record = records("fused-fp16")
     assert in_force(record)["sync.wire"] == "fp16"
-    assert in_force(record)["engine.horovod.compression"] == "fp16"
     assert (record.inert, narrow.wire_overflows) == ((), 0)
     assert [check.passed for check in record.checks if check.name == "wire"] == [True]
     assert not [check for check in records("unfused").checks if check.name == "wire"]
@@ -164,20 +166,25 @@ def test_the_autotuner_is_one_contestant_with_its_cost(records: Records, horovod
     assert 25 <= tuned.settled_step <= tuned.planned_steps
     assert tuned.cost_s is not None
     settings = {setting.key: setting for setting in record.settings}
-    for key, chosen in (
-        ("fusion_threshold_bytes", tuned.fusion_threshold_bytes),
-        ("cycle_time_ms", tuned.cycle_time_ms),
-    ):
-        row = settings[f"engine.horovod.{key}"]
-        assert row.requested is None
-        assert row.effective is None or row.effective == pytest.approx(chosen, rel=1e-3)
+    cycle, fusion = settings["engine.horovod.cycle_time_ms"], settings["sync.fusion"]
+    assert (cycle.requested, fusion.requested) == (None, None)
+    assert cycle.effective is None or cycle.effective == pytest.approx(tuned.cycle_time_ms, rel=1e-3)
+    found = fusion_bytes(str(fusion.effective).replace("none", "0"))
+    assert found == pytest.approx(tuned.fusion_threshold_bytes, rel=1e-3)
     assert settings["engine.horovod.autotune"].effective is True
     assert record.inert == ()
 
 
 @pytest.mark.slow
 def test_ddps_buckets_act(records: Records) -> None:
-    small, normal = exchange_of(records("powersgd")), exchange_of(records("bf16"))
+    one_each, small, normal = (exchange_of(records(name)) for name in ("views", "powersgd", "bf16"))
+    assert [in_force(records(name))["sync.fusion"] for name in ("views", "powersgd", "bf16")] == [
+        "none",
+        "64KiB",
+        "25MiB",
+    ]
+    assert [exchange.fusion for exchange in (one_each, small, normal)] == ["none", "64KiB", "25MiB"]
+    assert len(one_each.messages) == TENSORS
     for exchange in (small, normal):
         whole(exchange)
         assert exchange.window_steps == WATCHED_STEPS
@@ -187,6 +194,18 @@ def test_ddps_buckets_act(records: Records) -> None:
     assert normal.bytes_inside == 2 * PARAMETERS
     assert in_force(records("bf16"))["sync.wire"] == "bf16"
     assert records("bf16").inert == ()
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_dlbenchs_own_buckets_over_horovod_are_named_so(records: Records, horovod_installed: None) -> None:
+    record = records("own")
+    assert record.exchange is not None
+    assert (record.exchange.by, record.exchange.fusion) == ("dlbench", "own:1MiB")
+    # One row, and not one of Horovod's threshold, which these messages never meet.
+    assert [(s.requested, s.effective) for s in record.settings if s.key == "sync.fusion"] == [("own:1MiB", "own:1MiB")]
+    assert all(message.num_bytes >= 2**20 for message in record.exchange.messages[:-1])
+    assert record.inert == ()
 
 
 @pytest.mark.slow
@@ -236,8 +255,7 @@ def test_flags_that_this_build_ignores_are_refused(tmp_path: Path, horovod_insta
         ("horovod", ("sync.wire=powersgd",), "is a hook of DDP"),
         ("ddp", ("sync.exchange=horovod-torus",), "is a flag of Horovod"),
         ("horovod", ("engine.horovod.autotune=true",), "set measure.warmup_steps"),
-        ("horovod", ("engine.horovod.autotune=true", "sync.fusion=none"), "tunes Horovod's own fusion"),
-        ("horovod", ("engine.horovod.compression=fp16", "sync.wire=topk"), "exclude each other"),
+        ("horovod", ("engine.horovod.autotune=true", "sync.fusion=own:none"), "dlbench exchanges here"),
     ],
 )
 def test_combinations_that_cannot_be_are_refused(
@@ -277,7 +295,7 @@ def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
         carrier="gloo",
         by="backend",
         exchange="flat",
-        fusion="backend",
+        fusion="128MiB",
         wire=wire,
         group_size=2,
         num_groups=1,

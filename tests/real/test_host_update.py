@@ -18,7 +18,7 @@ CASES = {
     "ddp": ("--engine", "ddp"),
     "horovod": ("--engine", "horovod"),
     # Buffers that hold gradients are arranged anew in the warm-up, the second time after its fourth step.
-    "own exchange": ("--engine", "ddp", "--set", "sync.fusion=mgwfbp"),
+    "own exchange": ("--engine", "ddp", "--set", "sync.fusion=own:mgwfbp"),
 }
 
 

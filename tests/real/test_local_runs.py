@@ -110,7 +110,7 @@ def test_two_horovod_ranks_train_on_real_input(
     assert record.ranks[0].initial_parameters_sha256 != record.ranks[0].final_parameters_sha256
     assert record.data["kind"] != "synthetic"
     effective = {s.key: (s.requested, s.effective) for s in record.settings}
-    assert effective["engine.horovod.fusion_threshold_bytes"] == (134217728, 134217728)
+    assert effective["sync.fusion"] == ("128MiB", "128MiB")
     assert effective["engine.horovod.cycle_time_ms"] == (1.0, 1.0)
     assert effective["engine.horovod.operations"][1] == "gloo"
     # Ranks read different samples.

@@ -70,38 +70,38 @@ def effective(told: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 GROUPS = {"sync.group_size": 2}
 SCENARIOS: dict[str, dict[str, Any]] = {
-    "flat none": {"sync.fusion": "none"},
-    "flat single": {"sync.fusion": "single"},
-    "flat size": {"sync.fusion": "size:100B"},
-    "flat mgwfbp": {"sync.fusion": "mgwfbp"},
+    "flat none": {"sync.fusion": "own:none"},
+    "flat single": {"sync.fusion": "own:single"},
+    "flat size": {"sync.fusion": "own:100B"},
+    "flat mgwfbp": {"sync.fusion": "own:mgwfbp"},
     "hierarchical auto": {**GROUPS, "sync.exchange": "hierarchical"},
-    "hierarchical none": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "none"},
-    "hierarchical size": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "size:100B"},
-    "hierarchical mgwfbp": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "mgwfbp"},
-    "leader none": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "none"},
-    "leader single": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "single"},
+    "hierarchical none": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:none"},
+    "hierarchical size": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:100B"},
+    "hierarchical mgwfbp": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:mgwfbp"},
+    "leader none": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:none"},
+    "leader single": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:single"},
     "hybrid given": {
         **GROUPS,
         "sync.exchange": "hybrid",
-        "sync.fusion": "none",
+        "sync.fusion": "own:none",
         "sync.hybrid_threshold_bytes": 60,
     },
-    "hybrid found": {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "mgwfbp"},
-    "all of top-k": {"sync.wire": "topk", "sync.topk_density": 1.0, "sync.fusion": "none"},
-    "fp16": {**GROUPS, "sync.exchange": "hierarchical", "sync.wire": "fp16", "sync.fusion": "single"},
-    "bf16": {"sync.wire": "bf16", "sync.fusion": "size:100B"},
+    "hybrid found": {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "own:mgwfbp"},
+    "all of top-k": {"sync.wire": "topk", "sync.topk_density": 1.0, "sync.fusion": "own:none"},
+    "fp16": {**GROUPS, "sync.exchange": "hierarchical", "sync.wire": "fp16", "sync.fusion": "own:single"},
+    "bf16": {"sync.wire": "bf16", "sync.fusion": "own:100B"},
 }
 EXACT = [name for name, overrides in SCENARIOS.items() if overrides.get("sync.wire") not in ("fp16", "bf16")]
 SHARED: dict[str, dict[str, Any]] = {
-    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "size:100B"},
+    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "own:100B"},
     "shared hierarchical": {
         **GROUPS,
         "sync.inside": "shared-memory",
         "sync.exchange": "hierarchical",
-        "sync.fusion": "none",
+        "sync.fusion": "own:none",
     },
-    "shared leader": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "leader", "sync.fusion": "single"},
-    "shared hybrid": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hybrid", "sync.fusion": "mgwfbp"},
+    "shared leader": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "leader", "sync.fusion": "own:single"},
+    "shared hybrid": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hybrid", "sync.fusion": "own:mgwfbp"},
 }
 
 
@@ -122,7 +122,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = tmp_path_factory.mktemp("exchange")
     network = folder / "box.network.json"
     network.write_text(json.dumps(NETWORK))
-    hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "none", "sync.network": str(network)}
+    hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "own:none", "sync.network": str(network)}
     wanted = {**SCENARIOS, **SHARED, "costs of a file": hybrid}
     return start_ranks(folder, {name: plan_of(overrides) for name, overrides in wanted.items()}, 4)
 
@@ -263,11 +263,11 @@ def refusal(overrides: dict[str, Any]) -> str:
 
 
 def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
-    assert "measure.warmup_steps" in refusal({"sync.fusion": "mgwfbp", "measure.warmup_steps": 3})
+    assert "measure.warmup_steps" in refusal({"sync.fusion": "own:mgwfbp", "measure.warmup_steps": 3})
     missing, empty = tmp_path / "no.json", tmp_path / "empty.json"
     empty.write_text("{}")
-    assert "No such file" in refusal({"sync.fusion": "mgwfbp", "sync.network": str(missing)})
-    text = refusal({"sync.fusion": "mgwfbp", "sync.network": str(empty)})
+    assert "No such file" in refusal({"sync.fusion": "own:mgwfbp", "sync.network": str(missing)})
+    text = refusal({"sync.fusion": "own:mgwfbp", "sync.network": str(empty)})
     assert str(empty) in text
     assert "holds no fitted costs" in text
 
@@ -294,9 +294,9 @@ def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> Non
 
 
 HOROVOD: dict[str, dict[str, Any]] = {
-    "hierarchical": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "size:100B"},
-    "leader": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "mgwfbp"},
-    "topk": {"sync.wire": "topk", "sync.topk_density": 0.2, "sync.fusion": "single"},
+    "hierarchical": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:100B"},
+    "leader": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:mgwfbp"},
+    "topk": {"sync.wire": "topk", "sync.topk_density": 0.2, "sync.fusion": "own:single"},
 }
 
 

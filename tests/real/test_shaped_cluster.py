@@ -64,7 +64,7 @@ def test_training_goes_by_nodes(cluster: tuple[Box, Path], tmp_path: Path, excha
         box,
         *("submit", "cosmoflow", "--preset", "ci", "--system", str(system), "--nodes", "2", "--ranks-per-node", "2"),
         *("--engine", "ddp", "--data", "synthetic", "--sweep", f"sync.exchange={exchanges}"),
-        *("--set", "sync.fusion=single", "--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=2"),
+        *("--set", "sync.fusion=own:single", "--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=2"),
         *("--set", "layout.cores_per_rank=1"),
         *("--out", str(tmp_path / "runs")),
     )

@@ -321,7 +321,7 @@ def exchange(**changes: Any) -> ExchangeResult:
         "carrier": "gloo",
         "by": "backend",
         "exchange": "flat",
-        "fusion": "backend",
+        "fusion": "128MiB",
         "wire": "fp32",
         "group_size": 1,
         "num_groups": 2,
@@ -340,7 +340,7 @@ def exchange(**changes: Any) -> ExchangeResult:
         (4, {"watch.window_steps": 0}, {}, False),
         (4, {}, {"by": "dlbench"}, False),
         (4, {}, {"window_steps": 0}, False),
-        (4, {"sync.fusion": "mgwfbp"}, {}, False),
+        (4, {"sync.fusion": "own:mgwfbp"}, {}, False),
     ],
 )
 @pytest.mark.parametrize("profiler", [False, True])
@@ -360,7 +360,7 @@ def test_times_of_the_exchange_tell_what_lengthened_them(
 
 
 def test_layers_that_would_disturb_a_decision_are_told_only_if_asked_for() -> None:
-    overrides = {"measure.warmup_steps": 4, "sync.fusion": "mgwfbp"}
+    overrides = {"measure.warmup_steps": 4, "sync.fusion": "own:mgwfbp"}
     told = []
     for more in ({}, {"watch.window_steps": 3}):
         plan = plans(points=(2,), repeats=1, engine="ddp", overrides={**overrides, **more})[0]
@@ -420,9 +420,9 @@ def test_the_worst_node_bounds_the_cost() -> None:
 Runs = Callable[[str], Run]
 
 ENGINES: dict[str, tuple[str, ...]] = {
-    "ddp": ("--engine", "ddp", "--set", "engine.ddp.bucket_cap_bytes=65536"),
+    "ddp": ("--engine", "ddp", "--set", "sync.fusion=64KiB"),
     "horovod": ("--engine", "horovod", "--set", "engine.horovod.cycle_time_ms=5.0"),
-    "own": ("--engine", "ddp", "--set", "sync.fusion=size:100kB"),
+    "own": ("--engine", "ddp", "--set", "sync.fusion=own:100kB"),
     "timed": ("--engine", "ddp", "--set", "measure.warmup_s=1.0", "--set", "measure.measured_s=2.0"),
 }
 

@@ -44,8 +44,8 @@ GOOD: list[tuple[str, dict[str, AxisValue]]] = [
     ("plain", {}),
     (" plain ", {}),
     ("engine.name=ddp", {"engine.name": "ddp"}),
-    ("engine.name=ddp,sync.fusion=single", {"engine.name": "ddp", "sync.fusion": "single"}),
-    ("engine.name=ddp, sync.fusion=single", {"engine.name": "ddp", "sync.fusion": "single"}),
+    ("engine.name=ddp,sync.fusion=own:single", {"engine.name": "ddp", "sync.fusion": "own:single"}),
+    ("engine.name=ddp, sync.fusion=own:single", {"engine.name": "ddp", "sync.fusion": "own:single"}),
     ("fault.step_delay_s=0.05", {"fault.step_delay_s": 0.05}),
     ("fault.ranks=0,3,fault.step_delay_s=1.5", {"fault.ranks": "0,3", "fault.step_delay_s": 1.5}),
     ("fault.step_delay_s=1.5,fault.ranks=0,3", {"fault.ranks": "0,3", "fault.step_delay_s": 1.5}),
@@ -151,20 +151,20 @@ def test_without_sides_nothing_is_different() -> None:
 
 def test_each_side_has_its_own_settings_over_the_options_of_both() -> None:
     made = sided(
-        a={"sync.fusion": "single"},
+        a={"sync.fusion": "own:single"},
         b={"engine.name": "ddp", "system.python": "/new/bin/python", "system.launch.environment.X": "1"},
         engine="horovod",
         overrides={"train.seed": 3},
     )
     one, other = pairs(made)[0]
     assert (one.engine.name, one.sync.fusion, one.system.python, one.system.launch.environment) == (
-        "horovod", "single", None, {},
+        "horovod", "own:single", None, {},
     )  # fmt: skip
     assert (other.engine.name, other.sync.fusion, other.system.python) == ("ddp", "auto", "/new/bin/python")
     assert other.system.launch.environment == {"X": "1"}
     assert {plan.workload.train.seed for plan in made} == {3}
     assert {tuple(plan.overrides) for plan in made} == {("train.seed",)}
-    assert side_words(one) == "sync.fusion=single"
+    assert side_words(one) == "sync.fusion=own:single"
     assert side_words(other) == "engine.name=ddp, system.python=/new/bin/python, system.launch.environment.X=1"
 
 

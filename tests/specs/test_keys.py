@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dlbench.specs.system.system import SystemSpec
 from tests.support.run_factory import plans
 
 MIB = 1024**2
-THRESHOLD = "engine.horovod.fusion_threshold_bytes"
+SIZE = "watch.max_bytes"
 
 SHORT = """
 format: dlbench.workload
@@ -48,7 +49,6 @@ def refused(**request: Any) -> str:
         ({"sides": {"a": {}, "b": {"seed": 1}}}, "train.seed"),
         ({"overrides": {"time_limit": "1:00:00"}}, "system.slurm.time_limit"),
         ({"overrides": {"system.batch_per_rank": 1}}, "train.batch_per_rank"),
-        ({"overrides": {"fusion_threshold": 1}}, THRESHOLD),
         ({"overrides": {"learning_rte": 1.0}}, "train.optimizer.learning_rate"),
     ],
 )
@@ -73,7 +73,7 @@ def test_only_keys_of_the_network_that_is_there_are_meant() -> None:
 
 def test_every_size_takes_a_unit_wherever_it_is_given() -> None:
     sizes = [key.name for key in (*keys_of(Choices, {}), *keys_of(SystemSpec, {})) if key.name.endswith("_bytes")]
-    assert len(sizes) == 6
+    assert len(sizes) == 4
     assert all(key.is_size for key in keys_of(Choices, {}) if key.name in sizes)
     tier = {"data.source": "/data", "data.staging": "lazy", "system.storage.local.path": "/tmp/x"}
     asked = {**tier, "watch.max_bytes": "64MB", "system.storage.local.capacity_bytes": "1GiB"}
@@ -82,24 +82,117 @@ def test_every_size_takes_a_unit_wherever_it_is_given() -> None:
     assert plan.system.storage.local.capacity_bytes == 1024**3
 
 
-def test_swept_sizes_are_one_setting_whatever_their_unit() -> None:
+@pytest.mark.parametrize(("key", "first", "second"), [(SIZE, 64 * MIB, 128 * MIB), ("sync.fusion", "64MiB", "128MiB")])
+def test_swept_sizes_are_one_setting_whatever_their_unit(key: str, first: object, second: object) -> None:
     def swept(text: str) -> list[Any]:
         asked = {"engine": "horovod", "points": (2,), "repeats": 1}
-        return plans(workload="cosmoflow", preset="ci", sweep=parse_sweep((f"{THRESHOLD}={text}",)), **asked)
+        return plans(workload="cosmoflow", preset="ci", sweep=parse_sweep((f"{key}={text}",)), **asked)
 
     one, two = swept("64MiB,128M")
-    assert (one.series.axes, two.series.axes) == ({THRESHOLD: 64 * MIB}, {THRESHOLD: 128 * MIB})
+    assert (one.series.axes, two.series.axes) == ({key: first}, {key: second})
     assert swept(str(64 * MIB))[0].configuration_digest() == one.configuration_digest()
     sizes = (64 * MIB, 1025, 800 * 10**9, 0)
-    assert [value_text(THRESHOLD, size) for size in sizes] == ["64MiB", "1025", "800GB", "0"]
+    assert [value_text(SIZE, size) for size in sizes] == ["64MiB", "1025", "800GB", "0"]
     with pytest.raises(UserError, match="given twice"):
         swept(f"64MiB,{64 * MIB}")
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "sync.fusion"),
+        ("HOROVOD_CYCLE_TIME", "engine.horovod.cycle_time_ms"),
+        ("HOROVOD_HIERARCHICAL_ALLREDUCE", "sync.exchange=horovod-hierarchical"),
+        ("HOROVOD_TORUS_ALLREDUCE", "sync.exchange=horovod-torus"),
+        ("HOROVOD_AUTOTUNE", "engine.horovod.autotune"),
+        ("fusion_threshold", "sync.fusion"),
+        ("bucket_cap_mb", "sync.fusion"),
+        ("engine.horovod.fusion_threshold_bytes", "sync.fusion"),
+        ("engine.horovod.compression", "sync.wire"),
+        ("engine.horovod.hierarchical_allreduce", "sync.exchange=horovod-hierarchical"),
+        ("engine.ddp.bucket_cap_bytes", "sync.fusion"),
+    ],
+)
+def test_a_name_of_the_library_is_answered_with_the_key(name: str, key: str, tmp_path: Path) -> None:
+    assert refused(overrides={name: 1}) == f"--set: {name}: unknown key; use {key}"
+    *sections, last = name.split(".")
+    nested = "".join(f"{'  ' * depth}{section}:\n" for depth, section in enumerate(sections))
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{SHORT}{nested}{'  ' * len(sections)}{last}: 1\n")
+    assert refused(workload=str(file), preset="gpu") == f"{file}: {name}: unknown key; use {key}"
+    if name.startswith("HOROVOD_"):
+        said = refused(overrides={f"system.launch.environment.{name}": "1"})
+        assert said.endswith(f"variable {name} is set by dlbench; use {key}")
+
+
+def test_other_keys_of_such_a_name_are_not_meant() -> None:
+    assert "sync.wire" not in refused(overrides={"data.compression": 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("backend", "backend is spelt auto"),
+        ("single", "single is spelt own:single"),
+        ("mgwfbp", "mgwfbp is spelt own:mgwfbp"),
+        ("size:64MiB", "own:64MiB; 64MiB is the fusion of Horovod or DDP"),
+        (0, "switched off by none, not by 0"),
+        ("own:0", "switched off by own:none, not by own:0"),
+        *(
+            (other, "must be auto, none, or a size such as 64MiB")
+            for other in ("64Mi", 1.5, True, -1, None, "own:", "")
+        ),
+    ],
+)
+def test_a_fusion_that_is_none_is_answered_with_what_would_be_right(value: object, words: str, tmp_path: Path) -> None:
+    said = refused(engine="horovod", points=(2,), overrides={"sync.fusion": value})
+    assert said.startswith("--set: sync.fusion: ")
+    assert words in said
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{SHORT}sync: {json.dumps({'fusion': value})}\n")
+    in_file = refused(workload=str(file), preset="gpu", points=(2,))
+    assert in_file.startswith(f"{file}: sync.fusion: ")
+    assert words in in_file
+
+
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ({"sync.inside": "shared-memory"}, "own buckets of 25 MiB"),
+        ({"sync.wire": "topk"}, "own buckets of 25 MiB"),
+        ({"sync.fusion": "own:64MiB"}, "own buckets of 64 MiB"),
+        ({"sync.fusion": "64MiB"}, ""),
+        ({"sync.fusion": "none"}, ""),
+        ({}, ""),
+    ],
+)
+def test_dlbenchs_own_buckets_are_never_silent(settings: dict[str, Any], own: str) -> None:
+    one, two = plans(engine="horovod", points=(1, 2), repeats=1, overrides=settings)
+    assert two.title.endswith(f"engine horovod{' with ' * bool(own)}{own}")
+    assert one.title.endswith("engine horovod")
+
+
+@pytest.mark.parametrize("fusion", ["64MiB", "none"])
+@pytest.mark.parametrize("own", [{"sync.inside": "shared-memory"}, {"sync.wire": "topk"}])
+def test_the_librarys_fusion_is_refused_where_dlbench_exchanges(fusion: str, own: dict[str, Any]) -> None:
+    said = refused(engine="horovod", points=(2,), overrides={"sync.fusion": fusion, **own})
+    assert said.endswith(f"dlbench exchanges here; use own:{fusion}")
+
+
+@pytest.mark.parametrize("key", ["sync.fusion", "engine.horovod.cycle_time_ms"])
+def test_what_the_autotuner_chooses_is_refused_unless_a_run_is_without_it(key: str) -> None:
+    tuned, value = "engine.horovod.autotune", {"sync.fusion": "16MiB"}.get(key, 2.0)
+    asked: dict[str, Any] = {"engine": "horovod", "points": (2,), "repeats": 1}
+    said = refused(**asked, overrides={tuned: True, "measure.warmup_steps": 1300, key: value})
+    assert "autotune searches fusion and cycle time itself" in said
+    made = plans(**asked, sweep={tuned: (False, True)}, overrides={"measure.warmup_steps": 1300, key: value})
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize("value", ["64MX", "-1", "64 apples", True, 1.5])
 def test_a_size_that_is_none_is_answered_with_its_form(value: object) -> None:
-    said = refused(engine="horovod", points=(2,), overrides={THRESHOLD: value})
-    assert said.startswith(f"--set: {THRESHOLD}: ")
+    said = refused(engine="horovod", points=(2,), overrides={SIZE: value})
+    assert said.startswith(f"--set: {SIZE}: ")
     assert said.endswith("is not a number of bytes such as 67108864, 64MiB or 64MB")
 
 

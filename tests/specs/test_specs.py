@@ -150,7 +150,7 @@ def test_a_system_may_be_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"overrides": {"trian.seed": 3}}, ["--set", "trian: unknown key", "train"]),
         ({"overrides": {"data.sorce": "x"}}, ["--set", "data.sorce: unknown key", "source"]),
         ({"overrides": {"model.conv_chanels": 1}}, ["--set", "model.conv_chanels", "conv_channels"]),
-        ({"overrides": {"engine.horovod.fusion": 1}}, ["--set", "engine.horovod.fusion", "fusion_threshold_bytes"]),
+        ({"overrides": {"engine.horovod.fusion": 1}}, ["--set", "engine.horovod.fusion", "did you mean sync.fusion?"]),
         ({"overrides": {"system.nod.cores": 1}}, ["--set", "system.nod: unknown key", "node"]),
         ({"overrides": {"system.launch.pinn": True}}, ["--set", "system.launch.pinn: unknown key", "pin"]),
         ({"sweep": {"train.precison": ("fp32",)}}, ["--sweep", "train.precison: unknown key", "precision"]),
@@ -727,9 +727,9 @@ def test_data_that_names_nothing() -> None:
     ("key", "value", "request_"),
     [
         ("engine.horovod.cycle_time_ms", 2.0, {"engine": "ddp"}),
-        ("engine.horovod.fusion_threshold_bytes", 0, {"engine": "single"}),
-        ("engine.ddp.bucket_cap_bytes", 1, {"engine": "horovod"}),
-        ("engine.horovod.compression", "fp16", {"points": (1,)}),
+        ("sync.fusion", "none", {"engine": "single"}),
+        ("engine.ddp.static_graph", True, {"engine": "horovod"}),
+        ("sync.wire", "fp16", {"points": (1,)}),
         ("system.launch.interface", "eth0", {"points": (2,), "launcher": "mpirun"}),
         ("system.launch.oversubscribe_yield", False, {"points": (2,)}),
         ("engine.ddp.backend", "gloo", {}),
@@ -781,8 +781,8 @@ def test_ranks_per_node_acts_only_where_there_are_nodes_to_fill() -> None:
 
 
 def test_a_setting_that_acts_in_one_run_of_a_sweep_is_taken() -> None:
-    made = plans(sweep={"engine.name": ("horovod", "ddp")}, overrides={"engine.ddp.bucket_cap_bytes": 1})
-    assert [plan.engine.ddp.bucket_cap_bytes for plan in made] == [1, 1]
+    made = plans(sweep={"engine.name": ("horovod", "ddp")}, overrides={"engine.ddp.static_graph": True})
+    assert [plan.engine.ddp.static_graph for plan in made] == [True, True]
     made = plans(data="/somewhere", overrides={"data.loader_workers": 3})
     assert made[0].workload.data.loader_workers == 3
     made = plans(workload="resnet50", preset="full", overrides={"train.optimizer.trust_coefficient": 0.01})
@@ -955,7 +955,7 @@ DIFFERENT: list[dict[str, Any]] = [
     {"data": "/somewhere"},
     {"data": "/somewhere/else"},
     {"points": (2,), "overrides": {"engine.horovod.cycle_time_ms": 2.5}},
-    {"points": (2,), "overrides": {"engine.horovod.compression": "fp16"}},
+    {"points": (2,), "overrides": {"sync.wire": "fp16"}},
     {"overrides": {"train.seed": 1}},
     {"overrides": {"train.precision": "bf16"}},
     {"overrides": {"train.batch_per_rank": 3}},

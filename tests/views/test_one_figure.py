@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     noise = random.Random(26)
     for plan in (
-        *plans(repeats=2, engine="ddp", sweep={"sync.fusion": ("auto", "single")}, series="fusion"),
+        *plans(repeats=2, engine="ddp", sweep={"sync.fusion": ("auto", "own:single")}, series="fusion"),
         *plans(points=(2,), repeats=2, sweep={"train.precision": ("fp32", "bf16")}, series="precision"),
         *plans(points=(2,), repeats=2, data=REAL, tiers=True, series="tiers"),
         *plans(points=(2,), repeats=2, data="/data/others", decompose=True, series="apart"),

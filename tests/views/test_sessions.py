@@ -49,7 +49,7 @@ def write_session(out: Path, runs: int, of_session: int) -> None:
         *plans(**both, points=(1, 2), data=REAL, series="in-place"),
         *plans(**both, points=(1, 2), data=REAL, series="copied", overrides={"data.staging": "replicate"}),
         *plans(**both, points=(2,), sweep={"train.precision": ("fp32", "bf16")}, series="precision"),
-        *plans(**both, points=(1, 2), sweep={"sync.fusion": ("auto", "single")}, series="fusion"),
+        *plans(**both, points=(1, 2), sweep={"sync.fusion": ("auto", "own:single")}, series="fusion"),
         *plans(**both, points=(2,), data="/data/others", tiers=True, series="tiers"),
         *plans(**both, points=(2,), data="/data/apart", decompose=True, series="apart"),
         *plans(**both, points=(2,), data="/data/watched", watch_cost=True, series="watched"),

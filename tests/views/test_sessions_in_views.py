@@ -121,9 +121,9 @@ def test_two_sessions_of_a_sweep_decide_nothing(tmp_path: Path) -> None:
 
     def faster(plan: RunPlan) -> float:
         wobble = 1 + 0.002 * (plan.series.repeat % 3)
-        return wobble * (1.2 if plan.sync.fusion == "single" else 1.0)
+        return wobble * (1.2 if plan.sync.fusion == "own:single" else 1.0)
 
-    axes = {"sync.fusion": ("none", "single"), "sync.inside": ("backend", "shared-memory"), "sync.wire": WIRES}
+    axes = {"sync.fusion": ("own:none", "own:single"), "sync.inside": ("backend", "shared-memory"), "sync.wire": WIRES}
 
     def story(plan: RunPlan) -> Story:
         return Story(job=job(plan), last_loss=1.9 + 0.01 * plan.series.repeat)

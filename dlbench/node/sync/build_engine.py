@@ -49,6 +49,7 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
             device,
             folder.rendezvous,
             launch.interface,
+            fusion="auto" if plan.sync.is_own else plan.sync.fusion,
             # Sparse messages are numbers of fp32 and their places.
             wire="fp32" if plan.sync.wire == "topk" else plan.sync.wire,
             powersgd_rank=plan.sync.powersgd_rank,
@@ -65,7 +66,8 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
         use_mpi=launch.launcher in ("mpirun", "srun-mpi"),
         address_file=folder.rendezvous,
         interface=launch.interface,
-        wire="fp32" if plan.wire == "topk" else plan.wire,
+        fusion="auto" if plan.sync.is_own else plan.sync.fusion,
+        wire="fp32" if plan.sync.wire == "topk" else plan.sync.wire,
         exchange=plan.sync.exchange if is_watched else "flat",
         is_watched=is_watched,
         stall_timeout_s=plan.measure.stall_timeout_s,

@@ -5,7 +5,7 @@ Under autocast weights, gradients and optimizer stay in fp32.
 fp16 has a narrow range: the loss is scaled up before the backward pass and gradients are scaled down after the
 exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is left
 out on every rank alike, because the exchange carries an infinity to all of them; such steps are counted. What gradients
-travel in is another setting (`engine.horovod.compression`).
+travel in is another setting (`sync.wire`).
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def _deciding_steps(plan: RunPlan) -> int:
     horovod = plan.engine.horovod
     if plan.engine.name == "horovod" and horovod.autotune:
         return horovod.autotune_steps
-    return MGWFBP_STEPS if plan.sync.fusion == "mgwfbp" else 0
+    return MGWFBP_STEPS if plan.sync.fusion == "own:mgwfbp" else 0
 
 
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.specs.base import Flag, Form, SlurmWord, Spec
+from dlbench.specs.engine import key_for_name
 
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 
@@ -94,6 +95,8 @@ class LaunchSpec(Spec):
                     f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
                     f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
                 )
+            if key.startswith("HOROVOD_") and (own := key_for_name(key)):
+                raise ValueError(f"variable {key} is set by dlbench; use {own}")
             if key.startswith("DLBENCH_") or key in _READ_ONLY:
                 raise ValueError(
                     f"variable {key} is not a site's to set: "

@@ -143,7 +143,7 @@ def _way(case: Case, *, exchange: str | None = None, fusion: str = AS_IT_RAN, wi
     return Way(
         exchange=exchange or (plan.sync.exchange if result is None else result.exchange),
         fusion=fusion,
-        wire=wire or (plan.wire if result is None else result.wire),
+        wire=wire or (plan.sync.wire if result is None else result.wire),
         group_size=plan.group_size,
     )
 
@@ -160,12 +160,12 @@ def _fusion(case: Case) -> str:
 def _mgwfbp_text(case: Case) -> str:
     short = case.run.plan.measure.warmup_steps < MGWFBP_STEPS
     more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
-    return f"merge messages by their costs (--set sync.fusion=mgwfbp{more})"
+    return f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})"
 
 
 def _is_wide_wire(case: Case) -> bool:
     """fp32 on the wire; not Gloo on a CPU, which adds half-precision numbers one by one and is slower with them."""
-    if case.run.plan.wire != "fp32" or not _may(case, wire="fp16"):
+    if case.run.plan.sync.wire != "fp32" or not _may(case, wire="fp16"):
         return False
     record, result = case.run.record, case.exchange
     on_cpu = record is None or record.ranks[0].device.startswith("cpu")
@@ -379,13 +379,17 @@ RULES: Mapping[str, Rule] = {
             ),
             Experiment(
                 text=_mgwfbp_text,
-                when=lambda case: _fusion(case) in ("none", "single") and _may(case, fusion="mgwfbp"),
+                when=lambda case: _fusion(case) in ("own:none", "own:single") and _may(case, fusion="own:mgwfbp"),
                 way=lambda case: _way(case, fusion="mgwfbp"),
             ),
             Experiment(
-                text=lambda case: "send one message (--set sync.fusion=single)",
-                when=lambda case: _fusion(case) == "none" and _may(case, fusion="single"),
+                text=lambda case: "send one message (--set sync.fusion=own:single)",
+                when=lambda case: _fusion(case) == "own:none" and _may(case, fusion="own:single"),
                 way=lambda case: _way(case, fusion="single"),
+            ),
+            Experiment(
+                text=lambda case: "fuse gradients (--set sync.fusion=auto)",
+                when=lambda case: _fusion(case) == "none",
             ),
             Experiment(
                 text=lambda case: "send half the bytes (--set sync.wire=fp16; check the loss too)",

@@ -220,8 +220,8 @@ def messages(point: ExchangePoint) -> Sheet[_Line]:
 def ways_text(point: ExchangePoint) -> str:
     """What ran at a point, in one line."""
     return "; ".join(
-        f"{way.exchange} exchange over {way.carrier}, grouped by {way.by}"
-        f"{f' (fusion {way.fusion})' * (way.by == 'dlbench')}, wire {way.wire}, {way.groups}"
+        f"{way.exchange} exchange over {way.carrier}, grouped by {way.by}, fusion {way.fusion}, "
+        f"wire {way.wire}, {way.groups}"
         for way in point.ways
     )
 

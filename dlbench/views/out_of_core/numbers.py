@@ -22,13 +22,14 @@ from dlbench.reading.table import RunTable
 from dlbench.reading.warm_up import beside_passes_s
 from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
-from dlbench.report.wording import ENGINE_TITLES, place_text
+from dlbench.report.wording import place_text
 from dlbench.specs.memory.settings import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.memory import ended_without_memory
 from dlbench.views.out_of_core.passes import Passage, passage_of
+from dlbench.views.view import engine_title
 
 IN_CORE = ("none", "none")
 PLANNED = ("planned", "planned")
@@ -309,8 +310,7 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
     peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
     return OutOfCore(
         id=digest,
-        label=f"{plan.workload.title} ({plan.workload.preset}, {ENGINE_TITLES[plan.engine.name]}, "
-        f"{plan.workload.train.precision})",
+        label=f"{plan.workload.title} ({plan.workload.preset}, {engine_title(plan)}, {plan.workload.train.precision})",
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,

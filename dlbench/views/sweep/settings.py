@@ -18,7 +18,7 @@ from dlbench.report.wording import figure_text, times_text, units_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
-from dlbench.specs.sync import SyncSpec
+from dlbench.specs.sync import DEFAULT_FUSION
 from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, median_estimate, paired_logs
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.pairing import KnownKey, RunKey
@@ -31,10 +31,6 @@ _TRAINING = ("train.", "model.", "data.")
 """Keys that change what is trained."""
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Of them those that change where activations and state lie meanwhile, and no number that is computed."""
-_WIRE = frozenset({"sync.wire", "engine.horovod.compression"})
-"""Keys that change the format on the wire; where all settings share one, nothing changes."""
-
-
 SettingVerdict = Literal["baseline", "faster", "slower", "equal", "undecided", "insufficient", "no figure"]
 """Against the baseline. equal: within the margin, interval and all. undecided: neither that nor a difference."""
 
@@ -165,9 +161,8 @@ def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
 
 
 def _at_default(plan: RunPlan, key: str) -> bool:
-    if key == "sync.fusion":
-        # `auto` and `backend` are the same where Horovod or DDP exchanges.
-        return plan.sync.fusion_in_force == SyncSpec().fusion_in_force or plan.sync.fusion == "auto"
+    if (key, plan.engine.name, plan.sync.fusion) == ("sync.fusion", "horovod", DEFAULT_FUSION["horovod"]):
+        return True
     section: Any = plan
     *path, name = key.split(".")
     for part in path:
@@ -177,8 +172,7 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words."""
-    is_swept = not _WIRE.isdisjoint(acting_keys(plan))
-    wire = (f"wire {plan.wire}",) if is_swept and plan.wire != "fp32" else ()
+    wire = (f"wire {plan.sync.wire}",) if "sync.wire" in acting_keys(plan) and plan.sync.wire != "fp32" else ()
     trained = (key for key in plan.series.axes if key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS))
     return (*wire, *sorted(trained))
 
@@ -224,10 +218,10 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
 
 def _plain_twin(own: Sequence[Run], all_runs: Sequence[Sequence[Run]]) -> Sequence[Run] | None:
     """Runs with figures of the setting that differs in the wire format alone; else of the first with fp32."""
-    plain = [runs for runs in all_runs if runs and runs[0].plan.wire == "fp32"]
+    plain = [runs for runs in all_runs if runs and runs[0].plan.sync.wire == "fp32"]
 
     def others(runs: Sequence[Run]) -> dict[str, AxisValue]:
-        return {key: value for key, value in runs[0].plan.series.axes.items() if key not in _WIRE}
+        return {key: value for key, value in runs[0].plan.series.axes.items() if key != "sync.wire"}
 
     twins = [runs for runs in plain if others(runs) == others(own)]
     return next(iter([*twins, *plain]), None)

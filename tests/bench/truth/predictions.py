@@ -367,7 +367,7 @@ def gains() -> Figure:
             "carrier": "gloo",
             "by": "dlbench",
             "exchange": "flat",
-            "fusion": "none",
+            "fusion": "own:none",
             "wire": "fp32",
             "group_size": 2,
             "num_groups": 2,

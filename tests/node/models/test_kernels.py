@@ -146,7 +146,7 @@ def _read_under_the_other_form(path: Path, written: tuple[Any, Any], into: tuple
 def test_horovod_keeps_weights_contiguous_and_says_so() -> None:
     words = ("--preset", "ci", "--ranks", "2", "--set", "model.memory_format=channels-last")
     # dlbench's own exchange over it, too: Horovod broadcasts the weights.
-    plan = plan_of("cosmoflow", *words, "--set", "sync.fusion=single")
+    plan = plan_of("cosmoflow", *words, "--set", "sync.fusion=own:single")
     kernels = Kernels(plan, CPU)
     model = kernels.placed(build_model(plan.workload.model))
     assert all(parameter.is_contiguous() for parameter in model.parameters())

@@ -179,9 +179,9 @@ def test_layers_are_watched_where_they_disturb_no_figure(warmup: int, window_ste
     ("ranks", "engine", "settings", "window"),
     [
         (2, "ddp", {}, [4, 5, 6]),
-        (2, "ddp", {"sync.fusion": "mgwfbp"}, [4, 5, 6]),
-        (2, "ddp", {"sync.fusion": "mgwfbp", "measure.warmup_steps": 8}, [4]),
-        (2, "ddp", {"sync.fusion": "mgwfbp", "measure.warmup_steps": 4}, []),
+        (2, "ddp", {"sync.fusion": "own:mgwfbp"}, [4, 5, 6]),
+        (2, "ddp", {"sync.fusion": "own:mgwfbp", "measure.warmup_steps": 8}, [4]),
+        (2, "ddp", {"sync.fusion": "own:mgwfbp", "measure.warmup_steps": 4}, []),
         (2, "horovod", {"engine.horovod.autotune": True, "measure.warmup_steps": 2000}, [1994, 1995, 1996]),
         (1, "single", {"measure.warmup_steps": 4}, [1, 2, 3]),
     ],

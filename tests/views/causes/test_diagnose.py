@@ -419,9 +419,9 @@ def test_on_one_node_there_is_no_hierarchy(tmp_path: Path) -> None:
     texts = experiments(tmp_path)
     assert all("hierarchical" not in text for text in texts)
     # One message a tensor: what `exchange_result` says that ran.
-    assert texts[0].startswith("merge messages by their costs (--set sync.fusion=mgwfbp")
+    assert texts[0].startswith("merge messages by their costs (--set sync.fusion=own:mgwfbp")
     assert "--set measure.warmup_steps=4" in texts[0]
-    assert texts[1] == "send one message (--set sync.fusion=single)"
+    assert texts[1] == "send one message (--set sync.fusion=own:single)"
 
 
 @pytest.mark.parametrize("phase", ["exchange", "other"])

@@ -134,7 +134,7 @@ def test_a_plain_run_is_the_one_without_the_option_and_a_variant_differs_in_one_
 
 
 def test_settings_of_real_data_and_of_the_exchange_do_not_trip_the_variants() -> None:
-    chosen = {"data.loader_workers": 2, "sync.wire": "fp16", "engine.horovod.fusion_threshold_bytes": 0}
+    chosen = {"data.loader_workers": 2, "sync.wire": "fp16", "sync.fusion": "none"}
     plain, synthetic, apart = decomposed(repeats=1, engine="horovod", overrides=chosen)
     assert (plain.sync.wire, synthetic.sync.wire, apart.sync.wire) == ("fp16", "fp16", "fp32")
     assert plain.overrides == synthetic.overrides == apart.overrides == chosen

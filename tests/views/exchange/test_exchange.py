@@ -442,3 +442,19 @@ def test_table_for_programs_holds_every_point(made: model.Report) -> None:
         assert float(row["after_backward_s"]) == point.exposed.value
         assert float(row["least_efficiency_high"]) == point.prediction.efficiency.high
         assert row["fusion"] == point.ways[0].fusion
+
+
+@pytest.mark.parametrize(
+    ("overrides", "who", "fusion"),
+    [
+        ({"sync.fusion": "own:64MiB"}, "own buckets of 64 MiB over Horovod", "own:64MiB"),
+        ({"sync.wire": "topk"}, "own buckets of 25 MiB over Horovod", "own:25MiB"),
+        ({"sync.fusion": "64MiB"}, "Horovod", "64MiB"),
+        ({}, "Horovod", "auto (128MiB)"),
+    ],
+)
+def test_the_label_says_who_fuses(tmp_path: Path, overrides: dict[str, str], who: str, fusion: str) -> None:
+    write_exchange(tmp_path, engine="horovod", repeats=1, overrides=overrides)
+    (group,) = assemble(scan(tmp_path)).groups
+    assert f"preset, {who}, weak scaling" in group.label
+    assert f"fusion={fusion}" in next(one.value for one in group.conditions if one.name == "exchange")

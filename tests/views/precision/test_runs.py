@@ -186,7 +186,7 @@ def test_differences_know_every_setting_of_a_plan(tmp_path: Path) -> None:
         "model.base_width": 8,
         "measure.warmup_steps": 1,
         "system.launch.environment": {"A": "1"},
-        "sync.fusion": "none",
+        "sync.fusion": "own:none",
     }
     base = plans(points=(2,), repeats=1, series="base")[0]
     write_run(tmp_path, base, constant([1] * 6))

@@ -40,7 +40,7 @@ WOBBLE = (1.05, 0.95, 1.03, 0.96, 1.0)
 
 KEYS = [("", repeat) for repeat in range(5)]
 
-SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "single")}}
+SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "own:single")}}
 
 
 def found_in(out: Path) -> Sweep:
@@ -66,7 +66,7 @@ def setting(cell: SweepCell, **values: Any) -> Setting:
 
 def planted(plan: RunPlan) -> float:
     axes = plan.series.axes
-    fast = 1.1 if axes["sync.fusion"] == "single" else 1.0
+    fast = 1.1 if axes["sync.fusion"] == "own:single" else 1.0
     return fast * (WOBBLE[plan.series.repeat] if axes["sync.wire"] == "fp16" else 1.0)
 
 
@@ -79,11 +79,11 @@ def planted_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         points=(1, 2),
         engine="ddp",
         sweep={
-            "sync.fusion": ("none", "single"),
+            "sync.fusion": ("own:none", "own:single"),
             "sync.inside": ("backend", "shared-memory"),
             "sync.wire": ("fp32", "fp16"),
         },
-        story=lambda plan: Story(last_loss=1.95 if plan.wire == "fp16" else 1.9),
+        story=lambda plan: Story(last_loss=1.95 if plan.sync.wire == "fp16" else 1.9),
     )
     return out
 
@@ -103,7 +103,7 @@ def test_axes_are_told_apart(planted_runs: Path) -> None:
     effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
     assert effects["sync.fusion"] is not None
     assert effects["sync.fusion"].value == pytest.approx(1.1, rel=1e-6)
-    assert cell.axes[0].words.startswith("matters: single over none is 1.10x")
+    assert cell.axes[0].words.startswith("matters: own:single over own:none is 1.10x")
     assert cell.interaction.startswith("The axes add up")
 
 
@@ -112,19 +112,19 @@ def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> No
     best = cell.best_setting
     assert best is not None
     values = dict(best.values)
-    assert (values["sync.fusion"], values["sync.wire"]) == ("single", "fp32")
+    assert (values["sync.fusion"], values["sync.wire"]) == ("own:single", "fp32")
     assert "changes the arithmetic" not in cell.verdict
     assert best.ratio is not None
     assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
-    half = setting(cell, fusion="none", inside="backend", wire="fp16")
+    half = setting(cell, fusion="own:none", inside="backend", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
     assert half.losses is not None
     assert half.losses.own is not None
     assert half.losses.difference is not None
     assert half.losses.difference.value == pytest.approx(0.05)
-    assert half.losses.reference_label == "none, backend, fp32"
-    assert setting(cell, fusion="single", inside="backend", wire="fp32").losses is None
+    assert half.losses.reference_label == "own:none, backend, fp32"
+    assert setting(cell, fusion="own:single", inside="backend", wire="fp32").losses is None
 
 
 def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
@@ -138,8 +138,10 @@ def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
 
 
 def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
-    cell = swept(tmp_path, lambda plan: 1.1 if plan.sync.fusion == "single" else 1.0, drift=0.2, **SINGLE, repeats=6)
-    fast = setting(cell, fusion="single")
+    cell = swept(
+        tmp_path, lambda plan: 1.1 if plan.sync.fusion == "own:single" else 1.0, drift=0.2, **SINGLE, repeats=6
+    )
+    fast = setting(cell, fusion="own:single")
     assert fast.throughput is not None
     assert fast.throughput.low is not None
     assert fast.throughput.high is not None
@@ -152,9 +154,9 @@ def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
 
 def test_interaction_is_named(tmp_path: Path) -> None:
     def speed(plan: RunPlan) -> float:
-        return 1.3 if plan.sync.fusion == "single" and plan.sync.inside == "shared-memory" else 1.0
+        return 1.3 if plan.sync.fusion == "own:single" and plan.sync.inside == "shared-memory" else 1.0
 
-    sweep = {"sync.fusion": ("none", "single"), "sync.inside": ("backend", "shared-memory")}
+    sweep = {"sync.fusion": ("own:none", "own:single"), "sync.inside": ("backend", "shared-memory")}
     cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
     assert "look at settings, not at axes" in cell.interaction
 
@@ -202,7 +204,7 @@ def test_an_axis_counts_only_where_it_acts(tmp_path: Path) -> None:
 
 
 def test_default_is_found_wherever_it_stands(tmp_path: Path) -> None:
-    sweep = {"sync.fusion": ("none", "auto"), "sync.wire": ("fp16", "fp32")}
+    sweep = {"sync.fusion": ("own:none", "auto"), "sync.wire": ("fp16", "fp32")}
     cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep=sweep)
     assert cell.has_default
     (baseline,) = [one for one in cell.settings if one.is_baseline]
@@ -210,21 +212,27 @@ def test_default_is_found_wherever_it_stands(tmp_path: Path) -> None:
     assert "the default (auto, fp32)" in cell.verdict
 
 
+def test_horovods_own_size_is_its_default(tmp_path: Path) -> None:
+    sweep = {"sync.fusion": ("16MiB", "64MiB", "128MiB"), "sync.exchange": ("flat", "horovod-hierarchical")}
+    cell = swept(tmp_path, lambda plan: 1.0, engine="horovod", sweep=sweep)
+    assert setting(cell, fusion="128MiB", exchange="flat").is_baseline
+
+
 def test_without_the_default_the_first_setting_is_named(tmp_path: Path) -> None:
-    cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep={"sync.fusion": ("single", "none")})
+    cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep={"sync.fusion": ("own:single", "own:none")})
     assert not cell.has_default
-    assert setting(cell, fusion="single").is_baseline
-    assert cell.baseline == "single, the first setting with figures: the default is not in the sweep, or has none"
-    assert cell.advice == "Keep --set sync.fusion=single: nothing that was swept is worth setting."
+    assert setting(cell, fusion="own:single").is_baseline
+    assert cell.baseline == "own:single, the first setting with figures: the default is not in the sweep, or has none"
+    assert cell.advice == "Keep --set sync.fusion=own:single: nothing that was swept is worth setting."
 
 
 def test_settings_without_figures_are_shown_with_the_reason(tmp_path: Path) -> None:
-    made = write_sweep(tmp_path, lambda plan: 1.0, skip=lambda plan: plan.sync.fusion == "single", **SINGLE)
+    made = write_sweep(tmp_path, lambda plan: 1.0, skip=lambda plan: plan.sync.fusion == "own:single", **SINGLE)
     for plan in made:
-        if plan.sync.fusion == "single":
+        if plan.sync.fusion == "own:single":
             write_unfinished(tmp_path, plan, "failed", "no memory left")
     (cell,) = found_in(tmp_path).cells
-    lost = setting(cell, fusion="single")
+    lost = setting(cell, fusion="own:single")
     assert (lost.verdict, lost.throughput, lost.num_planned) == ("no figure", None, 5)
     assert "no memory left" in lost.why
     assert "nothing to compare" in cell.verdict
@@ -234,17 +242,17 @@ def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
     """A run that is lost takes its pair along, and no other."""
 
     def is_lost(plan: RunPlan) -> bool:
-        return plan.sync.fusion == "single" and plan.series.repeat == 5
+        return plan.sync.fusion == "own:single" and plan.series.repeat == 5
 
     cell = swept(
         tmp_path,
-        lambda plan: 1.1 if plan.sync.fusion == "single" else 1.0,
+        lambda plan: 1.1 if plan.sync.fusion == "own:single" else 1.0,
         skip=is_lost,
         drift=0.3,
         repeats=6,
         **SINGLE,
     )
-    fast = setting(cell, fusion="single")
+    fast = setting(cell, fusion="own:single")
     assert fast.ratio is not None
     assert fast.ratio.n == 5
     assert fast.ratio.value == pytest.approx(1.1, rel=1e-6)
@@ -255,8 +263,8 @@ def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
-    cell = swept(tmp_path, lambda plan: 1.5 if plan.sync.fusion == "single" else 1.0, repeats=repeats, **SINGLE)
-    fast = setting(cell, fusion="single")
+    cell = swept(tmp_path, lambda plan: 1.5 if plan.sync.fusion == "own:single" else 1.0, repeats=repeats, **SINGLE)
+    fast = setting(cell, fusion="own:single")
     assert fast.verdict == "insufficient"
     assert fast.ratio is not None
     assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
@@ -268,8 +276,10 @@ def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
 
 
 def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
-    cell = swept(tmp_path, lambda plan: WOBBLE[plan.series.repeat] if plan.sync.fusion == "single" else 1.0, **SINGLE)
-    assert setting(cell, fusion="single").verdict == "undecided"
+    cell = swept(
+        tmp_path, lambda plan: WOBBLE[plan.series.repeat] if plan.sync.fusion == "own:single" else 1.0, **SINGLE
+    )
+    assert setting(cell, fusion="own:single").verdict == "undecided"
     logs = [math.log(factor) for factor in WOBBLE]
     mean = sum(logs) / 5
     scatter = math.sqrt(sum((value - mean) ** 2 for value in logs) / 4)
@@ -279,21 +289,21 @@ def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
 
 
 def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
-    cell = swept(tmp_path, lambda plan: 1.005 if plan.sync.fusion == "single" else 1.0, **SINGLE)
-    assert setting(cell, fusion="single").verdict == "equal"
+    cell = swept(tmp_path, lambda plan: 1.005 if plan.sync.fusion == "own:single" else 1.0, **SINGLE)
+    assert setting(cell, fusion="own:single").verdict == "equal"
     assert cell.best == ""
     assert cell.advice == "Keep the default: nothing that was swept is worth setting."
 
 
 def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
-    inert = "sync.fusion: single was asked for, none ran (counters)"
+    inert = "sync.fusion: own:single was asked for, own:none ran (counters)"
     cell = swept(
         tmp_path,
-        lambda plan: 1.2 if plan.sync.fusion == "single" else 1.0,
-        story=lambda plan: Story(inert=(inert,) if plan.sync.fusion == "single" else ()),
+        lambda plan: 1.2 if plan.sync.fusion == "own:single" else 1.0,
+        story=lambda plan: Story(inert=(inert,) if plan.sync.fusion == "own:single" else ()),
         **SINGLE,
     )
-    assert setting(cell, fusion="single").inert == (inert,)
+    assert setting(cell, fusion="own:single").inert == (inert,)
     assert cell.best == ""
     assert cell.axes == ()
     assert any("left out of the axes" in note for note in cell.notes)
@@ -379,9 +389,9 @@ def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> No
     for wanted in (
         "the best of 8 settings",
         "changes the arithmetic (wire fp16)",
-        "matters: single over none is 1.10x",
+        "matters: own:single over own:none is 1.10x",
         "Loss after equal steps",
-        "Run with --set sync.fusion=single",
+        "Run with --set sync.fusion=own:single",
     ):
         assert wanted in view
 
@@ -434,10 +444,10 @@ def test_all_rank_counts_of_a_report_are_one_family(tmp_path: Path) -> None:
     lucky = (1.01, 1.008, 1.045, 1.03, 1.022)
 
     def speed(plan: RunPlan) -> float:
-        return lucky[plan.series.repeat] if plan.sync.fusion == "single" and plan.layout.ranks == 2 else 1.0
+        return lucky[plan.series.repeat] if plan.sync.fusion == "own:single" and plan.layout.ranks == 2 else 1.0
 
     alone = swept(tmp_path / "alone", speed, **SINGLE)
-    assert setting(alone, fusion="single").verdict == "faster"
+    assert setting(alone, fusion="own:single").verdict == "faster"
     wobble = {ranks: random.Random(ranks) for ranks in (3, 4, 5)}
     write_sweep(
         tmp_path / "all",
@@ -446,22 +456,22 @@ def test_all_rank_counts_of_a_report_are_one_family(tmp_path: Path) -> None:
         **SINGLE,
     )
     cells = found_in(tmp_path / "all").cells
-    p_values = [setting(cell, fusion="single").adjusted_p for cell in cells]
-    assert p_values[0] == pytest.approx(4 * (setting(alone, fusion="single").adjusted_p or 0))
-    assert {setting(cell, fusion="single").verdict for cell in cells} == {"undecided"}
+    p_values = [setting(cell, fusion="own:single").adjusted_p for cell in cells]
+    assert p_values[0] == pytest.approx(4 * (setting(alone, fusion="own:single").adjusted_p or 0))
+    assert {setting(cell, fusion="own:single").verdict for cell in cells} == {"undecided"}
     assert {cell.best_ratio for cell in cells} == {None}
 
 
 def test_the_best_of_many_is_said_to_be_chosen(tmp_path: Path) -> None:
     """Seven settings that are all 10 % faster than the default: what is printed of the luckiest holds that."""
-    sizes = tuple(2**power for power in range(20, 28))
+    sizes = tuple(f"{2**power}MiB" for power in range(8))
     draw = random.Random(4)
 
     def speed(plan: RunPlan) -> float:
-        faster = 1.1 if plan.engine.ddp.bucket_cap_bytes != sizes[0] else 1.0
+        faster = 1.1 if plan.sync.fusion != sizes[0] else 1.0
         return faster * math.exp(draw.gauss(0, 0.008))
 
-    sweep = {"engine.ddp.bucket_cap_bytes": sizes}
+    sweep = {"sync.fusion": sizes}
     cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
     best, ratio = cell.best_setting, cell.best_ratio
     assert best is not None
@@ -497,11 +507,11 @@ def test_table_for_programs_holds_every_setting(planted_report: model.Report) ->
 
 def test_a_run_that_went_on_after_an_interruption_is_in_no_mean(tmp_path: Path) -> None:
     def speed(plan: RunPlan) -> float:
-        return 0.5 if plan.series.axes["sync.fusion"] == "single" and plan.series.repeat == 1 else 1.0
+        return 0.5 if plan.series.axes["sync.fusion"] == "own:single" and plan.series.repeat == 1 else 1.0
 
     def story(plan: RunPlan) -> Story:
         return Story(record={"attempt": 2, "first_step": 7}) if speed(plan) < 1 else Story()
 
-    found = setting(swept(tmp_path, speed, story=story, **SINGLE), fusion="single")
+    found = setting(swept(tmp_path, speed, story=story, **SINGLE), fusion="own:single")
     assert (found.num_runs, found.num_planned) == (4, 5)
     assert found.why == "valid: resumed after an interruption, so no repeat of runs that ran through"

@@ -30,6 +30,8 @@ from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.engine import DdpSettings
+from dlbench.specs.sync import DEFAULT_FUSION, fusion_bytes
+from dlbench.units import exact_bytes
 
 
 class DdpEngine:
@@ -45,6 +47,7 @@ class DdpEngine:
         address_file: Path,
         interface: str | None,
         *,
+        fusion: str = "auto",
         wire: str = "fp32",
         powersgd_rank: int = 1,
         stall_timeout_s: float = 600.0,
@@ -58,6 +61,7 @@ class DdpEngine:
             device: where it computes.
             address_file: where rank 0 tells its address.
             interface: the network interface; None to find it.
+            fusion: auto, none, or the size of a bucket.
             wire: fp32, fp16, bf16 or powersgd.
             powersgd_rank: rank of PowerSGD's approximation.
             stall_timeout_s: without progress for so long, the run's watchdog ends this rank.
@@ -73,6 +77,7 @@ class DdpEngine:
         self._backend = settings.backend
         if self._backend == "auto":
             self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._fusion = fusion
         self._wire = wire
         self._powersgd_rank = powersgd_rank
         self._module: nn.parallel.DistributedDataParallel | None = None
@@ -115,12 +120,12 @@ class DdpEngine:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
         device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
         # Left out, DDP begins with a small first bucket (1 MiB); given, even its own default makes that one as large.
-        cap = self._settings.bucket_cap_bytes
-        is_default = cap == DdpSettings().bucket_cap_bytes
+        # One that is full at one byte holds one parameter.
+        cap = 1 if self._fusion == "none" else fusion_bytes(self._fusion)
         module = nn.parallel.DistributedDataParallel(
             model,
             device_ids=device_ids,
-            bucket_cap_mb=None if is_default else cap / 2**20,
+            bucket_cap_mb=None if cap is None else cap / 2**20,
             # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
             broadcast_buffers=False,
             gradient_as_bucket_view=self._settings.gradient_as_bucket_view,
@@ -174,7 +179,7 @@ class DdpEngine:
             carrier=self._backend,
             by="backend",
             exchange="flat",
-            fusion="backend",
+            fusion=str(self._fusion_setting().effective),
             wire=self._hook.wire_in_force,
             group_size=self._place.local_size,
             num_groups=self._place.num_nodes,
@@ -242,16 +247,7 @@ class DdpEngine:
             )
         ]
         if self._module is not None:
-            logged = self._module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-            found.append(
-                Setting(
-                    key="engine.ddp.bucket_cap_bytes",
-                    requested=self._settings.bucket_cap_bytes,
-                    effective=int(logged["bucket_cap_bytes"]),
-                    evidence="DDP's logging data",
-                )
-            )
-            found += self._flags(self._module, logged)
+            found += [self._fusion_setting(), *self._flags(self._module)]
         if self._hook is not None:
             found.append(
                 Setting(
@@ -263,7 +259,17 @@ class DdpEngine:
             )
         return found
 
-    def _flags(self, module: nn.parallel.DistributedDataParallel, logged: dict[str, Any]) -> list[Setting]:
+    def _fusion_setting(self) -> Setting:
+        assert self._module is not None
+        cap = int(_logged(self._module)["bucket_cap_bytes"])
+        return Setting(
+            key="sync.fusion",
+            requested=DEFAULT_FUSION["ddp"] if self._fusion == "auto" else self._fusion,
+            effective="none" if cap == 1 else exact_bytes(cap),
+            evidence="bucket_cap_bytes of DDP's logging data",
+        )
+
+    def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
         """What was asked for of DDP beyond its defaults."""
         found, asked = [], self._settings
         if asked.gradient_as_bucket_view:
@@ -279,7 +285,7 @@ class DdpEngine:
                 Setting(
                     key="engine.ddp.static_graph",
                     requested=True,
-                    effective=bool(logged["static_graph"]),
+                    effective=bool(_logged(module)["static_graph"]),
                     evidence="DDP's logging data",
                 )
             )
@@ -292,6 +298,11 @@ class DdpEngine:
             # reference, the thread would end by waiting for itself, and the process with it (std::system_error).
             self._left = dist.distributed_c10d._get_default_group()
             dist.destroy_process_group()
+
+
+def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
+    found: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -39,7 +39,7 @@ from dlbench.node.sync.horovod.library import (
 from dlbench.node.sync.horovod.settings_report import (
     NOT_WATCHED,
     exchange_result,
-    refuted_by_fusion,
+    fusion_in_force,
     settings_as_seen,
     settings_in_force,
 )
@@ -49,6 +49,7 @@ from dlbench.node.sync.run_store import open_meeting
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.engine import HorovodSettings
+from dlbench.specs.sync import DEFAULT_FUSION, fusion_bytes
 
 
 class HorovodEngine:
@@ -65,6 +66,7 @@ class HorovodEngine:
         use_mpi: bool,
         address_file: Path,
         interface: str | None,
+        fusion: str = "auto",
         wire: str = "fp32",
         exchange: str = "flat",
         is_watched: bool = True,
@@ -80,6 +82,7 @@ class HorovodEngine:
             use_mpi: the launcher is an MPI one; otherwise ranks meet through `address_file` and Gloo.
             address_file: where rank 0 tells its address.
             interface: the network interface; None to find it.
+            fusion: auto, none, or the size that messages are fused up to.
             wire: fp32 or fp16.
             exchange: flat, horovod-hierarchical or horovod-torus.
             is_watched: whether Horovod's timeline is used; not where dlbench itself exchanges and counts.
@@ -89,11 +92,13 @@ class HorovodEngine:
         self._stall_timeout_s = stall_timeout_s
         self._gpu = gpu
         self._settings = settings
+        self._tunes = settings.autotune and place.size > 1
         self._place = place
         self._device = device
         self._use_mpi = use_mpi
         self._address_file = address_file
         self._interface = interface
+        self._fusion = DEFAULT_FUSION["horovod"] if fusion == "auto" else fusion
         self._wire = wire
         self._exchange = exchange
         self._is_watched = is_watched and place.size > 1
@@ -163,7 +168,7 @@ class HorovodEngine:
         settings = self._settings
         os.environ.pop("HOROVOD_TIMELINE", None)  # empty would be on
         variables = base_variables(self._exchange, is_watched=self._is_watched)
-        if settings.autotune and self._place.size > 1:
+        if self._tunes:
             for name in SEARCHED:
                 os.environ.pop(name, None)
             self._tuning_folder = tempfile.TemporaryDirectory(prefix="dlbench-autotune-")
@@ -172,7 +177,7 @@ class HorovodEngine:
             if self._place.rank == 0:  # which alone writes it
                 self._tuning = TuningWatch(settings, log)
         else:
-            variables["HOROVOD_FUSION_THRESHOLD"] = str(settings.fusion_threshold_bytes)
+            variables["HOROVOD_FUSION_THRESHOLD"] = str(fusion_bytes(self._fusion) or 0)
             variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time_ms)
         os.environ |= variables
 
@@ -270,6 +275,7 @@ class HorovodEngine:
             self._watch,
             self._place,
             carrier=self._carrier,
+            fusion=str(self._threshold().effective or "unknown"),
             wire=self._wire,
             exchange=self._exchange,
             overflows=overflows,
@@ -314,7 +320,7 @@ class HorovodEngine:
     def settings(self) -> list[Setting]:
         """Threshold and cycle time read back from the running library; the rest as it was seen on the wire."""
         found = settings_in_force(self._settings, self._place, carrier=self._carrier)
-        if self._optimizer is None:  # dlbench itself exchanges
+        if self._optimizer is None:  # dlbench itself exchanges, or nobody
             return found
         seen = settings_as_seen(
             self._summary,
@@ -325,8 +331,10 @@ class HorovodEngine:
             autotune=self._tuning.result() if self._tuning is not None else None,
             why_unseen=self._why_unseen,
         )
-        found[0] = refuted_by_fusion(found[0], self._summary, self._settings, self._place)
-        return [found[0], found[1], *seen, found[2]]
+        return [self._threshold(), found[0], *seen, found[1]]
+
+    def _threshold(self) -> Setting:
+        return fusion_in_force(None if self._tunes else self._fusion, self._summary, self._place)
 
     @property
     def _carrier(self) -> str:

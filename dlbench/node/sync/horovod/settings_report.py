@@ -14,11 +14,16 @@ from dlbench.node.sync.horovod.window import TimelineSummary
 from dlbench.records.exchange import AutotuneResult, ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import HorovodSettings
+from dlbench.specs.sync import fusion_bytes
+from dlbench.units import exact_bytes
 
 _ROUNDING = 8 * 64
 """The threshold in force is a multiple of this and the ranks of a node, bytes (controller.cc of Horovod 0.28)."""
 
 _TYPES = {"float32": "fp32", "float16": "fp16"}
+
+_READ = "read back from Horovod"
+_NOT_READ = "cannot be read back: this Horovod was not built by dlbench; its variable was set as requested"
 
 NOT_WATCHED = "no step was profiled: set measure.warmup_steps to 1 or more"
 
@@ -42,6 +47,7 @@ def exchange_result(
     place: RankPlace,
     *,
     carrier: str,
+    fusion: str,
     wire: str,
     exchange: str,
     overflows: int,
@@ -56,6 +62,7 @@ def exchange_result(
         watch: gradients and steps of the window.
         place: this rank.
         carrier: gloo, mpi or nccl.
+        fusion: as it was in force.
         wire: the format that was given to Horovod.
         exchange: the exchange that was asked of it; believed only where no step was watched.
         overflows: sums that left the range of fp16.
@@ -71,7 +78,7 @@ def exchange_result(
         carrier=carrier,
         by="backend",
         exchange=exchange if seen is None else exchange_of(seen.timeline.methods),
-        fusion="backend",
+        fusion=fusion,
         wire=wire if seen is None or not seen.timeline.types else wire_of(seen.timeline.types),
         group_size=place.local_size,
         num_groups=place.num_nodes,
@@ -122,24 +129,18 @@ def settings_in_force(
     *,
     carrier: str,
 ) -> list[Setting]:
-    """Fusion threshold and cycle time as the running library has them, and what carries the messages."""
-    tuned = settings.autotune and place.size > 1
-    library = loaded_library()
+    """The cycle time as the running library has it, and what carries the messages."""
+    # The autotuner chooses: nothing is set then.
+    asked = None if settings.autotune and place.size > 1 else settings.cycle_time_ms
+    found = _read_back("horovod_effective_cycle_time_ms", ctypes.c_double)
+    # Horovod reads the cycle time as a 32-bit number, which rounds 0.1 in the eighth digit.
+    same = asked is not None and found is not None and math.isclose(found, asked, rel_tol=1e-6)
     return [
-        _read_back(
-            library,
-            "horovod_effective_fusion_threshold_bytes",
-            ctypes.c_longlong,
-            "engine.horovod.fusion_threshold_bytes",
-            # The autotuner chooses: neither is set then.
-            None if tuned else settings.fusion_threshold_bytes,
-        ),
-        _read_back(
-            library,
-            "horovod_effective_cycle_time_ms",
-            ctypes.c_double,
-            "engine.horovod.cycle_time_ms",
-            None if tuned else settings.cycle_time_ms,
+        Setting(
+            key="engine.horovod.cycle_time_ms",
+            requested=asked,
+            effective=asked if same else found,
+            evidence=_READ if found is not None else _NOT_READ,
         ),
         Setting(
             key="engine.horovod.operations",
@@ -160,24 +161,13 @@ def settings_as_seen(
     autotune: AutotuneResult | None,
     why_unseen: str = NOT_WATCHED,
 ) -> list[Setting]:
-    """What of the requested exchange the timeline and the autotuner's log show."""
-    alone = place.size == 1
+    """What of the requested exchange the timeline and the autotuner's log show; nothing is exchanged at one rank."""
+    if place.size == 1:
+        return []
     travelled = None if seen is None or not seen.timeline.types else wire_of(seen.timeline.types)
     how = f"types in Horovod's timeline: {', '.join(seen.timeline.types)}" if seen is not None and travelled else None
     given = "compressor given to DistributedOptimizer"
-    effective = "none" if alone else {"fp16": "fp16", "fp32": "none"}.get(travelled or wire, travelled)
-    found = [
-        Setting(
-            key="engine.horovod.compression",
-            # sync.wire fp16 is the same; then nothing was asked for here.
-            requested=None if wire == "fp16" and settings.compression == "none" else settings.compression,
-            effective=effective,
-            evidence="at one rank nothing is exchanged" if alone else how or given,
-        )
-    ]
-    if alone:
-        return found
-    found.append(Setting(key="sync.wire", requested=wire, effective=travelled or wire, evidence=how or given))
+    found = [Setting(key="sync.wire", requested=wire, effective=travelled or wire, evidence=how or given)]
     methods = {} if seen is None else seen.timeline.methods
     found.append(
         Setting(
@@ -200,35 +190,29 @@ def settings_as_seen(
     return found
 
 
-def refuted_by_fusion(
-    threshold: Setting, seen: TimelineSummary | None, settings: HorovodSettings, place: RankPlace
-) -> Setting:
-    """The row of the fusion threshold, or another one where a message was fused that it does not allow."""
-    if seen is None or place.size == 1 or settings.autotune:
-        return threshold
-    unit = _ROUNDING * place.local_size
-    allowed = math.ceil(settings.fusion_threshold_bytes / unit) * unit
-    if seen.largest_fused_bytes <= allowed:
-        return threshold
-    evidence = "Horovod's timeline has a fused message of so many bytes"
-    return threshold.model_copy(update={"effective": seen.largest_fused_bytes, "evidence": evidence})
+def fusion_in_force(requested: str | None, seen: TimelineSummary | None, place: RankPlace) -> Setting:
+    """Tensor fusion as the library has it, or as a larger message shows; nothing is requested of the autotuner."""
+    found, evidence = _read_back("horovod_effective_fusion_threshold_bytes", ctypes.c_longlong), _READ
+    if requested is not None and seen is not None:
+        unit = _ROUNDING * place.local_size
+        allowed = math.ceil((fusion_bytes(requested) or 0) / unit) * unit
+        if seen.largest_fused_bytes > allowed:
+            found, evidence = seen.largest_fused_bytes, "Horovod's timeline has a fused message of so many bytes"
+    effective = None if found is None else exact_bytes(int(found)) if found else "none"
+    return Setting(
+        key="sync.fusion",
+        requested=requested,
+        effective=effective,
+        evidence=_NOT_READ if found is None else evidence,
+    )
 
 
-def _read_back(library: ctypes.CDLL | None, symbol: str, kind: Any, key: str, requested: float | None) -> Setting:
-    """One value in force, by the function that dlbench's build adds to Horovod."""
-    function = getattr(library, symbol, None) if library is not None else None
+def _read_back(symbol: str, kind: Any) -> float | None:
+    """One value in force, by the function that dlbench's build adds to Horovod; None in other builds."""
+    function = getattr(loaded_library(), symbol, None)
     if function is None:
-        return Setting(
-            key=key,
-            requested=requested,
-            effective=None,
-            evidence="cannot be read back: this Horovod was not built by dlbench; its variable was set as requested",
-        )
+        return None
     function.restype = kind
     function.argtypes = []
-    effective = function()
-    # Horovod reads the cycle time as a 32-bit number, which rounds 0.1 in the eighth digit.
-    same = requested is not None and math.isclose(effective, requested, rel_tol=1e-6)
-    return Setting(
-        key=key, requested=requested, effective=requested if same else effective, evidence="read back from Horovod"
-    )
+    value: float = function()
+    return value

@@ -13,6 +13,7 @@ from dlbench.node.sync.own.route import Route
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import fusion_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,37 +144,19 @@ def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) 
     group = f"ranks of the group that rank 0 exchanged in; {account.ways_text}"
     rows = [
         ("sync.exchange", sync.exchange, account.exchange, account.ways_text),
-        ("sync.fusion", sync.fusion_in_force, _fusion_as_counted(plan, account), how),
-        ("sync.wire", plan.wire, account.wire, f"what was handed to {account.route.carrier}; {account.ways_text}"),
+        ("sync.fusion", sync.fusion_in_force, _fusion_as_counted(account), how),
+        ("sync.wire", sync.wire, account.wire, f"what was handed to {account.route.carrier}; {account.ways_text}"),
         ("sync.inside", sync.inside, account.route.inside, f"carried by {account.route.carrier}"),
         ("sync.group_size", sync.group_size, account.route.group_size, group),
     ]
-    if plan.engine.name == "horovod" and plan.engine.horovod.compression != "none":
-        is_cast = account.wire == plan.engine.horovod.compression
-        effective = account.wire if is_cast else "none"
-        evidence = "dlbench casts, Horovod only carries"
-        rows.append(("engine.horovod.compression", plan.engine.horovod.compression, effective, evidence))
     own = [Setting(key=k, requested=asked, effective=found, evidence=evidence) for k, asked, found, evidence in rows]
-    return [*map(_under_own_exchange, base), *own]
+    return [*base, *own]
 
 
-def _fusion_as_counted(plan: RunPlan, account: Account) -> str:
+def _fusion_as_counted(account: Account) -> str:
     """The fusion that the messages of the run agree with."""
-    counts = [len(one) for one in account.messages]
-    if plan.sync.fusion == "mgwfbp":
+    counts, sizes, least = [len(one) for one in account.messages], account.message_bytes, fusion_bytes(account.fusion)
+    agrees = {"own:none": set(counts) == {1}, "own:single": len(counts) == 1}
+    if agrees.get(account.fusion, all(size >= (least or 0) for size in sizes[:-1])):
         return account.fusion
-    if account.fusion in ("none", "single"):
-        is_so = set(counts) == {1} if account.fusion == "none" else len(counts) == 1
-        return account.fusion if is_so else f"{len(counts)} messages"
-    least = plan.sync.bucket_bytes
-    assert least is not None
-    return plan.sync.fusion_in_force if all(size >= least for size in account.message_bytes[:-1]) else "smaller buckets"
-
-
-def _under_own_exchange(setting: Setting) -> Setting:
-    """A setting of the engine, where dlbench groups in its stead."""
-    if setting.key != "engine.horovod.fusion_threshold_bytes":
-        return setting
-    return setting.model_copy(
-        update={"evidence": f"{setting.evidence}; without effect, as Horovod gets one message at a time"}
-    )
+    return f"{len(counts)} messages"

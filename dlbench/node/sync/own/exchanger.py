@@ -4,9 +4,9 @@ Hooks on the parameters copy each gradient, divided by the number of ranks, into
 autograd has it; a complete message goes to the communication thread. Messages are made of gradients in the order in
 which rank 0's first backward pass had them ready; before that, in reverse order of the parameters.
 
-With fusion `mgwfbp` all gradients travel as one message (`single`) until the backward pass has been watched for a few
-steps: undisturbed by exchanges, as the model of MG-WFBP wants its times. A gradient's time is that of the slowest rank,
-as a collective ends for nobody before all are there.
+With fusion `own:mgwfbp` all gradients travel as one message (`own:single`) until the backward pass has been watched for
+a few steps: undisturbed by exchanges, as the model of MG-WFBP wants its times. A gradient's time is that of the slowest
+rank, as a collective ends for nobody before all are there.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from dlbench.node.sync.own.exchange_times import Moments, StepMoments, gradient_
 from dlbench.node.sync.own.route import Route
 from dlbench.node.sync.own.worker import ExchangeThread
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.sync import MGWFBP_STEPS, fusion_bytes
 
 WATCHED_STEPS = MGWFBP_STEPS - 1
-"""Backward passes that mgwfbp takes its times from; the first pass of all, which sets things up, is not among them."""
+"""Backward passes that own:mgwfbp takes its times from; the first pass, which sets things up, is not among them."""
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
@@ -69,7 +69,7 @@ class Exchanger:
         self._notes_gradients = True
         self._taken: set[int] = set()
         self._sequence: list[int] = []
-        self._fusion = "single" if plan.sync.fusion == "mgwfbp" else plan.sync.fusion_in_force
+        self._fusion = "own:single" if plan.sync.fusion == "own:mgwfbp" else plan.sync.fusion_in_force
         order = range(len(named) - 1, -1, -1)
         self._arrange(order, self._counts(order))
         self._thread = ExchangeThread(clock.enter_thread, self._exchange, self._describe)
@@ -80,10 +80,10 @@ class Exchanger:
 
     def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
         """Gradients of each message by the fusion in force."""
-        if self._fusion == "none":
+        if self._fusion == "own:none":
             return buckets.one_each(len(order))
-        least = self._plan.sync.bucket_bytes
-        if self._fusion == "single" or least is None:
+        least = fusion_bytes(self._fusion)
+        if least is None:
             return buckets.all_in_one(len(order))
         return buckets.at_least([self._sizes[n] for n in order], least)
 
@@ -130,7 +130,7 @@ class Exchanger:
     @property
     def _is_deciding(self) -> bool:
         """Whether the fusion follows from when the gradients of this step are ready."""
-        return self._plan.sync.fusion == "mgwfbp" and self._steps <= WATCHED_STEPS
+        return self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
 
     def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
         if not self._is_held:
@@ -143,7 +143,7 @@ class Exchanger:
         if number in self._taken:
             raise RunError(
                 f"{self._named[number][0]}: its gradient came twice in one backward pass; dlbench's own exchange sends "
-                "each once, use sync.fusion backend"
+                "each once, use sync.fusion auto with the exchange of Horovod or DDP"
             )
         message, place = self._place_of[number]
         bucket = self._buckets[message]
@@ -228,7 +228,7 @@ class Exchanger:
         if self._steps == 1:
             order = self._agreed(self._sequence)
             self._arrange(order, self._counts(order))
-        elif self._plan.sync.fusion == "mgwfbp" and self._steps == 1 + WATCHED_STEPS:
+        elif self._plan.sync.fusion == "own:mgwfbp" and self._steps == 1 + WATCHED_STEPS:
             self._merge()
 
     def _merge(self) -> None:
@@ -238,7 +238,7 @@ class Exchanger:
         slowest = [max(times) for times in zip(*self._gather(self._moments.gradients()), strict=True)]
         order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
         counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self.route.line)
-        self._fusion = "mgwfbp"
+        self._fusion = "own:mgwfbp"
         self._arrange(*self._agreed([order, list(counts)]))
 
     def _agreed(self, value: Any) -> Any:

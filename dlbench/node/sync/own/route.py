@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -78,7 +78,7 @@ def _exchange(wire: WireFormat, method: Method, world: Group, number: int, vecto
 
 
 class RouteBuilder:
-    """Makes the groups, finds the threshold of hybrid and the cost line of mgwfbp."""
+    """Makes the groups, finds the threshold of hybrid and the cost line of own:mgwfbp."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class RouteBuilder:
             carrier = world.carrier
         self._arena = self._room(shared)
         method = self._method(world, groups, carrier)
-        wire = cast(Wire, self._plan.wire)
+        wire = self._plan.sync.wire
         return Route(
             world=world,
             method=method,
@@ -134,7 +134,7 @@ class RouteBuilder:
             inside="backend" if shared is None else "shared-memory",
             group_size=self._plan.group_size,
             multiple=self._multiple,
-            line=self._line(method, wire, world, carrier) if sync.fusion == "mgwfbp" else None,
+            line=self._line(method, wire, world, carrier) if sync.fusion == "own:mgwfbp" else None,
             costs=tuple(self._costs),
             arena=self._arena,
             shared=shared,
@@ -213,7 +213,7 @@ class RouteBuilder:
     def _num_lines(self) -> int:
         sync = self._plan.sync
         is_found = sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None
-        return max(1, 2 * is_found + (sync.fusion == "mgwfbp"))
+        return max(1, 2 * is_found + (sync.fusion == "own:mgwfbp"))
 
     def _given(self, name: str, method: Method, wire: Wire, carrier: str, counts: list[int]) -> LineCost:
         """The line by `sync.network`, for messages `width` times as long as the gradients in them."""

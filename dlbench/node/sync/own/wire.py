@@ -124,4 +124,4 @@ def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
         return NarrowWire(name, torch.bfloat16)
     if name == "topk":
         return TopkWire(density, world_size)
-    raise UserError(f"sync.wire {name}: is a hook of DDP; use --engine ddp with sync.exchange flat and fusion backend")
+    raise UserError(f"sync.wire {name}: is a hook of DDP; use --engine ddp with sync.exchange flat and fusion auto")
