@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from dlbench.cli.options import preset_notes
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.job import PLAIN_PATH
 from dlbench.jobs.scripts.launch import sbatch_options
-from dlbench.jobs.slurm.environment import PATH, client_environment, exported_names, job_environment
+from dlbench.jobs.slurm.environment import client_environment, exported_names, job_environment
 from dlbench.specs.system.hostlist import compressed, expanded
 from tests.jobs.test_jobs import PYTHON, Cluster, cluster, folder_of, plan_of, render_script, sides_of, with_system
 
@@ -149,7 +150,7 @@ def test_a_job_gets_nothing_of_the_shell_but_what_its_system_names() -> None:
     plan = with_system(plan, slurm={"export": []})
     client = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "token"}
     found = job_environment([plan], SHELL)
-    assert found.pop("PATH").endswith(PATH)
+    assert found.pop("PATH").endswith(PLAIN_PATH)
     assert "/opt/conda" not in job_environment([plan], SHELL)["PATH"]
     assert set(found) == {"HOME", "USER", "LOGNAME", "SHELL", "SITE_TOKEN", *client}
     assert found.items() >= {"HOME": "/home/ann", "SITE_TOKEN": "hunter2", **client}.items()

@@ -14,7 +14,7 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.campaign.completing import EVERY_S, sleep
-from dlbench.jobs.campaign.file import JobState, Standing, is_held, never_began, standing
+from dlbench.jobs.campaign.file import WRITTEN, JobState, Standing, is_held, known_jobs, never_began, standing
 from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
@@ -209,6 +209,9 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
             starts=told.starts,
             ahead="nothing" if told.is_stuck else "comes",
         )
+    if state == "failed" and told is not None and told.state == "CANCELLED":
+        why = f"{story}; job {job} was cancelled; {_resume(run, told)} submits it again"
+        return Outlook(run_id=run_id, state=state, job=job, story=why)
     if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
         return Outlook(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
     if state == "interrupted" and told is not None and told.phase != "over":
@@ -230,13 +233,11 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
         )
     # Of a script that failed by itself, its log says more.
     if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
-        assert isinstance(run.plan, RunPlan | CommPlan)
-        words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
-        resume = shlex.join([*words, "--out", str(run.folder.path.parent)])
-        why = f"job {job} ended as {told.state} before this run began; {resume} submits it again"
+        why = f"job {job} ended as {told.state} before this run began; {_resume(run, told)} submits it again"
         return Outlook(run_id=run_id, state="failed", job=job, story=why)
     if told.phase == "over":
         why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
+        why += f"; {_resume(run, told)} submits it again" if told.state == "CANCELLED" else ""
         return Outlook(run_id=run_id, state="failed", job=job, story=why)
     return Outlook(
         run_id=run_id,
@@ -249,9 +250,21 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
     )
 
 
+def _resume(run: LaunchedRun, told: QueuedJob | None = None) -> str:
+    """The command that submits a run again, or at all."""
+    assert isinstance(run.plan, RunPlan | CommPlan)
+    cancelled = ["--cancelled"] * (told is not None and told.state == "CANCELLED")
+    words = ["dlbench", "submit", "--resume", run.plan.series.id, *cancelled, "--out", str(run.folder.path.parent)]
+    return shlex.join(words)
+
+
 def _not_submitted(run: LaunchedRun) -> Outlook:
     run_id, state, story = run.plan.run_id, run.state, run.story
     if state == "incomplete" and run.folder.script.exists() and not run.statuses:
+        assert isinstance(run.plan, RunPlan | CommPlan)
+        if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
+            why = f"its script was written, and no job of it is known; {_resume(run)} submits it"
+            return Outlook(run_id=run_id, state=state, story=why)
         return Outlook(
             run_id=run_id,
             state=state,
@@ -286,7 +299,7 @@ def _expected(run: LaunchedRun, submission: Submission, told: QueuedJob) -> str:
     vanished = [status for status in run.statuses if status.source == "supervisor"]
     if vanished:  # e.g. with the daemon of Slurm's that started them, which Slurm itself does not notice
         why = told_failure(vanished, None, run.counted)
-        return f"{why}, and its job goes on: if it does not end, `dlbench cancel` ends it"
+        return f"{why}, and its job goes on: if it does not end, scancel {submission.job_id} ends it"
     if submission.runs and not run.statuses:
         return (
             f"no rank has said anything yet; the {len(submission.runs)} runs of job {submission.job_id} go one after "

@@ -24,9 +24,9 @@ from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import RankProcesses
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.batch import sbatch_arguments
+from dlbench.jobs.scripts.batch import sbatch_arguments, told_options
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
-from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_options, shell_command
+from dlbench.jobs.scripts.launch import has_script, resolve, shell_command
 from dlbench.jobs.slurm.environment import call, job_environment
 from dlbench.jobs.slurm.scheduler import require_slurm
 from dlbench.jobs.verdict import Outcome
@@ -336,7 +336,7 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     return render(
         "preflight.sbatch.j2",
         plan=plan,
-        options=sbatch_options(plan, job_name=job.name, time_limit=job.time_limit),
+        **told_options(job, folder.run),
         seen=folder.seen,
         variables=launch.rank_environment(plan),
         look=in_shell(look),

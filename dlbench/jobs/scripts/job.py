@@ -153,6 +153,31 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 
 
+PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""As bash has it where nobody says otherwise."""
+
+SUBMITTED = "DLBENCH_SUBMITTED"
+"""Says to a job's script that it got no other variable of the submitting shell than those let through."""
+
+
+def let_through(plans: Sequence[LaunchPlan]) -> set[str]:
+    """Names of the submitting shell's variables that a job gets (slurm.export), those that a plan refers to included.
+
+    Args:
+        plans: the job's; all let the same through.
+    """
+    given = [source for plan in plans for source in plan.system.launch.environment.values()]
+    referenced = {source.variable for source in given if not isinstance(source, str) and source.variable}
+    return {*plans[0].system.slurm.export, *referenced, "HOME", "USER", "LOGNAME", "SHELL"}
+
+
+def of_paths(plans: Sequence[LaunchPlan]) -> set[str]:
+    """Names of the variables that stand in paths of the nodes, which set them."""
+    systems = [plan.system for plan in plans]
+    texts = [text for one in systems for text in (one.image.folder, one.storage.local.path, one.storage.memory.path)]
+    return {name for text in texts for name in containers.VARIABLE.findall(text)} - {"TMPDIR"}
+
+
 def time_text(seconds: int) -> str:
     """Seconds as Slurm writes a time limit."""
     clock = f"{seconds // 3600 % 24:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
