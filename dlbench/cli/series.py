@@ -80,7 +80,8 @@ def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[J
         is_waited_for = file.chain and number < len(written)
         by_hand = words.replace(" --parsable", "", 1)
         click.echo(f'job{number}=$({words}) && echo "$job{number}"' if is_waited_for else by_hand)
-    _say(f"{left(root, series, out)}, or the command{'s' * (len(written) > 1)} above by hand")
+    by_hand = f"the command{'s' * (len(written) > 1)} above, or {resume_command(series, out)}"
+    _say(f"series {series}: {_counted(len(written), 'job')} written, nothing submitted; next: {by_hand}")
 
 
 def _comments(lines: Sequence[str]) -> Iterator[str]:

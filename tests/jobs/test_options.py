@@ -176,6 +176,40 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     ]
 
 
+@pytest.mark.parametrize("named", ["", "NCCL_ALGO, PATH"])
+def test_by_hand_the_job_gets_no_more_of_the_shell_than_by_dlbench(cluster: Cluster, named: str) -> None:
+    """sbatch hands over the whole shell (--export=ALL), of which `dlbench submit` holds all other things back."""
+    plan = with_system(
+        plan_of(),
+        launch={"launcher": "srun-gloo", "environment": {"API_TOKEN": {"variable": "SITE_TOKEN"}}},
+        slurm={"export": named},
+        setup=[f"export DUMP={cluster.dump} STUB_CODE=0; {'' if named else 'echo $PATH > $DUMP/path'}"],
+    )
+    shell = {
+        "NCCL_ALGO": "Tree",
+        "OMP_NUM_THREADS": "77",
+        "BASH_FUNC_python%%": "() { false; }",
+        "odd.name": "1",
+        "SLURM_CPU_BIND": "map_cpu:99",
+        "SLURM_NNODES": "2",
+        "TMPDIR": "/nosuch",
+        "SITE_TOKEN": "hunter2",
+    }
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), **shell, DLBENCH_SUBMITTED="")
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = cluster.environment("srun")
+    assert not {"OMP_NUM_THREADS", "BASH_FUNC_python%%", "odd.name", "SLURM_CPU_BIND", "DLBENCH_SUBMITTED"} & set(seen)
+    assert (seen["SITE_TOKEN"], seen["SLURM_NNODES"], seen["TMPDIR"]) == ("hunter2", "2", "/tmp")
+    assert ("NCCL_ALGO" in seen) is bool(named)
+    if not named:
+        # Slurm's programs are found where the shell found them.
+        assert (cluster.dump / "path").read_text() == f"{cluster.bin}:{PLAIN_PATH}\n"
+    everything = with_system(plan, slurm={"export": "ALL"})
+    assert cluster.run(render_script(everything, folder_of(plan), PYTHON), **shell).returncode == 0
+    assert cluster.environment("srun")["OMP_NUM_THREADS"] == "77"
+    assert "DLBENCH_SUBMITTED" not in cluster.environment("srun")
+
+
 # Modules
 
 MODULE = """module() {

@@ -208,7 +208,7 @@ def test_a_cancelled_run_that_had_begun_is_tried_again_and_its_first_attempt_is_
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
     done = CliRunner().invoke(command_line, resume)
     assert done.exit_code == 0, done.output
-    assert done.stdout == "43\n"
+    (job,) = done.stdout.split()
     assert "series s: 1 run had begun before being cancelled, and will be tried again; what" in done.stderr
     assert "series s: 1 run never began before its job ended, and will be submitted again" in done.stderr
     assert "series s: 2 of 2 jobs submitted (1 now)" in done.stderr
@@ -219,13 +219,13 @@ def test_a_cancelled_run_that_had_begun_is_tried_again_and_its_first_attempt_is_
     }
     assert attempt_of(two_a) == 2
     # The next job is cancelled before the run begins: there is no attempt of which anything could be kept.
-    ended(program, j41="COMPLETED", j43="CANCELLED")
+    ended(program, j41="COMPLETED", **{f"j{job}": "CANCELLED"})
     assert reopen(root, "s", Slurm(), with_cancelled=True).begun == ()
     assert not (two_a.path / "attempt-0002").exists()
     dry = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--out", "my runs", "--dry-run"])
     assert "# Dry run: 1 job of series s" in dry.stdout
-    assert len(again(root)) == 1
-    ended(program, j41="COMPLETED", j44="PENDING")
+    (new,) = again(root)
+    ended(program, j41="COMPLETED", **{f"j{new.job_id}": "PENDING"})
     dry = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--out", "my runs", "--dry-run"])
     assert dry.stdout == "# Dry run: nothing is left to submit.\n"
 

@@ -250,12 +250,11 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
     )
 
 
-def _resume(run: LaunchedRun, told: QueuedJob | None = None) -> str:
-    """The command that submits a run again, or at all."""
+def _resume(run: LaunchedRun, told: QueuedJob) -> str:
+    """The command that submits a run again."""
     assert isinstance(run.plan, RunPlan | CommPlan)
-    cancelled = ["--cancelled"] * (told is not None and told.state == "CANCELLED")
-    words = ["dlbench", "submit", "--resume", run.plan.series.id, *cancelled, "--out", str(run.folder.path.parent)]
-    return shlex.join(words)
+    words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
+    return shlex.join([*words, "--out", str(run.folder.path.parent)])
 
 
 def _not_submitted(run: LaunchedRun) -> Outlook:
@@ -263,8 +262,7 @@ def _not_submitted(run: LaunchedRun) -> Outlook:
     if state == "incomplete" and run.folder.script.exists() and not run.statuses:
         assert isinstance(run.plan, RunPlan | CommPlan)
         if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
-            why = f"its script was written, and no job of it is known; {_resume(run)} submits it"
-            return Outlook(run_id=run_id, state=state, story=why)
+            return Outlook(run_id=run_id, state=state, story="its script was written, and not submitted yet")
         return Outlook(
             run_id=run_id,
             state=state,
