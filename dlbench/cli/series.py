@@ -217,24 +217,20 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
         UserError: there is no such series or folder, or the folder holds several; names them.
     """
     from dlbench.jobs.campaign.file import FOLDER, series_path
-    from dlbench.opening import read_json
-    from dlbench.records.folder import MAX_JSON, RunFolder
+    from dlbench.records.collectives_scan import read_launched
+    from dlbench.records.folder import RunFolder
 
     if "/" not in given and series_path(out, given, "json").exists():
-        return root_of(out), given
+        return out.absolute(), given
     path = Path(given).absolute()
-    if not path.is_dir():
-        where = "" if out.is_dir() else ", which is no folder"
-        raise UserError(f"{given}: no such series or run in {out}{where}; give --out FOLDER, or the folder itself")
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return path.parent, str(read_json(RunFolder(path).plan, MAX_JSON)["series"]["id"])
+    if RunFolder(path).plan.exists():
+        return path.parent, read_launched(path).plan.series.id
     found = sorted(file.stem for file in (path / FOLDER).glob("*.json"))
-    if not found:
-        raise UserError(f"{given}: holds no series that was submitted")
     if len(found) > 1:
-        command = click.get_current_context().info_name or ""
-        one = _command(command, found[0], "--out", given)
+        one = _command(click.get_current_context().info_name or "", found[0], "--out", given)
         raise UserError(f"{given}: holds {len(found)} series, {', '.join(found[:5])}: name one, e.g. {one}")
+    if not found:
+        raise UserError(f"{given}: no such series or run in {out}; give --out FOLDER, or the folder itself")
     return path, found[0]
 
 

@@ -17,11 +17,9 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.completing import forget, keep_found, take_back
 from dlbench.jobs.campaign.file import (
     SeriesJob,
-    append,
     held,
     jobs_of_series,
     require_own,
-    series_path,
     standing,
     write_series,
 )
@@ -89,7 +87,6 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
             kept.append(entry)
             if own and number in unknown:
                 keep_found(root, scheduler, all_jobs[number], entry, own[0])
-                append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {own[0]}\n")
             mine += own
             if not own and _active(queue, job_id):
                 strangers.append(job_id)

@@ -347,7 +347,8 @@ def complete(
             if found:
                 keep_found(root, scheduler, job, entry, found)
             job_id = found or submit(scheduler, job, folders, now.series.python, after, entry.comment, (lock,))
-            append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
+            if not found:
+                append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
             room.add(number, job, job_id, is_counted=bool(found))
             on_submitted(Submitted(number=number + 1, job=job, job_id=job_id, is_adopted=bool(found)))
         return standing(root, series_id)
@@ -365,6 +366,7 @@ def keep_found(root: Path, scheduler: Scheduler, job: Job, entry: SeriesJob, job
     with suppress(OSError):
         written = utc_text(datetime.fromtimestamp(folders[0].script.stat().st_mtime, UTC))
     keep_submission(job, folders, job_id, command, scheduler.variables(job), submitted=written)
+    append(series_path(root, _series_of(job), "jobs"), f"{entry.runs[0]} {job_id}\n")
 
 
 def write_only(root: Path, series_id: str, scheduler: Scheduler, check: Callable[[], None]) -> list[tuple[Job, str]]:
@@ -403,23 +405,13 @@ def adopt(root: Path, series_id: str, scheduler: Scheduler) -> None:
         require_own(root, series_id)
         with held(root, series_id):
             now = standing(root, series_id)
-            open_jobs = [
-                number
-                for number, (entry, state) in enumerate(zip(now.series.jobs, now.states, strict=True))
-                if state in ("unsure", "written", "begun") and all((root / run_id).is_dir() for run_id in entry.runs)
-            ]
-            if not open_jobs:
-                return
             jobs = jobs_of_series(root, now.series)
-            queue = scheduler.query(
-                clusters=sorted({place for n in open_jobs for place in scheduler.clusters(jobs[n])})
-            )
-            for number in open_jobs:
-                entry = now.series.jobs[number]
-                job_id = now.ids[number] or queue.find(RunFolder(root / entry.runs[0]), entry.comment)
-                if job_id:
-                    keep_found(root, scheduler, jobs[number], entry, job_id)
-                    append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
+            queue = scheduler.query(clusters=sorted({place for job in jobs for place in scheduler.clusters(job)}))
+            for job, entry, state, job_id in zip(jobs, now.series.jobs, now.states, now.ids, strict=True):
+                found = job_id or queue.find(RunFolder(root / entry.runs[0]), entry.comment)
+                if found and state in ("unsure", "written", "begun"):
+                    with suppress(RunError):  # a folder is gone
+                        keep_found(root, scheduler, job, entry, found)
 
 
 def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:

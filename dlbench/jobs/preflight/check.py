@@ -28,7 +28,7 @@ from dlbench.jobs.scripts.batch import sbatch_arguments, told_options
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
 from dlbench.jobs.scripts.launch import has_script, resolve, shell_command
 from dlbench.jobs.slurm.environment import call, job_environment
-from dlbench.jobs.slurm.scheduler import require_slurm
+from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.jobs.verdict import Outcome
 from dlbench.opening import read_end, read_text
 from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
@@ -153,24 +153,20 @@ def _tried(state: Literal["ok", "wrong", "unknown"], found: str, remedy: str = "
     return Finding(subject="sbatch --test-only", state=state, found=found, remedy=remedy)
 
 
-def submit_preflight(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> str:
+def submit_preflight(job: Job, folder: PreflightFolder) -> str:
     """Submits the script that `write_script` wrote; returns Slurm's id, with ``;CLUSTER`` where it names one.
 
     Raises:
         RunError: sbatch did not say that it took the job.
     """
-    name = job.plans[0].run_id
-    try:
-        done = call(sbatch_arguments(job, folder.run), environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    answer = sbatch(job, sbatch_arguments(job, folder.run))
+    if answer.doubt:
         with suppress(OSError, subprocess.TimeoutExpired):
             for cluster in job.shape.system.slurm.clusters or ("",):
                 call(["scancel", *_where(cluster), f"--name={job.name}", "--me"])
-        raise RunError(f"sbatch of {name}: {error}") from None
-    found = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S+)?", line.strip())]
-    if not found:
-        raise RunError(f"sbatch of {name}: {' '.join(done.stderr.split())[:300] or f'it ended with {done.returncode}'}")
-    return found[-1].strip()
+    if not answer.job_id:
+        raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
+    return answer.job_id
 
 
 def wait(
@@ -198,12 +194,12 @@ def wait(
                 tell(now)
                 before = now
             if time.monotonic() - begun > timeout_s:
-                cancel(job_id)
+                Slurm().cancel([job_id])
                 is_pending = state in _WAITING
                 return Waited(end="pending" if is_pending else "running", seconds=timeout_s, reason=reason)
             time.sleep(POLL_S)
     except BaseException:
-        cancel(job_id)
+        Slurm().cancel([job_id])
         raise
     return Waited(end="ended", seconds=time.monotonic() - begun)
 
@@ -225,13 +221,6 @@ def _state(job_id: str) -> tuple[str, str]:
     # Of a cluster that was named, squeue says its name before.
     state, _, reason = next((line for line in text.split("\n") if "|" in line), "").strip().partition("|")
     return ("", "") if state in ("", "COMPLETING") else (state, "" if reason == "None" else reason)
-
-
-def cancel(job_id: str) -> None:
-    """Ends the job; nothing is said where Slurm does not answer."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        number, _, cluster = job_id.partition(";")
-        call(["scancel", *_where(cluster), number])
 
 
 def _where(cluster: str) -> list[str]:
@@ -423,14 +412,13 @@ def _report(plan: CommPlan, **found: object) -> PreflightReport:
 
 
 def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:
-    environment = job_environment([plan])
     job = job_of(plan)
     write_script(job, folder, sys.executable)
-    static = (*static_findings(plan), trial(job, folder, environment))
+    static = (*static_findings(plan), trial(job, folder, job_environment([plan])))
     lacks = any(one.state == "wrong" for one in static)
     if not asked.starts_job or static[-1].state == "wrong":
         return _report(plan, static=static, exit_code=int(ExitCode.ENVIRONMENT if lacks else ExitCode.OK))
-    job_id = submit_preflight(job, folder, environment)
+    job_id = submit_preflight(job, folder)
     with Interruption() as interruption:
         waited = wait(job_id, folder, asked.timeout_s, interruption.check, lambda state: tell(f"job {job_id}: {state}"))
     if waited.end != "ended":

@@ -12,17 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.job import (
-    IMAGES_FOLDER,
-    PLAIN_PATH,
-    SUBMITTED,
-    Job,
-    image_values,
-    let_through,
-    of_paths,
-    python_of,
-    render,
-)
+from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render, shell_values
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
@@ -48,10 +38,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
         plan=plan,
         slurm=plan.system.slurm,
         **told_options(job, folders[0], comment),
-        kept=sorted(let_through(job.plans) | of_paths(job.plans)),
-        granted=containers.GRANTED if plan.system.slurm.gpu_request != "none" else (),
-        plain_path=PLAIN_PATH,
-        submitted=SUBMITTED,
+        **shell_values(job),
         what=_what(job),
         place={"series": plan.series.id, "swept": _swept(job)},
         sides=_sides(job),

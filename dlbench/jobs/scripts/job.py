@@ -171,11 +171,18 @@ def let_through(plans: Sequence[LaunchPlan]) -> set[str]:
     return {*plans[0].system.slurm.export, *referenced, "HOME", "USER", "LOGNAME", "SHELL"}
 
 
-def of_paths(plans: Sequence[LaunchPlan]) -> set[str]:
-    """Names of the variables that stand in paths of the nodes, which set them."""
-    systems = [plan.system for plan in plans]
-    texts = [text for one in systems for text in (one.image.folder, one.storage.local.path, one.storage.memory.path)]
-    return {name for text in texts for name in containers.VARIABLE.findall(text)} - {"TMPDIR"}
+def shell_values(job: Job) -> dict[str, object]:
+    """What the script's part for variables of the submitting shell is filled in with."""
+    systems = [plan.system for plan in job.plans]
+    # Nodes set what stands in their paths.
+    paths = [path for one in systems for path in (one.image.folder, one.storage.local.path, one.storage.memory.path)]
+    of_paths = {name for path in paths for name in containers.VARIABLE.findall(path)}
+    return {
+        "kept": sorted(let_through(job.plans) | of_paths - {"TMPDIR"}),
+        "granted": containers.GRANTED if systems[0].slurm.gpu_request != "none" else (),
+        "plain_path": PLAIN_PATH,
+        "submitted": SUBMITTED,
+    }
 
 
 def time_text(seconds: int) -> str:
