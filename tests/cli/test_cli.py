@@ -28,6 +28,7 @@ from dlbench.specs.yamlfile import parse_yaml
 from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import ROOT
+from tests.support.programs import as_shown
 from tests.support.run_factory import NOW, Story, Training, constant, quality_plans, write_run, write_unfinished
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
@@ -436,7 +437,7 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     done = cli(*SUBMIT, "--nodes", "1,2", **variables)
     assert done.returncode == 0, done.stderr
     folders = sorted((tmp_path / "runs").glob("s-*"))
-    assert [(folder / "job.sbatch").read_text() for folder in folders] == scripts_in(shown.stdout)
+    assert [as_shown(folder / "job.sbatch") for folder in folders] == scripts_in(shown.stdout)
     assert "--dependency=afterany:JOB_ID_OF_1 " in shown.stdout
     jobs = done.stdout.split()
     assert [json.loads((folder / "submission.json").read_text())["job_id"] for folder in folders] == jobs
@@ -864,7 +865,7 @@ def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path)
     assert len((tmp_path / "calls").read_text().splitlines()) == 2
     folders = sorted((tmp_path / "runs").glob("s-*"))
     assert len(folders) == 8
-    scripts = [(folder / "job.sbatch").read_text() for folder in folders]
+    scripts = [as_shown(folder / "job.sbatch") for folder in folders]
     assert scripts == [scripts[0]] * 4 + [scripts[4]] * 4
     assert [scripts[0], scripts[4]] == scripts_in(promised.stdout)
 

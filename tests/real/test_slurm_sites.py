@@ -108,7 +108,7 @@ ASKED_OF_SLURM = (
 )
 
 
-@pytest.mark.parametrize("kind", ["--pack=points", "--one-run-per-job"])
+@pytest.mark.parametrize("kind", ["--pack=points", pytest.param("--one-run-per-job", marks=pytest.mark.nightly)])
 def test_sbatch_by_hand_is_the_same_job_as_by_dlbench_submit(
     cli: Cli, slurm_box: Box, tmp_path: Path, kind: str
 ) -> None:
