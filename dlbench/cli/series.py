@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,38 +27,24 @@ EARLIER = "JOB_ID_OF_{}"
 """Stands for the id of an earlier job, which Slurm gives it."""
 
 
-def dry_run_lines(campaign: Campaign, out: Path, python: str, *, all_scripts: bool) -> Iterator[str]:
-    """The lines of a dry run: the table and what belongs to a script as comments of the shell, scripts as they are.
-
-    Args:
-        campaign: the jobs.
-        out: folder of all runs.
-        python: as in `render_job`.
-        all_scripts: every script; else the first.
-    """
+def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
+    """The jobs and their scripts, or the first, on standard output, byte for byte; all else is a comment of the shell."""
     from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
     from dlbench.jobs.scripts.launch import quoted
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
-    yield from _comments(_summary(campaign))
+    lines = [*_comments(_summary(campaign) if jobs else ["Dry run: nothing is left to submit."])]
     for number, job in enumerate(jobs if all_scripts else jobs[:1], 1):
         folders = [RunFolder(out.absolute() / run_id) for run_id in job.run_ids]
         after, comment = EARLIER.format(number - 1), f"{job.run_ids[0]}/TOKEN"
         command = sbatch_arguments(job, folders[0], after if campaign.chain and number > 1 else None, comment)
-        yield from _comments(["", f"job {number} of {len(jobs)}: {job.name}", quoted(command)])
-        yield render_job(job, folders, python, comment).removesuffix("\n")
+        lines += _comments(["", f"job {number} of {len(jobs)}: {job.name}", quoted(command)])
+        lines.append(render_job(job, folders, python, comment).removesuffix("\n"))
     if len(jobs) > 1 and not all_scripts:
         more = "1 more script" if len(jobs) == 2 else f"{len(jobs) - 1} more scripts"
-        yield from _comments(["", f"{more}: --all-scripts prints all"])
-
-
-def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
-    """`dry_run_lines` on standard output, scripts byte for byte."""
-    if not campaign.jobs:
-        click.echo("# Dry run: nothing is left to submit.")
-        return
-    for line in dry_run_lines(campaign, out, python, all_scripts=all_scripts):
+        lines += _comments(["", f"{more}: --all-scripts prints all"])
+    for line in lines:
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
         click.echo(line.encode())
 
@@ -155,34 +141,21 @@ def _order(campaign: Campaign) -> Iterator[str]:
 def _least(jobs: Sequence[Job]) -> Iterator[str]:
     """What the steps of these jobs last at least where seconds are measured, and which time limits are too short."""
     from dlbench.jobs.scripts.job import limit_seconds
+    from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
 
     limits = [limit_seconds(job.time_limit) for job in jobs]
-    each = list(map(_least_seconds, jobs))
+    runs = [[plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan)] for job in jobs]
+    # The limit of an array is that of a run.
+    each = [max(least, default=0.0) if job.is_array else sum(least) for job, least in zip(jobs, runs, strict=True)]
     if not any(each):
         return
-    hours = sum(_least_hours(job) for job in jobs)
+    hours = sum(job.shape.layout.nodes * sum(least) / 3600 for job, least in zip(jobs, runs, strict=True))
     keys = "measure.warmup_s, measure.measured_s"
     yield f"Steps alone last at least {format_seconds(max(each))} a job, {hours:,.4g} node-hours in all ({keys})."
     short = sum(0 < limit <= seconds for limit, seconds in zip(limits, each, strict=True))
     if short:
         yield f"Time limit too short for that in {_counted(short, 'job')}: raise system.slurm.time_limit."
-
-
-def _least_seconds(job: Job) -> float:
-    """Of the time limit, which in an array is that of a run."""
-    each = _each_least(job)
-    return max(each, default=0.0) if job.is_array else sum(each)
-
-
-def _least_hours(job: Job) -> float:
-    return job.shape.layout.nodes * sum(_each_least(job)) / 3600
-
-
-def _each_least(job: Job) -> list[float]:
-    from dlbench.specs.plan import RunPlan
-
-    return [plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan)]
 
 
 def _counted(count: int, what: str) -> str:
@@ -199,17 +172,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         cells = zip(row, widths, right, strict=True)
         lines.append("  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in cells))
     return [line.rstrip() for line in lines]
-
-
-def root_of(out: Path) -> Path:
-    """The folder of all runs, absolute.
-
-    Raises:
-        UserError: there is none.
-    """
-    if not out.is_dir():
-        raise UserError(f"--out {out}: no such folder")
-    return out.absolute()
 
 
 def series_at(given: str, out: Path) -> tuple[Path, str]:
@@ -236,28 +198,8 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
     return path, found[0]
 
 
-def resume_series(
-    series: str,
-    out: Path,
-    *,
-    max_jobs: int | None,
-    follow: bool,
-    every_s: float,
-    with_cancelled: bool = False,
-    dry_run: bool = False,
-    all_scripts: bool = False,
-) -> None:
+def resume_series(options: dict[str, Any]) -> None:
     """`dlbench submit --resume SERIES`: submits what is left of a series, as often as it is called.
-
-    Args:
-        series: its name.
-        out: folder of all runs.
-        max_jobs: as of `submit_rest`, as are the next two.
-        follow: as above.
-        every_s: as above.
-        with_cancelled: whether runs whose job was cancelled are submitted, too.
-        dry_run: only prints the jobs, and the first script.
-        all_scripts: prints every script.
 
     Raises:
         UserError: there is no such series of this user, or another process submits it.
@@ -270,22 +212,25 @@ def resume_series(
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.records.folder import prepare_output
 
-    root = root_of(out)
+    series, out = options["resume"], options["out"]
+    if not out.is_dir():
+        raise UserError(f"--out {out}: no such folder")
+    root, dry_run = out.absolute(), options["dry_run"]
     file = require_own(root, series)
     scheduler = scheduler_named(file.scheduler)
     scheduler.require()
     if not dry_run:
         prepare_output(out)
-    reopened = reopen(root, series, scheduler, with_cancelled=with_cancelled, dry_run=dry_run)
+    reopened = reopen(root, series, scheduler, with_cancelled=options["cancelled"], dry_run=dry_run)
     _say_reopened(series, out, reopened)
     if dry_run:
         campaign = _left(file, missing_jobs(root, series, scheduler), reopened.campaign)
-        print_dry_run(campaign, out, file.python, all_scripts)
+        print_dry_run(campaign, out, file.python, options["all_scripts"])
         return
     for line in cost_lines(reopened.campaign) if reopened.campaign else ():
         _say(line)
     with Interruption() as interruption:
-        submit_rest(root, series, out, interruption, max_jobs=max_jobs or file.max_jobs, follow=follow, every_s=every_s)
+        submit_rest(root, series, options, interruption)
 
 
 def _left(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
@@ -328,26 +273,14 @@ def _say_reopened(series: str, out: Path, done: Reopened) -> None:
         )
 
 
-def submit_rest(
-    root: Path,
-    series: str,
-    out: Path,
-    interruption: Interruption,
-    *,
-    max_jobs: int | None = None,
-    follow: bool = False,
-    every_s: float = 60.0,
-) -> None:
+def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: Interruption) -> None:
     """Submits what is left of a series; of each job its id on standard output, and then how far the series is.
 
     Args:
         root: folder of all runs, absolute.
         series: its name.
-        out: the folder as the person gave it.
+        options: of `submit_options`; without --max-jobs that of the series counts.
         interruption: asked before each job.
-        max_jobs: jobs of it in the queue at most.
-        follow: whether to wait for room, until all of it is submitted.
-        every_s: seconds between two looks at the queue.
 
     Raises:
         UserError: there is no such series, or another process submits it.
@@ -359,22 +292,26 @@ def submit_rest(
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scheduler import RefusedError
 
-    scheduler = scheduler_named(read_series(root, series).scheduler)
+    file, out = read_series(root, series), options["out"]
+    scheduler, max_jobs = scheduler_named(file.scheduler), options["max_jobs"] or file.max_jobs
     total, taken = standing(root, series).total, 0
 
     def tell(done: Submitted) -> None:
         nonlocal taken
         taken += not done.is_adopted
         how = ", found in the queue" if done.is_adopted else ""
-        _say(f"[{done.number}/{total}] job {done.job_id}{how}: {_describe_job(done.job)}")
+        first, runs = shared.describe_plan(done.job.plans[0]), len(done.job.plans)
+        if runs > 1:
+            first = f"{'array' if done.job.is_array else 'job'} of {runs} runs, the first {first}"
+        _say(f"[{done.number}/{total}] job {done.job_id}{how}: {first}")
         if not streams_are_one():
             with suppress(OSError):
                 click.echo(done.job_id.partition(";")[0])
 
     try:
-        if follow:
+        if options["follow"]:
             with feeding(root, series):
-                feed(root, series, scheduler, interruption.check, tell, _say, max_jobs, every_s)
+                feed(root, series, scheduler, interruption.check, tell, _say, max_jobs, options["every"])
         else:
             complete(root, series, scheduler, interruption.check, tell, max_jobs)
         interruption.check()  # of a signal during the last sbatch
@@ -424,10 +361,3 @@ def _say(text: str) -> None:
     # A terminal that has closed must not end the series between two jobs.
     with suppress(OSError):
         click.echo(text, err=True)
-
-
-def _describe_job(job: Job) -> str:
-    first = shared.describe_plan(job.plans[0])
-    if len(job.plans) == 1:
-        return first
-    return f"{'array' if job.is_array else 'job'} of {len(job.plans)} runs, the first {first}"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -307,7 +307,9 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
                 if sizes.get(path, 0) > file.seek(0, os.SEEK_END):  # that of a new attempt
                     sizes[path] = 0
                 file.seek(sizes.get(path, 0))
-                added = _whole_lines(file, is_over=is_over)
+                added = file.read(_MAX_BYTES)
+                if not is_over and len(added) < _MAX_BYTES:  # whole lines
+                    added = added[: added.rfind(b"\n") + 1]
             if not added:
                 continue
             grew = True
@@ -322,11 +324,6 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
         if not is_over and time.monotonic() >= asked + EVERY_S:
             is_over, asked = _is_over(folder), time.monotonic()
         time.sleep(_LOOK_S)
-
-
-def _whole_lines(file: IO[bytes], *, is_over: bool) -> bytes:
-    added = file.read(_MAX_BYTES)
-    return added if is_over or len(added) == _MAX_BYTES else added[: added.rfind(b"\n") + 1]
 
 
 def _is_over(folder: RunFolder) -> bool:

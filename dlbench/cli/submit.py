@@ -113,16 +113,7 @@ def _resume(options: dict[str, Any]) -> None:
             if param.name == "write_only":
                 raise UserError("--write-only: not with --resume; --dry-run shows what it would submit")
             raise UserError(f"--resume {options['resume']} alone: the series has its {param.opts[0]} already")
-    resume_series(
-        options["resume"],
-        options["out"],
-        max_jobs=options["max_jobs"],
-        follow=options["follow"],
-        every_s=options["every"],
-        with_cancelled=options["cancelled"],
-        dry_run=options["dry_run"],
-        all_scripts=options["all_scripts"],
-    )
+    resume_series(options)
 
 
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
@@ -208,15 +199,7 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
         if options["write_only"]:
             print_commands(root, series, out, write_only(root, series, scheduler, interruption.check))
             return
-        submit_rest(
-            root,
-            series,
-            out,
-            interruption,
-            max_jobs=options["max_jobs"],
-            follow=options["follow"],
-            every_s=options["every"],
-        )
+        submit_rest(root, series, options, interruption)
 
 
 def _note_unseen_data(plans: Sequence[LaunchPlan]) -> None:

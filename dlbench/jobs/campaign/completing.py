@@ -102,7 +102,12 @@ def begin(
     with held(root, series_id):
         before = read_series(root, series_id) if series_path(root, series_id, "json").exists() else None
         if before is not None:
-            _refuse_twice(root, before, jobs)
+            there = {run_id for job in before.jobs for run_id in job.runs}
+            if twice := next((run_id for job in jobs for run_id in job.run_ids if run_id in there), None):
+                command = shlex.join(["dlbench", "submit", "--resume", before.id, "--out", str(root)])
+                raise UserError(
+                    f"{twice}: is in series {before.id} already: {command} goes on with it; or {OTHER_NAME}"
+                )
         lines = "".join(plan.model_dump_json() + "\n" for job in jobs for plan in job.plans)
         series = SeriesFile(
             id=series_id,
@@ -141,14 +146,6 @@ def _series_of(job: Job) -> str:
     plan = job.plans[0]
     assert isinstance(plan, RunPlan | CommPlan)
     return plan.series.id
-
-
-def _refuse_twice(root: Path, before: SeriesFile, jobs: Sequence[Job]) -> None:
-    """Raises UserError: the series is to have one of these runs already."""
-    there = {run_id for job in before.jobs for run_id in job.runs}
-    for run_id in (run_id for job in jobs for run_id in job.run_ids if run_id in there):
-        command = shlex.join(["dlbench", "submit", "--resume", before.id, "--out", str(root)])
-        raise UserError(f"{run_id}: is in series {before.id} already: {command} goes on with it; or {OTHER_NAME}")
 
 
 def forget(root: Path, series_id: str) -> None:
@@ -554,7 +551,8 @@ def feed(
             now = complete(root, series_id, scheduler, check, on_submitted, max_jobs)
         except QueueFullError as error:
             now, why = standing(root, series_id), str(error)
-            if not _holds_some(scheduler.query(clusters=sorted(now.clusters)), now):
+            queue = scheduler.query(clusters=sorted(now.clusters))
+            if not queue.unanswered and not any(_active(queue, job_id) for job_id in now.ids if job_id):
                 raise  # nothing of it would ever leave
         except DoubtError as error:
             now, why = standing(root, series_id), str(error)
@@ -572,10 +570,6 @@ def feed(
             tell(words)
             told = words
         sleep(pause, check)
-
-
-def _holds_some(queue: Queue, now: Standing) -> bool:
-    return bool(queue.unanswered) or any(_active(queue, job_id) for job_id in now.ids if job_id)
 
 
 def sleep(seconds: float, check: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.campaign.completing import EVERY_S, sleep
-from dlbench.jobs.campaign.file import WRITTEN, JobState, Standing, is_held, known_jobs, never_began, standing
+from dlbench.jobs.campaign.file import WRITTEN, Standing, is_held, known_jobs, never_began, standing
 from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
@@ -79,7 +79,13 @@ class Watch:
         self._recorded |= {run.plan.run_id: told[run.plan.run_id] for run in read if run.recorded is not None}
         open_runs = [run_id for run_id in left if run_id not in self._recorded]
         ended = {run_id for run_id in open_runs if run_id in told and told[run_id].ahead == "nothing"}
-        is_settled = all(run_id in ended & self._ended or self._is_given_up(told.get(run_id)) for run_id in open_runs)
+        # Where a run was never submitted, or nobody knows, whoever submits the series is looked for apart.
+        unknown = {
+            run_id
+            for run_id in open_runs
+            if run_id not in told or (not told[run_id].job and told[run_id].state == "incomplete")
+        }
+        is_settled = (ended & self._ended | unknown).issuperset(open_runs)
         self._ended = ended
         return Outcome(
             standing=now,
@@ -90,10 +96,6 @@ class Watch:
     def _read(self, run_id: str) -> LaunchedRun | None:
         path = self._root / run_id
         return read_launched(path) if (path / "plan.json").exists() else None
-
-    def _is_given_up(self, one: Outlook | None) -> bool:
-        """Whether a run was never submitted, or nobody knows: whoever submits the series is looked for apart."""
-        return one is None or (not one.job and one.state == "incomplete")
 
 
 def wait(
@@ -340,12 +342,11 @@ def counted(series: Standing, found: Mapping[str, Outlook]) -> str:
         found: outlooks by run id, of more runs, too.
     """
     runs = {run_id: state for job, state in zip(series.series.jobs, series.states, strict=True) for run_id in job.runs}
-    states = Counter(found[run_id].state if run_id in found else _absent(state) for run_id, state in runs.items())
+    absent = {"missing": "not submitted", "unsure": "not submitted", "written": "written only"}
+    states = Counter(
+        found[run_id].state if run_id in found else absent.get(state, "whose folder is gone")
+        for run_id, state in runs.items()
+    )
     valid = states.pop("valid", 0)
     parts = [f"{valid} of {len(runs)} run{'s' * (len(runs) != 1)} valid"]
     return ", ".join([*parts, *(f"{count} {state}" for state, count in states.items())])
-
-
-def _absent(state: JobState) -> str:
-    """A run that is not there, by the state of its job."""
-    return "not submitted" if state in ("missing", "unsure") else "whose folder is gone"

@@ -29,7 +29,6 @@ from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_sec
 from dlbench.jobs.scripts.launch import has_script, resolve, shell_command
 from dlbench.jobs.slurm.environment import call, job_environment
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
-from dlbench.jobs.verdict import Outcome
 from dlbench.opening import read_end, read_text
 from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.records.files import write_atomic, write_json
@@ -188,7 +187,9 @@ def wait(
             check()
             state, reason = _state(job_id)
             if not state:
-                _await_files(folder)
+                deadline = time.monotonic() + LATE_FILES_S
+                while time.monotonic() < deadline and not folder.ended.exists():
+                    time.sleep(POLL_S / 5)
                 break
             if (now := f"{state} ({reason})" if reason else state) != before:
                 tell(now)
@@ -202,12 +203,6 @@ def wait(
         Slurm().cancel([job_id])
         raise
     return Waited(end="ended", seconds=time.monotonic() - begun)
-
-
-def _await_files(folder: PreflightFolder) -> None:
-    deadline = time.monotonic() + LATE_FILES_S
-    while time.monotonic() < deadline and not folder.ended.exists():
-        time.sleep(POLL_S / 5)
 
 
 def _state(job_id: str) -> tuple[str, str]:
@@ -283,11 +278,6 @@ def _script(plan: CommPlan, folder: PreflightFolder, words: list[str]) -> Path:
     )
     write_atomic(path, text)
     return path
-
-
-def exchange_here(plan: CommPlan, folder: PreflightFolder) -> Outcome:
-    """The all-reduce on this machine, as `dlbench comm run` starts it; errors as of `dlbench.jobs.local.run`."""
-    return local.run(plan, folder.run, lambda *_: None)
 
 
 MODULE = "dlbench.node.site_check"
@@ -488,7 +478,7 @@ def _here(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[
     except StalledError as error:
         before = (Finding(subject="look", state="wrong", found=str(error)),)
     if not before and plan.layout.ranks > 1 and all(folder.rank(one).exists() for one in range(plan.layout.ranks)):
-        exchange_here(plan, folder)
+        local.run(plan, folder.run, lambda *_: None)  # as `dlbench comm run` starts it
     return _judged(plan, folder, static=(), job_id="", before=before, hosts=[os.uname().nodename])
 
 

@@ -177,10 +177,7 @@ def directive(option: str) -> str:
 def told_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, list[str]]:
     """What the script says of a job's options: `directives`, and `arguments` that no directive can hold.
 
-    Args:
-        job: the runs.
-        folder: that of its first run, absolute.
-        comment: as of `render_job`.
+    Arguments as of `sbatch_arguments`.
     """
     options = _options(job, folder, comment)
     return {

@@ -161,11 +161,7 @@ SUBMITTED = "DLBENCH_SUBMITTED"
 
 
 def let_through(plans: Sequence[LaunchPlan]) -> set[str]:
-    """Names of the submitting shell's variables that a job gets (slurm.export), those that a plan refers to included.
-
-    Args:
-        plans: the job's; all let the same through.
-    """
+    """Names of the submitting shell's variables that a job of these plans gets: all let the same through."""
     given = [source for plan in plans for source in plan.system.launch.environment.values()]
     referenced = {source.variable for source in given if not isinstance(source, str) and source.variable}
     return {*plans[0].system.slurm.export, *referenced, "HOME", "USER", "LOGNAME", "SHELL"}
