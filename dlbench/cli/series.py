@@ -28,7 +28,7 @@ EARLIER = "JOB_ID_OF_{}"
 
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
-    """The jobs and their scripts, or the first, on standard output, byte for byte; all else is a comment of the shell."""
+    """The jobs and their scripts, or the first, on standard output, byte for byte; all else is a comment."""
     from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
     from dlbench.jobs.scripts.launch import quoted
     from dlbench.records.folder import RunFolder
