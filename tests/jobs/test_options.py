@@ -176,7 +176,7 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     ]
 
 
-@pytest.mark.parametrize("named", ["", "NCCL_ALGO, PATH"])
+@pytest.mark.parametrize("named", ["", "NCCL_ALGO, PATH, TMPDIR"])
 def test_by_hand_the_job_gets_no_more_of_the_shell_than_by_dlbench(cluster: Cluster, named: str) -> None:
     """sbatch hands over the whole shell (--export=ALL), of which `dlbench submit` holds all other things back."""
     plan = with_system(
@@ -199,7 +199,7 @@ def test_by_hand_the_job_gets_no_more_of_the_shell_than_by_dlbench(cluster: Clus
     assert (done.returncode, done.stderr) == (0, "")
     seen = cluster.environment("srun")
     assert not {"OMP_NUM_THREADS", "BASH_FUNC_python%%", "odd.name", "SLURM_CPU_BIND", "DLBENCH_SUBMITTED"} & set(seen)
-    assert (seen["SITE_TOKEN"], seen["SLURM_NNODES"], seen["TMPDIR"]) == ("hunter2", "2", "/tmp")
+    assert (seen["SITE_TOKEN"], seen["SLURM_NNODES"], seen["TMPDIR"]) == ("hunter2", "2", "/nosuch" if named else "/tmp")
     assert ("NCCL_ALGO" in seen) is bool(named)
     if not named:
         # Slurm's programs are found where the shell found them.

@@ -173,9 +173,12 @@ def shell_values(job: Job) -> dict[str, object]:
     # Nodes set what stands in their paths.
     paths = [path for one in systems for path in (one.image.folder, one.storage.local.path, one.storage.memory.path)]
     of_paths = {name for path in paths for name in containers.VARIABLE.findall(path)}
+    granted = containers.GRANTED if systems[0].slurm.gpu_request != "none" else ()
+    others = (let_through(job.plans) | (of_paths - {"TMPDIR"})) - {*granted}
     return {
-        "kept": sorted(let_through(job.plans) | of_paths - {"TMPDIR"}),
-        "granted": containers.GRANTED if systems[0].slurm.gpu_request != "none" else (),
+        # Patterns that the template has anyway would match first.
+        "kept": sorted(name for name in others if not name.startswith(("SLURM", "SPANK_"))),
+        "granted": granted,
         "plain_path": PLAIN_PATH,
         "submitted": SUBMITTED,
     }
