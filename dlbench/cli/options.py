@@ -185,7 +185,7 @@ OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cancelled",
         ),
     ),
-    ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "no_progress", "help")),
+    ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "write_only", "no_progress", "help")),
 )
 """How the help of `run` and `submit` groups options, by the names of their parameters."""
 
@@ -347,6 +347,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 help="With --follow: between two looks.",
             ),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
+            click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
         ]
         return decorated(function, decorators)
 

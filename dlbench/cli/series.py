@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +17,7 @@ from dlbench.errors import RunError, UserError
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
     from dlbench.jobs.campaign.completing import Submitted
+    from dlbench.jobs.campaign.file import SeriesFile
     from dlbench.jobs.campaign.reopening import Reopened
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.scripts.job import Job
@@ -24,44 +27,55 @@ EARLIER = "JOB_ID_OF_{}"
 """Stands for the id of an earlier job, which Slurm gives it."""
 
 
-def dry_run_lines(campaign: Campaign, out: Path, python: str, *, all_scripts: bool) -> Iterator[str]:
-    """The lines of a dry run: the table and what belongs to a script as comments of the shell, scripts as they are.
-
-    Args:
-        campaign: the jobs.
-        out: folder of all runs.
-        python: as in `render_job`.
-        all_scripts: every script; else the first.
-    """
-    from dlbench.jobs.scripts.batch import render_job
+def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
+    """The jobs and their scripts, or the first, on standard output, byte for byte; all else is a comment."""
+    from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
+    from dlbench.jobs.scripts.launch import quoted
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
-    yield from _comments(_summary(campaign))
+    lines = [*_comments(_summary(campaign) if jobs else ["Dry run: nothing is left to submit."])]
     for number, job in enumerate(jobs if all_scripts else jobs[:1], 1):
         folders = [RunFolder(out.absolute() / run_id) for run_id in job.run_ids]
-        command = _dry_run_command(job, number, out, campaign.chain)
-        yield from _comments(["", f"job {number} of {len(jobs)}: {job.name}", command])
-        yield render_job(job, folders, python).removesuffix("\n")
+        after, comment = EARLIER.format(number - 1), f"{job.run_ids[0]}/TOKEN"
+        command = sbatch_arguments(job, folders[0], after if campaign.chain and number > 1 else None, comment)
+        lines += _comments(["", f"job {number} of {len(jobs)}: {job.name}", quoted(command)])
+        lines.append(render_job(job, folders, python, comment).removesuffix("\n"))
     if len(jobs) > 1 and not all_scripts:
         more = "1 more script" if len(jobs) == 2 else f"{len(jobs) - 1} more scripts"
-        yield from _comments(["", f"{more}: --all-scripts prints all"])
+        lines += _comments(["", f"{more}: --all-scripts prints all"])
+    for line in lines:
+        # Bytes: of text, click takes terminal sequences out where no terminal reads.
+        click.echo(line.encode())
+
+
+def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
+    """The commands that submit scripts by hand, on standard output, one a line in the order of submission."""
+    from dlbench.jobs.campaign.file import read_series
+    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.scripts.launch import word_of_shell
+    from dlbench.records.folder import RunFolder
+
+    file = read_series(root, series)
+    before = "JOB_ID_OF_THE_JOB_BEFORE"
+    for number, (job, known) in enumerate(written, 1):
+        after = known or (before if file.chain and number > 1 else None)
+        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), after, "")
+        words = " ".join(word_of_shell(word, {before: f"{{job{number - 1}%%;*}}"}) for word in command)
+        # Where a job comes after this one, its id is needed.
+        is_waited_for = file.chain and number < len(written)
+        by_hand = words.replace(" --parsable", "", 1)
+        click.echo(f'job{number}=$({words}) && echo "$job{number}"' if is_waited_for else by_hand)
+    if wins := sorted(name for name in os.environ if name.startswith("SBATCH_")):
+        _say(f"note: {', '.join(wins)}: set here, and by hand sbatch takes it before the script's #SBATCH lines")
+    by_hand = f"the command{'s' * (len(written) > 1)} above, or {resume_command(series, out)}"
+    _say(f"series {series}: {_counted(len(written), 'job')} written, nothing submitted; next: {by_hand}")
 
 
 def _comments(lines: Sequence[str]) -> Iterator[str]:
     for line in lines:
         # A path may hold a newline, which would end the comment.
         yield f"# {''.join(c if c.isprintable() else ' ' for c in line)}".rstrip()
-
-
-def _dry_run_command(job: Job, number: int, out: Path, chain: bool) -> str:
-    from dlbench.jobs.scripts.batch import keeps_own_comment, sbatch_arguments
-    from dlbench.jobs.scripts.launch import quoted
-    from dlbench.records.folder import RunFolder
-
-    after = EARLIER.format(number - 1) if chain and number > 1 else None
-    comment = "" if keeps_own_comment(job) else f"{job.run_ids[0]}/TOKEN"
-    return quoted(sbatch_arguments(job, RunFolder(out.absolute() / job.run_ids[0]), after, comment))
 
 
 def _summary(campaign: Campaign) -> list[str]:
@@ -130,34 +144,21 @@ def _order(campaign: Campaign) -> Iterator[str]:
 def _least(jobs: Sequence[Job]) -> Iterator[str]:
     """What the steps of these jobs last at least where seconds are measured, and which time limits are too short."""
     from dlbench.jobs.scripts.job import limit_seconds
+    from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
 
     limits = [limit_seconds(job.time_limit) for job in jobs]
-    each = list(map(_least_seconds, jobs))
+    runs = [[plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan)] for job in jobs]
+    # The limit of an array is that of a run.
+    each = [max(least, default=0.0) if job.is_array else sum(least) for job, least in zip(jobs, runs, strict=True)]
     if not any(each):
         return
-    hours = sum(_least_hours(job) for job in jobs)
+    hours = sum(job.shape.layout.nodes * sum(least) / 3600 for job, least in zip(jobs, runs, strict=True))
     keys = "measure.warmup_s, measure.measured_s"
     yield f"Steps alone last at least {format_seconds(max(each))} a job, {hours:,.4g} node-hours in all ({keys})."
     short = sum(0 < limit <= seconds for limit, seconds in zip(limits, each, strict=True))
     if short:
         yield f"Time limit too short for that in {_counted(short, 'job')}: raise system.slurm.time_limit."
-
-
-def _least_seconds(job: Job) -> float:
-    """Of the time limit, which in an array is that of a run."""
-    each = _each_least(job)
-    return max(each, default=0.0) if job.is_array else sum(each)
-
-
-def _least_hours(job: Job) -> float:
-    return job.shape.layout.nodes * sum(_each_least(job)) / 3600
-
-
-def _each_least(job: Job) -> list[float]:
-    from dlbench.specs.plan import RunPlan
-
-    return [plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan)]
 
 
 def _counted(count: int, what: str) -> str:
@@ -176,92 +177,113 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def root_of(out: Path) -> Path:
-    """The folder of all runs, absolute.
+def series_at(given: str, out: Path) -> tuple[Path, str]:
+    """The folder of all runs, absolute, and the name of a series: of its name, of a folder of runs, or of a run's.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such series or folder, or the folder holds several; names them.
     """
-    if not out.is_dir():
-        raise UserError(f"--out {out}: no such folder")
-    return out.absolute()
+    from dlbench.jobs.campaign.file import FOLDER, series_path
+    from dlbench.records.collectives_scan import read_launched
+    from dlbench.records.folder import RunFolder
+
+    if "/" not in given and series_path(out, given, "json").exists():
+        return out.absolute(), given
+    path = Path(given).absolute()
+    if RunFolder(path).plan.exists():
+        return path.parent, read_launched(path).plan.series.id
+    found = sorted(file.stem for file in (path / FOLDER).glob("*.json"))
+    if len(found) > 1:
+        one = _command(click.get_current_context().info_name or "", found[0], "--out", given)
+        raise UserError(f"{given}: holds {len(found)} series, {', '.join(found[:5])}: name one, e.g. {one}")
+    if not found:
+        raise UserError(f"{given}: no such series or run in {out}; give --out FOLDER, or the folder itself")
+    return path, found[0]
 
 
-def resume_series(
-    series: str, out: Path, *, max_jobs: int | None, follow: bool, every_s: float, with_cancelled: bool = False
-) -> None:
+def resume_series(options: dict[str, Any]) -> None:
     """`dlbench submit --resume SERIES`: submits what is left of a series, as often as it is called.
-
-    Args:
-        series: its name.
-        out: folder of all runs.
-        max_jobs: as of `submit_rest`, as are the next two.
-        follow: as above.
-        every_s: as above.
-        with_cancelled: whether runs whose job was cancelled before they began are submitted, too.
 
     Raises:
         UserError: there is no such series of this user, or another process submits it.
         RunError: as of `submit_rest`.
     """
+    from dlbench.jobs.campaign.completing import missing_jobs
     from dlbench.jobs.campaign.file import require_own
     from dlbench.jobs.campaign.reopening import reopen
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.records.folder import prepare_output
 
-    root = root_of(out)
+    series, out = options["resume"], options["out"]
+    if not out.is_dir():
+        raise UserError(f"--out {out}: no such folder")
+    root, dry_run = out.absolute(), options["dry_run"]
     file = require_own(root, series)
-    scheduler_named(file.scheduler).require()
-    prepare_output(out)
-    _say_reopened(series, out, reopen(root, series, scheduler_named(file.scheduler), with_cancelled=with_cancelled))
+    scheduler = scheduler_named(file.scheduler)
+    scheduler.require()
+    if not dry_run:
+        prepare_output(out)
+    reopened = reopen(root, series, scheduler, with_cancelled=options["cancelled"], dry_run=dry_run)
+    _say_reopened(series, out, reopened)
+    if dry_run:
+        campaign = _left(file, missing_jobs(root, series, scheduler), reopened.campaign)
+        print_dry_run(campaign, out, file.python, options["all_scripts"])
+        return
+    for line in cost_lines(reopened.campaign) if reopened.campaign else ():
+        _say(line)
     with Interruption() as interruption:
-        submit_rest(root, series, out, interruption, max_jobs=max_jobs or file.max_jobs, follow=follow, every_s=every_s)
+        submit_rest(root, series, options, interruption)
+
+
+def _left(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
+    """The jobs that a series submits next: those that were never taken, each within its limit, and the new ones."""
+    from dlbench.jobs.campaign.campaign import Campaign, Estimate
+    from dlbench.jobs.scripts.job import limit_seconds
+
+    estimates = {
+        plan.run_id: Estimate(seconds=limit_seconds(job.time_limit) / (1 if job.is_array else len(job.plans)))
+        for job in missing
+        for plan in job.plans
+    }
+    jobs = (*missing, *(renewed.jobs if renewed else ()))
+    return Campaign(
+        plans=tuple(plan for job in jobs for plan in job.plans),
+        packing=series.pack,
+        chain=series.chain,
+        estimates={**estimates, **(renewed.estimates if renewed else {})},
+        jobs=jobs,
+    )
 
 
 def _say_reopened(series: str, out: Path, done: Reopened) -> None:
-    """What became of runs that never began, and what the new jobs may cost."""
-    if done.campaign is not None:
-        whose = "its job" if done.runs == 1 else "their job"
-        runs = f"{done.runs} run{'s' * (done.runs > 1)}"
-        _say(f"series {series}: {runs} never began before {whose} ended, and will be submitted again")
-        for line in cost_lines(done.campaign):
-            _say(line)
+    """What becomes of runs whose jobs ended without them."""
+    if never := done.runs - len(done.begun):
+        whose = "its job" if never == 1 else "their job"
+        _say(f"series {series}: {_counted(never, 'run')} never began before {whose} ended, and will be submitted again")
     if done.begun:
-        count = len(done.begun)
-        runs = f"{count} run{'s' * (count > 1)} that had begun before being cancelled"
-        which = f"{done.begun[0]}{f' and {count - 1} more' * (count > 1)}"
-        _say(f"series {series}: {runs} stay{'s' * (count == 1)} so: {which}; run again with another --series")
+        _say(
+            f"series {series}: {_counted(len(done.begun), 'run')} had begun before being cancelled, and will be tried "
+            "again; what the earlier attempt left is kept in attempt-NNNN of its folder"
+        )
     if done.cancelled:
         count, jobs = len(done.cancelled), done.cancelled_jobs
         are, them = ("are", "them") if count > 1 else ("is", "it")
         command = _command("submit", "--resume", series, "--cancelled", "--out", str(out))
         _say(
             f"series {series}: {count} run{'s' * (count > 1)} of cancelled job{'s' * (len(jobs) > 1)} "
-            f"{', '.join(jobs)} never began and {are} left out; {command} submits {them} again"
+            f"{', '.join(jobs)} {are} left out; {command} submits {them} again"
         )
 
 
-def submit_rest(
-    root: Path,
-    series: str,
-    out: Path,
-    interruption: Interruption,
-    *,
-    max_jobs: int | None = None,
-    follow: bool = False,
-    every_s: float = 60.0,
-) -> None:
+def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: Interruption) -> None:
     """Submits what is left of a series; of each job its id on standard output, and then how far the series is.
 
     Args:
         root: folder of all runs, absolute.
         series: its name.
-        out: the folder as the person gave it.
+        options: of `submit_options`; without --max-jobs that of the series counts.
         interruption: asked before each job.
-        max_jobs: jobs of it in the queue at most.
-        follow: whether to wait for room, until all of it is submitted.
-        every_s: seconds between two looks at the queue.
 
     Raises:
         UserError: there is no such series, or another process submits it.
@@ -273,12 +295,26 @@ def submit_rest(
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scheduler import RefusedError
 
-    scheduler = scheduler_named(read_series(root, series).scheduler)
-    tell = _teller(standing(root, series).total)
+    file, out = read_series(root, series), options["out"]
+    scheduler, max_jobs = scheduler_named(file.scheduler), options["max_jobs"] or file.max_jobs
+    total, taken = standing(root, series).total, 0
+
+    def tell(done: Submitted) -> None:
+        nonlocal taken
+        taken += not done.is_adopted
+        how = ", found in the queue" if done.is_adopted else ""
+        first, runs = shared.describe_plan(done.job.plans[0]), len(done.job.plans)
+        if runs > 1:
+            first = f"{'array' if done.job.is_array else 'job'} of {runs} runs, the first {first}"
+        _say(f"[{done.number}/{total}] job {done.job_id}{how}: {first}")
+        if not streams_are_one():
+            with suppress(OSError):
+                click.echo(done.job_id.partition(";")[0])
+
     try:
-        if follow:
+        if options["follow"]:
             with feeding(root, series):
-                feed(root, series, scheduler, interruption.check, tell, _say, max_jobs, every_s)
+                feed(root, series, scheduler, interruption.check, tell, _say, max_jobs, options["every"])
         else:
             complete(root, series, scheduler, interruption.check, tell, max_jobs)
         interruption.check()  # of a signal during the last sbatch
@@ -290,17 +326,18 @@ def submit_rest(
             forget(root, series)
             raise
         raise type(error)(f"{error}; {left(root, series, out)}") from None
-    _say(f"{left(root, series, out)}; next: {_command('status', str(out))}")
+    _say(f"{left(root, series, out, taken)}; next: {_command('status', str(out))}")
 
 
-def left(root: Path, series: str, out: Path) -> str:
-    """How far a series is, and what submits the rest."""
+def left(root: Path, series: str, out: Path, taken: int | None = None) -> str:
+    """How far a series is, and what submits the rest; `taken`: jobs that were submitted just now."""
     from dlbench.jobs.campaign.file import standing
 
     now = standing(root, series)
-    if now.submitted == now.total:
-        return f"series {series}: {now.text}"
-    return f"series {series}: {now.text}; the rest: {resume_command(series, out)}"
+    text = f"series {series}: {now.text}"
+    if taken is not None and taken != now.submitted:
+        text += f" ({taken or 'none'} now)"
+    return text if now.submitted == now.total else f"{text}; the rest: {resume_command(series, out)}"
 
 
 def resume_command(series: str, out: Path) -> str:
@@ -314,24 +351,16 @@ def _command(*words: str) -> str:
     return quoted(["dlbench", *words])
 
 
-def _teller(total: int) -> Callable[[Submitted], None]:
-    def tell(done: Submitted) -> None:
-        how = ", found in the queue" if done.is_adopted else ""
-        _say(f"[{done.number}/{total}] job {done.job_id}{how}: {_describe_job(done.job)}")
-        with suppress(OSError):
-            click.echo(done.job_id.partition(";")[0])
-
-    return tell
+def streams_are_one() -> bool:
+    """Whether a person sees standard output between the lines of standard error: there a bare job id says nothing."""
+    try:
+        one, other = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # closed, or no file
+        return False
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _say(text: str) -> None:
     # A terminal that has closed must not end the series between two jobs.
     with suppress(OSError):
         click.echo(text, err=True)
-
-
-def _describe_job(job: Job) -> str:
-    first = shared.describe_plan(job.plans[0])
-    if len(job.plans) == 1:
-        return first
-    return f"{'array' if job.is_array else 'job'} of {len(job.plans)} runs, the first {first}"

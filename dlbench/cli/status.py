@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -55,6 +56,7 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
 
     wanted = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
+    _adopt(_roots([*training.runs, *comm.runs], runs))
     chosen = select([*training.runs, *comm.runs], named(runs), wanted, "--where")
     found, unread = outlooks(chosen)
     of_roots = _roots([*training.runs, *comm.runs], runs)
@@ -106,6 +108,18 @@ def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys([*roots, *parents]))
 
 
+def _adopt(roots: Sequence[Path], series: str = "") -> None:
+    """Notes the jobs of scripts that were submitted by hand; of one series if it is named."""
+    from dlbench.jobs.campaign.completing import adopt
+    from dlbench.jobs.campaign.file import standings
+    from dlbench.jobs.known_schedulers import scheduler_named
+
+    for root in roots:
+        for one in standings(root)[0]:
+            if series in ("", one.series.id) and {"begun", "unsure", "written"} & {*one.states}:
+                adopt(root, one.series.id, scheduler_named(one.series.scheduler))
+
+
 def _series(roots: Sequence[Path], wanted: str, found: Mapping[str, Outlook]) -> tuple[list[dict[str, Any]], list[str]]:
     """Each series that is not done, of them that of one name if `wanted` is not empty; what is damaged."""
     from dlbench.jobs.campaign.file import standings
@@ -148,7 +162,7 @@ def _series_row(root: Path, one: Standing, found: Mapping[str, Outlook], valid: 
         "jobs": one.total,
         "submitted": one.submitted,
         # One that the queue has no more room for is gone on with later.
-        "is_cut_off": is_left and not is_going_on and one.series.max_jobs is None,
+        "is_cut_off": bool({"missing", "unsure"} & {*one.states}) and not is_going_on and one.series.max_jobs is None,
         "story": story,
     }
 
@@ -189,7 +203,7 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     ranks = [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
     found = [path for path in dict.fromkeys([*job_log, *own, folder.launch_log, *ranks]) if path.is_file()]
     if not found:
-        raise UserError(f"{folder.path}: has no log yet; see `dlbench status {folder.path}`")
+        raise UserError(f"{folder.path}: has no log yet; see {shlex.join(['dlbench', 'status', str(folder.path)])}")
     return found
 
 
@@ -213,7 +227,7 @@ _LOOK_S = 1.0
 def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> None:
     """Print the last lines of what RUN said: of its Slurm job, of its launcher, of its ranks.
 
-    RUN is the id of a run in --out, or its folder.
+    RUN is the id of a run in --out, its folder, or a folder that holds it alone.
 
     \b
     Example:
@@ -245,11 +259,14 @@ def run_folder(run: str, out: Path) -> RunFolder:
     for path in (Path(os.path.realpath(run)), (out / run).absolute()):
         if RunFolder(path).plan.exists():
             return RunFolder(path)
-    there = sorted(path.parent.name for path in out.glob(f"{_escaped(run)}-*/plan.json"))
-    if there:
+    inside = sorted(path.parent for path in Path(run).glob("*/plan.json"))
+    if len(inside) == 1:
+        return RunFolder(inside[0].absolute())
+    if there := [*inside, *sorted(path.parent for path in out.glob(f"{_escaped(run)}-*/plan.json"))]:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        raise UserError(f"{run}: is a series; name one of its runs: {', '.join(there[:3])}{more}")
-    raise UserError(f"{run}: no such run in {out}")
+        what = f"holds {len(inside)} runs" if inside else "is a series"
+        raise UserError(f"{run}: {what}; name one: {', '.join(shlex.quote(str(one)) for one in there[:3])}{more}")
+    raise UserError(f"{run}: no such series or run in {out}; give --out FOLDER, or the folder itself")
 
 
 def _escaped(text: str) -> str:
@@ -290,7 +307,9 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
                 if sizes.get(path, 0) > file.seek(0, os.SEEK_END):  # that of a new attempt
                     sizes[path] = 0
                 file.seek(sizes.get(path, 0))
-                added = _whole_lines(file, is_over=is_over)
+                added = file.read(_MAX_BYTES)
+                if not is_over and len(added) < _MAX_BYTES:  # whole lines
+                    added = added[: added.rfind(b"\n") + 1]
             if not added:
                 continue
             grew = True
@@ -305,11 +324,6 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
         if not is_over and time.monotonic() >= asked + EVERY_S:
             is_over, asked = _is_over(folder), time.monotonic()
         time.sleep(_LOOK_S)
-
-
-def _whole_lines(file: IO[bytes], *, is_over: bool) -> bytes:
-    added = file.read(_MAX_BYTES)
-    return added if is_over or len(added) == _MAX_BYTES else added[: added.rfind(b"\n") + 1]
 
 
 def _is_over(folder: RunFolder) -> bool:
@@ -327,27 +341,31 @@ def _is_over(folder: RunFolder) -> bool:
 def cancel(series: str, out: Path) -> None:
     """Cancel the jobs of SERIES (or of one run) that wait or run; what was never submitted is taken out of it.
 
+    SERIES is the name of a series in --out, or of a run there, or a folder of either.
+
     Only jobs that Slurm itself says were submitted from the folders of these
     runs are cancelled. Runs that ended stay.
 
     \b
     Example:
       dlbench cancel nightly
+      dlbench cancel runs
     """
-    from dlbench.cli.series import root_of
+    from dlbench.cli.series import series_at, streams_are_one
     from dlbench.jobs.campaign.cancelling import cancel_series
     from dlbench.jobs.campaign.file import read_series, series_path
     from dlbench.jobs.known_schedulers import scheduler_named
 
-    root = root_of(out)
-    if "/" not in series and series_path(root, series, "json").exists():
-        done = cancel_series(root, series, scheduler_named(read_series(root, series).scheduler))
-        click.echo(f"series {series}: {done.text}", err=True)
-    else:
-        done = _cancel_run(series, root)
+    is_run = any(RunFolder(path).plan.exists() for path in (Path(series), out / series))
+    if is_run and not series_path(out, series, "json").exists():
+        done = _cancel_run(series, out)
         click.echo(f"run {series}: {done.text}", err=True)
+    else:
+        root, name = series_at(series, out)
+        done = cancel_series(root, name, scheduler_named(read_series(root, name).scheduler))
+        click.echo(f"series {name}: {done.text}", err=True)
     for job in done.jobs:
-        click.echo(job)
+        click.echo(f"cancelled job {job}" if streams_are_one() else job)
 
 
 def _cancel_run(run: str, root: Path) -> Cancelled:
@@ -380,6 +398,8 @@ def _cancel_run(run: str, root: Path) -> Cancelled:
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
     """Wait until nothing more is to come of SERIES, and say how it ended.
 
+    SERIES is the name of a series in --out, or a folder of its runs.
+
     What Slurm's accounting says of its jobs is kept beside the runs (accounting.json), because it forgets.
 
     Ends with 0 if all its runs are valid, with 3 if one is not, and with 124 after the time-out, which cancels nothing.
@@ -388,13 +408,14 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     Example:
       dlbench wait nightly --timeout 2h && dlbench report runs
     """
-    from dlbench.cli.series import left, root_of
+    from dlbench.cli.series import left, series_at
     from dlbench.cli.streams import cleaned
     from dlbench.jobs.campaign.outlook import wait as wait_for
     from dlbench.jobs.interruption import Interruption
     from dlbench.units import format_seconds
 
-    root = root_of(out)
+    root, series = series_at(series, out)
+    _adopt([root], series)
     with Interruption() as interruption:
         now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
         if now.is_over:
@@ -404,7 +425,7 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
         click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.story.splitlines())}"), err=True)
     click.echo(now.text)
     if now.standing.submitted < now.standing.total:
-        click.echo(left(root, series, out), err=True)
+        click.echo(left(root, series, root), err=True)
     if not now.is_over:
         click.echo(f"dlbench: not over after {format_seconds(timeout)}; its jobs go on", err=True)
         sys.exit(int(ExitCode.TIMEOUT))

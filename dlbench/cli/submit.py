@@ -38,7 +38,7 @@ class SubmitCommand(shared.GroupedCommand):
 @click.option(
     "--rotate-nodes", metavar="HOSTS", help="Repeats on n[1-8] in turn: differences between nodes average out."
 )
-@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs that never began.")
+@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs, begun or not.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
 
@@ -57,7 +57,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     from dlbench.specs.requests import parse_counts
 
     if options["workload"] is None and options["resume"] is not None:
-        _resume(options)
+        _resume({**options, "all_scripts": all_scripts})
         return
     if options["cancelled"]:
         raise UserError("--cancelled goes with --resume SERIES alone")
@@ -106,21 +106,14 @@ def _resume(options: dict[str, Any]) -> None:
     from dlbench.cli.series import resume_series
 
     context = click.get_current_context()
-    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every", "cancelled"}
+    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every", "cancelled", "dry_run", "all_scripts"}
     source = click.core.ParameterSource.COMMANDLINE
     for param in context.command.params:
         if param.name not in of_series and context.get_parameter_source(param.name or "") is source:
-            if param.name in ("dry_run", "all_scripts"):
-                raise UserError(f"{param.opts[0]}: not with --resume; `dlbench status` tells which jobs are left")
+            if param.name == "write_only":
+                raise UserError("--write-only: not with --resume; --dry-run shows what it would submit")
             raise UserError(f"--resume {options['resume']} alone: the series has its {param.opts[0]} already")
-    resume_series(
-        options["resume"],
-        options["out"],
-        max_jobs=options["max_jobs"],
-        follow=options["follow"],
-        every_s=options["every"],
-        with_cancelled=options["cancelled"],
-    )
+    resume_series(options)
 
 
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
@@ -134,6 +127,8 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
     from dlbench.specs.system.slurm import TIME
 
+    if options["write_only"] and (options["dry_run"] or options["follow"]):
+        raise UserError(f"--write-only and --{'dry-run' if options['dry_run'] else 'follow'} exclude each other")
     if options["one_run_per_job"] and options["pack"] != "points":
         raise UserError("--pack and --one-run-per-job exclude each other")
     if options["time"] is not None and not re.fullmatch(TIME, options["time"]):
@@ -167,31 +162,31 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
 
 def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
     """The jobs and their scripts on standard output, the latter byte for byte."""
-    from dlbench.cli.series import dry_run_lines
+    from dlbench.cli.series import print_dry_run
 
     _note_unseen_data(campaign.plans)
-    for line in dry_run_lines(campaign, out, sys.executable, all_scripts=all_scripts):
-        # Bytes: of text, click takes terminal sequences out where no terminal reads.
-        click.echo(line.encode())
+    print_dry_run(campaign, out, sys.executable, all_scripts)
 
 
 def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     """Submits the jobs of a series, as `submit_options` say.
 
     Raises:
-        EnvironmentLacksError: sbatch is not on PATH.
+        EnvironmentLacksError: sbatch is not on PATH; not with --write-only.
         UserError: the output folder cannot be, or a run of that name exists.
         RunError: Slurm refused a job, or did not say whether it took it.
         KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
     """
-    from dlbench.cli.series import cost_lines, submit_rest
-    from dlbench.jobs.campaign.completing import Limits, begin
+    from dlbench.cli.series import cost_lines, print_commands, submit_rest
+    from dlbench.jobs.campaign.completing import Limits, begin, write_only
     from dlbench.jobs.interruption import Interruption
     from dlbench.jobs.known_schedulers import scheduler_named
     from dlbench.jobs.scripts.launch import quoted
     from dlbench.records.folder import prepare_output
 
-    scheduler_named(campaign.plans[0].system.scheduler).require()
+    scheduler = scheduler_named(campaign.plans[0].system.scheduler)
+    if not options["write_only"]:
+        scheduler.require()
     _note_unseen_data(campaign.plans)
     out = options["out"]
     root = prepare_output(out)
@@ -201,15 +196,10 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
         series = begin(root, campaign.jobs, chain=campaign.chain, python=sys.executable, request=request, limits=limits)
         for line in cost_lines(campaign):
             click.echo(line, err=True)
-        submit_rest(
-            root,
-            series,
-            out,
-            interruption,
-            max_jobs=options["max_jobs"],
-            follow=options["follow"],
-            every_s=options["every"],
-        )
+        if options["write_only"]:
+            print_commands(root, series, out, write_only(root, series, scheduler, interruption.check))
+            return
+        submit_rest(root, series, options, interruption)
 
 
 def _note_unseen_data(plans: Sequence[LaunchPlan]) -> None:

@@ -130,13 +130,14 @@ class Scheduler(Protocol):
     def require(self) -> None:
         """Raises EnvironmentLacksError: no job can be submitted from this machine."""
 
-    def render(self, job: Job, folders: Sequence[RunFolder], python: str) -> str:
+    def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
         """The script of a job.
 
         Args:
             job: its runs.
             folders: theirs, absolute, in the same order.
             python: Python of the nodes, unless the system names another.
+            comment: by which the job is found again.
         """
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
@@ -146,7 +147,7 @@ class Scheduler(Protocol):
             job: its runs.
             folder: that of the first, absolute; its `script` is there.
             after: id of the job that must have ended before; None: none.
-            comment: by which the job is found again.
+            comment: as of `render`.
         """
 
     def variables(self, job: Job) -> Sequence[str]:

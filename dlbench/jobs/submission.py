@@ -52,7 +52,13 @@ class Submission(Spec):
 
 
 def keep_submission(
-    job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str], variables: Sequence[str]
+    job: Job,
+    folders: Sequence[RunFolder],
+    job_id: str,
+    command: Sequence[str],
+    variables: Sequence[str],
+    *,
+    submitted: str = "",
 ) -> None:
     """Writes into the folder of each run of a job which job it is.
 
@@ -62,11 +68,12 @@ def keep_submission(
         job_id: as sbatch printed it, `ID` or `ID;CLUSTER`; of an array that of the whole.
         command: the sbatch command line.
         variables: names of those that the job was given.
+        submitted: UTC, ISO 8601; empty: now.
 
     Raises:
         RunError: a file cannot be written.
     """
-    now, first, owner = utc_now(), folders[0].path.name, user_name()
+    now, first, owner = submitted or utc_now(), folders[0].path.name, user_name()
     bare, _, cluster = job_id.partition(";")
     for number, folder in enumerate(folders, 1):
         own = f"{bare}_{number}" if job.is_array else bare

@@ -28,6 +28,7 @@ from dlbench.specs.yamlfile import parse_yaml
 from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import ROOT
+from tests.support.programs import as_shown
 from tests.support.run_factory import NOW, Story, Training, constant, quality_plans, write_run, write_unfinished
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
@@ -416,14 +417,14 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
     # A shell may read all of it.
     done = cli(*SUBMIT, *asked, "--all-scripts", "--no-chain")
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
-    assert re.findall(r"-n000(\d)-k0(\d)$", done.stdout, re.MULTILINE) == [
+    assert re.findall(r"^run .*-n000(\d)-k0(\d)$", done.stdout, re.MULTILINE) == [
         *[("1", repeat) for repeat in "0011"],
         *[("2", repeat) for repeat in "0011"],
     ]
     assert "afterany" not in done.stdout
     apart = cli(*SUBMIT, *asked, "--one-run-per-job").stdout
     assert apart.count(" 4 apart  00:10:00 ") == 2
-    assert "--array=1-4%1 " in apart
+    assert "#SBATCH --array=1-4%1\n" in apart
     together = cli(*SUBMIT, *asked, "--pack", "all", "--time", "15").stdout
     assert "# Total: 1 job, 8 runs, at most 4 node-hours (nodes x time limit).\n" in together
     assert "# Of these up to 1 are of nodes held idle by smaller runs (--pack points: none).\n" in together
@@ -439,7 +440,7 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     done = cli(*SUBMIT, "--nodes", "1,2", **variables)
     assert done.returncode == 0, done.stderr
     folders = sorted((tmp_path / "runs").glob("s-*"))
-    assert [(folder / "job.sbatch").read_text() for folder in folders] == scripts_in(shown.stdout)
+    assert [as_shown(folder / "job.sbatch") for folder in folders] == scripts_in(shown.stdout)
     assert "--dependency=afterany:JOB_ID_OF_1 " in shown.stdout
     jobs = done.stdout.split()
     assert [json.loads((folder / "submission.json").read_text())["job_id"] for folder in folders] == jobs
@@ -485,7 +486,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     resumed = cli("submit", "--resume", "s", PATH=path)
     assert resumed.returncode == 0, resumed.stderr
     assert len(resumed.stdout.split()) == 1
-    assert "series s: 2 of 2 jobs submitted; next: dlbench status runs" in resumed.stderr
+    assert "series s: 2 of 2 jobs submitted (1 now); next: dlbench status runs" in resumed.stderr
     again = cli("submit", "--resume", "s", PATH=path)
     assert (again.returncode, again.stdout) == (0, "")
     assert cli("submit", "--resume", "other", PATH=path).returncode == 2
@@ -497,8 +498,7 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
     folder.mkdir()
     row = 'echo "$1|PENDING|$2|$3|a site\'s own|$(cat $OUT/$1)"'
     stubs = {
-        "sbatch": 'n=$(($(ls $OUT | wc -l) + 1)); for word; do case $word in --chdir=*) echo "${word#*=}" > '
-        "$OUT/$n;; esac; done; echo $n",
+        "sbatch": 'n=$(($(ls $OUT | wc -l) + 1)); for word; do :; done; echo "${word%/*}" > $OUT/$n; echo $n',
         "squeue": f"[ -e $OUT/gone ] && exit 0; row() {{ {row}; }}; row 1 2026-11-23T06:10:00 Priority; "
         "row 2 N/A DependencyNeverSatisfied",
         "scancel": 'echo "$@" > $OUT/../cancelled; touch $OUT/gone',
@@ -558,7 +558,7 @@ def test_logs_are_found_and_followed(cli: Cli, tmp_path: Path) -> None:
     assert "has no rank-0009.log" in missing.stderr
     series = cli("logs", plan.series.id)
     assert series.returncode == 2
-    assert f"is a series; name one of its runs: {plan.run_id}" in series.stderr
+    assert f"is a series; name one: runs/{plan.run_id}" in series.stderr
 
 
 def test_a_refused_submission_is_one_line_and_leaves_no_run(cli: Cli, tmp_path: Path) -> None:
@@ -870,7 +870,7 @@ def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path)
     assert len((tmp_path / "calls").read_text().splitlines()) == 2
     folders = sorted((tmp_path / "runs").glob("s-*"))
     assert len(folders) == 8
-    scripts = [(folder / "job.sbatch").read_text() for folder in folders]
+    scripts = [as_shown(folder / "job.sbatch") for folder in folders]
     assert scripts == [scripts[0]] * 4 + [scripts[4]] * 4
     assert [scripts[0], scripts[4]] == scripts_in(promised.stdout)
 

@@ -31,6 +31,7 @@ from tests.cli.test_cli import everything_below, without
 from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import DATA
+from tests.support.programs import as_shown
 from tests.support.run_factory import constant, edit_json, status, write_run
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -368,7 +369,7 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     jobs = done.stdout.split()
     runs = scan_comm(tmp_path / "runs").runs
     assert [run.plan.layout.nodes for run in runs] == [2, 3, 3, 2]
-    scripts = [run.folder.script.read_text() for run in runs]
+    scripts = [as_shown(run.folder.script) for run in runs]
     places = [shown.stdout.index(script) for script in scripts]
     assert [places[0], places[1]] == sorted(set(places))
     one, two = jobs

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dlbench.cli import cli as command_line
 from dlbench.errors import RunError, UserError
 from dlbench.jobs import known_schedulers
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.campaign.cancelling import cancel_run, cancel_series
-from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, begin, complete, feed
+from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, begin, complete, feed, write_only
 from dlbench.jobs.campaign.file import FOLDER, append, feeding, held, is_held, known_jobs, series_path, standing
 from dlbench.jobs.campaign.outlook import wait
 from dlbench.jobs.campaign.reopening import reopen
@@ -339,6 +341,80 @@ def test_a_job_that_had_the_folder_before_is_not_taken_for_a_new_one(root: Path,
     with pytest.raises(DoubtError):
         submitted(root, desk)
     assert submitted(root, desk) == ["2"]
+
+
+# By hand
+
+
+def by_hand(desk: Desk, root: Path, number: int) -> str:
+    """Somebody submits the script of a job, from 0; its id."""
+    entry = standing(root, "s").series.jobs[number]
+    return a_victim(desk, entry.comment, str(root / entry.runs[0]))
+
+
+def test_a_series_that_is_only_written_is_submitted_by_hand_or_resumed(root: Path, desk: Desk) -> None:
+    begun(root, 3)
+    assert [job.run_ids for job, _ in write_only(root, "s", desk, QUIET)] == [
+        entry.runs for entry in standing(root, "s").series.jobs
+    ]
+    assert write_only(root, "s", desk, QUIET) == []
+    assert desk.lines() == []
+    assert standing(root, "s").text == "0 of 3 jobs submitted, 3 written only"
+    told = CliRunner().invoke(command_line, ["status", str(root)])
+    assert told.exit_code == 0, told.output
+    assert told.stdout.count("its script was written, and not submitted yet") == 3
+    assert f"the rest: dlbench submit --resume s --out {root}" in told.stdout
+    # Told by the scheduler, and then by the job's own log where that has forgotten it.
+    waiting = by_hand(desk, root, 1)
+    told = CliRunner().invoke(command_line, ["status", str(root)])
+    assert f"  job {waiting}\n" in told.stdout
+    last = standing(root, "s").series.jobs[2].runs[0]
+    (root / last / "slurm-77.out").write_text("dlbench: ...")
+    assert CliRunner().invoke(command_line, ["status", str(root)]).stdout.count("  job 77\n") == 1
+    assert standing(root, "s").ids == ("", waiting, "77")
+    assert standing(root, "s").text == "2 of 3 jobs submitted, 1 written only"
+    submission = read_submission(RunFolder(root / last))
+    assert submission is not None
+    assert (submission.job_id, submission.log) == ("77", f"{last}/slurm-77.out")
+    assert submitted(root, desk) == ["2"]
+    assert standing(root, "s").text == "3 of 3 jobs submitted"
+
+
+def test_resuming_takes_no_job_twice_that_was_submitted_by_hand(root: Path, desk: Desk) -> None:
+    begun(root, 3)
+    write_only(root, "s", desk, QUIET)
+    by_hand(desk, root, 2)
+    desk.is_silent = True
+    with pytest.raises(UnansweredError, match="nobody knows whether 3 jobs are queued already"):
+        submitted(root, desk)
+    desk.is_silent = False
+    submitted(root, desk)
+    exactly_once(root, desk, 3)
+
+
+def test_cancelling_takes_written_jobs_out_and_ends_those_submitted_by_hand(root: Path, desk: Desk) -> None:
+    begun(root, 3)
+    write_only(root, "s", desk, QUIET)
+    ours = by_hand(desk, root, 0)
+    assert cancel_series(root, "s", desk).text == "1 job cancelled, 2 never submitted and taken out of the series"
+    assert desk.cancelled == [ours]
+    assert len([path for path in root.iterdir() if path.name != FOLDER]) == 1
+    other = root.parent / "others"
+    other.mkdir()
+    begun(other)
+    write_only(other, "s", desk, QUIET)
+    cancel_series(other, "s", desk)
+    assert list(other.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [2, 5, 8, 11, 14, 17, 20])
+def test_a_kill_while_scripts_are_written_loses_and_doubles_nothing(root: Path, desk: Desk, number: int) -> None:
+    begun(root, 3)
+    assert killed_at(lambda: write_only(root, "s", desk, QUIET), number)
+    write_only(root, "s", desk, QUIET)
+    by_hand(desk, root, 1)
+    submitted(root, desk)
+    exactly_once(root, desk, 3)
 
 
 # Cancelling

@@ -56,6 +56,7 @@ class Node:
             "PATH": f"{self.root / 'bin'}:/usr/bin:/bin",
             "LOCAL": str(self.local),
             "SLURM_JOB_ID": "7",
+            "DLBENCH_SUBMITTED": "1",
             "SLURM_JOB_NUM_NODES": "1",
             **variables,
         }

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -28,7 +27,7 @@ from dlbench.jobs.campaign.completing import submit as submit_to
 from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
-from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.scripts.job import SUBMITTED, Job
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm
@@ -351,11 +350,42 @@ def test_shellcheck_has_nothing_to_say(name: str) -> None:
 
 
 def told_options(script: str) -> list[str]:
-    """What the comment on top says that sbatch was given; sbatch itself reads nothing there."""
-    head = list(itertools.takewhile(lambda line: not line or line.startswith("#"), script.split("\n")))
-    assert not any(line.startswith("#SBATCH") for line in head)
-    lines = [line.removeprefix("#   ").removesuffix(" \\") for line in head if line.startswith("#   ")]
-    return [word for line in lines for word in shlex.split(line)]
+    """What sbatch reads in a script, as its opt.c does: `#SBATCH` lines before the first command.
+
+    Inside of single or double quotes blanks are kept; a backslash escapes anywhere; an open # begins a comment.
+    """
+    found = []
+    for line in itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), script.split("\n")):
+        words: list[str] = []
+        quote, escaped, is_open = "", False, False
+        for char in line.removeprefix("#SBATCH") if line.startswith("#SBATCH") else "":
+            if not quote and not escaped and char.isspace():
+                is_open = False
+                continue
+            if not is_open:
+                words.append("")
+                is_open = True
+            if not escaped and char == "\\":
+                escaped = True
+            elif not escaped and char == quote:
+                quote = ""
+            elif not escaped and not quote and char in "'\"":
+                quote = char
+            elif not escaped and not quote and char == "#":
+                break
+            else:
+                words[-1] += char
+                escaped = False
+        assert not quote, line
+        found += words
+    return found
+
+
+def asked_for(job: Job, folder: RunFolder) -> list[str]:
+    """Every option of a job."""
+    output = f"{folder.path}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
+    options = sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)
+    return [*options, f"--chdir={folder.path}", f"--output={output}"]
 
 
 WORD = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{0,20}", fullmatch=True)
@@ -375,7 +405,7 @@ HOSTILE = st.lists(st.sampled_from(SHELL) | ANY, max_size=5).map("".join)
 @example(key="extra", value="comment=$(touch canary)\\")
 @example(key="constraint", value="[rack1|rack2]&a100*2")
 def test_any_text_reaches_sbatch_as_one_word(key: str, value: str) -> None:
-    """Quoted nowhere, for no shell reads it; in the script it is a comment of printable lines, and nothing more."""
+    """In the script it is a directive of one line, and nothing more."""
     content = plan_of(system="example-gpu", launcher="srun-gloo").model_dump(mode="json")
     content["system"]["slurm"][key] = [value] if key == "extra" else value
     try:
@@ -385,12 +415,12 @@ def test_any_text_reaches_sbatch_as_one_word(key: str, value: str) -> None:
     script = render_script(plan, folder_of(plan), PYTHON)
     job = alone(plan)
     options = sbatch_options(plan, time_limit=job.time_limit)
-    assert told_options(script) == options
+    assert told_options(script) == asked_for(job, folder_of(plan))
     assert all(option.startswith("--") and option.isprintable() for option in options)
     expected = {"time_limit": f"--time={job.time_limit}", "extra": f"--{value.removeprefix('--')}"}
     if key in ("partition", "account", "constraint", "time_limit", "extra", "hint"):
         assert expected.get(key, f"--{key}={value}") in options
-    assert sbatch_arguments(job, folder_of(plan))[: len(options) + 2] == ["sbatch", "--parsable", *options]
+    assert sbatch_arguments(job, folder_of(plan)) == ["sbatch", "--parsable", str(folder_of(plan).script)]
     if "canary" in value:
         with tempfile.TemporaryDirectory() as root:
             cluster = Cluster(Path(root))
@@ -505,6 +535,7 @@ class Cluster:
             "DUMP": str(self.dump),
             "LISTING": str(self.listing),
             "SLURM_JOB_ID": "4711",
+            SUBMITTED: "1",
             **({} if nodes is None else {"SLURM_JOB_NUM_NODES": nodes}),
             **variables,
         }
@@ -545,7 +576,8 @@ def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, pl
     plan = with_system(plain, launch={"environment": {"ONE": one, "TWO": two}})
     folder = RunFolder(Path("/scratch") / place / plan.run_id)
     script = render_script(plan, folder, python)
-    assert told_options(script) == told_options(render_script(plain, folder_of(plain), PYTHON))
+    read = [word for word in told_options(script) if not word.startswith(("--chdir=", "--output="))]
+    assert read == asked_for(alone(plain), folder)[: len(read)]
     with tempfile.TemporaryDirectory() as root:
         cluster = Cluster(Path(root))
         done = cluster.run(script)
@@ -815,7 +847,7 @@ def test_each_job_of_an_array_takes_its_run(cluster: Cluster, tmp_path: Path) ->
         done = cluster.run(script, SLURM_ARRAY_TASK_ID=str(number), FAILING=str(folders[1].plan))
         assert (done.returncode, [row[3] for row in told_by(cluster)]) == (7 * (number == 2), [str(folder.plan)])
         assert folder.launch_log.read_text().startswith("words of a rank\n")
-    assert {f"--output={folders[0].path}/slurm-%A_%a.out", "--array=1-4%1"} <= {*sbatch_arguments(job, folders[0])}
+    assert told_options(script)[-2:] == [f"--output={folders[0].path}/slurm-%A_%a.out", "--array=1-4%1"]
 
 
 # A path may hold blanks; a command with options is refused.
@@ -885,19 +917,29 @@ def test_cores_may_differ_where_slurm_is_not_told() -> None:
 
 
 def test_the_sbatch_command() -> None:
-    plan, folder = plan_of(), RunFolder(Path("/scratch/my runs/100%/%j/run"))
-    assert sbatch_arguments(alone(plan), folder) == [
-        "sbatch",
-        "--parsable",
-        *sbatch_options(plan),
-        "--chdir=/scratch/my runs/100%/%j/run",
-        "--output=/scratch/my runs/100%%/%%j/run/slurm-%j.out",
-        "/scratch/my runs/100%/%j/run/job.sbatch",
-    ]
-    assert sbatch_arguments(alone(plan), folder, after="4711")[-2:] == [
-        "--dependency=afterany:4711",
-        str(folder.script),
-    ]
+    """All that a line of the script can say stands there, and nothing twice."""
+    plan, folder = plan_of(), RunFolder(Path('/scratch/my "runs" #1/100%/%j/run'))
+    script = render_script(plan, folder, PYTHON)
+    place = ['--chdir=/scratch/my "runs" #1/100%/%j/run', '--output=/scratch/my "runs" #1/100%%/%%j/run/slurm-%j.out']
+    assert told_options(script) == [*sbatch_options(plan), *place]
+    assert sbatch_arguments(alone(plan), folder) == ["sbatch", "--parsable", str(folder.script)]
+    after = sbatch_arguments(alone(plan), folder, after="4711")
+    assert after == ["sbatch", "--parsable", "--dependency=afterany:4711", str(folder.script)]
+
+
+@pytest.mark.parametrize("place", ["/scratch/hetjob-tests", "/scratch/a\nb"])
+def test_what_no_line_of_the_script_can_hold_is_an_argument_and_the_script_says_so(place: str) -> None:
+    """Anywhere in an #SBATCH line sbatch takes hetjob for the beginning of another job."""
+    plan, folder = plan_of(), RunFolder(Path(place) / "run")
+    script = render_script(plan, folder, PYTHON)
+    words = [f"--chdir={folder.path}", f"--output={folder.path}/slurm-%j.out"]
+    assert told_options(script) == sbatch_options(plan)
+    assert sbatch_arguments(alone(plan), folder) == ["sbatch", "--parsable", *words, str(folder.script)]
+    head = script.partition("\nif [")[0].splitlines()
+    assert all(line.startswith("#") or not line for line in head)
+    assert "# By hand: `sbatch` of this file with the arguments below, from any folder." in script
+    if place.isprintable():
+        assert f"#   {words[0]} \\\n#   {words[1]}\n" in script
 
 
 def a_run(tmp_path: Path) -> tuple[RunPlan, RunFolder]:
@@ -1130,10 +1172,12 @@ def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
     program("sbatch", "echo 5")
     plan, folder = a_run(tmp_path)
     submit(alone(plan), [folder], PYTHON, None, "token")
-    assert "--comment=token" in calls(tmp_path)[-1]
+    assert "--comment=token" in told_options(folder.script.read_text())
     own = with_system(plan_of(series="own"), slurm={"extra": ["comment=project-7"]})
-    submit(alone(own), [create(folder.path.parent, own)], PYTHON, None, "token")
-    assert [word for word in calls(tmp_path)[-1] if word.startswith("--comment")] == ["--comment=project-7"]
+    of_own = create(folder.path.parent, own)
+    submit(alone(own), [of_own], PYTHON, None, "token")
+    read = told_options(of_own.script.read_text())
+    assert [word for word in read if word.startswith("--comment")] == ["--comment=project-7"]
 
 
 def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from dlbench.cli.options import preset_notes
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.job import PLAIN_PATH
 from dlbench.jobs.scripts.launch import sbatch_options
-from dlbench.jobs.slurm.environment import PATH, client_environment, exported_names, job_environment
+from dlbench.jobs.slurm.environment import client_environment, exported_names, job_environment
 from dlbench.specs.system.hostlist import compressed, expanded
 from tests.jobs.test_jobs import PYTHON, Cluster, cluster, folder_of, plan_of, render_script, sides_of, with_system
 
@@ -149,7 +150,7 @@ def test_a_job_gets_nothing_of_the_shell_but_what_its_system_names() -> None:
     plan = with_system(plan, slurm={"export": []})
     client = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "token"}
     found = job_environment([plan], SHELL)
-    assert found.pop("PATH").endswith(PATH)
+    assert found.pop("PATH").endswith(PLAIN_PATH)
     assert "/opt/conda" not in job_environment([plan], SHELL)["PATH"]
     assert set(found) == {"HOME", "USER", "LOGNAME", "SHELL", "SITE_TOKEN", *client}
     assert found.items() >= {"HOME": "/home/ann", "SITE_TOKEN": "hunter2", **client}.items()
@@ -173,6 +174,41 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     assert [note for note in preset_notes([plan, plan]) if "SBATCH" in note] == [
         "note: SBATCH_ACCOUNT, SBATCH_QOS: set here and not used: jobs are asked for as system box says (slurm.*)"
     ]
+
+
+@pytest.mark.parametrize("named", ["", "NCCL_ALGO, PATH, TMPDIR"])
+def test_by_hand_the_job_gets_no_more_of_the_shell_than_by_dlbench(cluster: Cluster, named: str) -> None:
+    """sbatch hands over the whole shell (--export=ALL), of which `dlbench submit` holds all other things back."""
+    plan = with_system(
+        plan_of(),
+        launch={"launcher": "srun-gloo", "environment": {"API_TOKEN": {"variable": "SITE_TOKEN"}}},
+        slurm={"export": named},
+        setup=[f"export DUMP={cluster.dump} STUB_CODE=0; {'' if named else 'echo $PATH > $DUMP/path'}"],
+    )
+    shell = {
+        "NCCL_ALGO": "Tree",
+        "OMP_NUM_THREADS": "77",
+        "BASH_FUNC_python%%": "() { false; }",
+        "odd.name": "1",
+        "SLURM_CPU_BIND": "map_cpu:99",
+        "SLURM_NNODES": "2",
+        "TMPDIR": "/nosuch",
+        "SITE_TOKEN": "hunter2",
+    }
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), **shell, DLBENCH_SUBMITTED="")
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = cluster.environment("srun")
+    assert not {"OMP_NUM_THREADS", "BASH_FUNC_python%%", "odd.name", "SLURM_CPU_BIND", "DLBENCH_SUBMITTED"} & set(seen)
+    assert (seen["SITE_TOKEN"], seen["SLURM_NNODES"]) == ("hunter2", "2")
+    assert seen["TMPDIR"] == ("/nosuch" if named else "/tmp")
+    assert ("NCCL_ALGO" in seen) is bool(named)
+    if not named:
+        # Slurm's programs are found where the shell found them.
+        assert (cluster.dump / "path").read_text() == f"{cluster.bin}:{PLAIN_PATH}\n"
+    everything = with_system(plan, slurm={"export": "ALL"})
+    assert cluster.run(render_script(everything, folder_of(plan), PYTHON), **shell).returncode == 0
+    assert cluster.environment("srun")["OMP_NUM_THREADS"] == "77"
+    assert "DLBENCH_SUBMITTED" not in cluster.environment("srun")
 
 
 # Modules

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from dlbench.cli.preflight import lines_of
 from dlbench.errors import UserError
-from dlbench.jobs.preflight.check import cancel, job_of, look_command, plan_of, render_preflight, wait
+from dlbench.jobs.preflight.check import job_of, look_command, plan_of, render_preflight, wait
 from dlbench.jobs.preflight.static import SlurmNode, gpus_in, mpi_plugins, pairs, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.answers.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.records.files import write_json
 from dlbench.specs.choices import choose_system
@@ -139,7 +140,7 @@ def test_the_cluster_that_is_named_is_the_one_that_is_asked(slurm: Any, program:
     folder.path.mkdir()
     assert wait("7;beta", folder, 60.0, lambda: None, states.append).end == "ended"
     assert states == ["RUNNING"]
-    cancel("7;beta")
+    Slurm().cancel(["7;beta"])
     asked = [words for words in calls(tmp_path) if words[0] != "srun" and "--version" not in words]
     assert {words[0] for words in asked} == {"sinfo", "scontrol", "sacctmgr", "squeue", "scancel"}
     assert all("--clusters=beta" in words or "cluster=beta" in words for words in asked)

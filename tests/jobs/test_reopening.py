@@ -16,6 +16,7 @@ from dlbench.jobs.campaign.reopening import reopen
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
+from dlbench.records.interrupted import attempt_of
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request
 from tests.support.programs import Program
@@ -170,24 +171,63 @@ def test_the_command_says_what_it_takes_in_again_and_what_it_leaves_out(
     assert done.exit_code == 0, done.output
     assert "series s: 2 runs never began before their job ended, and will be submitted again" in done.stderr
     assert "Total: 1 job, 2 runs, at most" in done.stderr
-    left = "2 runs of cancelled job 42 never began and are left out"
     command = "dlbench submit --resume s --cancelled --out runs"
-    assert f"series s: {left}; {command} submits them again" in done.stderr
+    assert f"series s: 2 runs of cancelled job 42 are left out; {command} submits them again" in done.stderr
+    assert "series s: 2 of 2 jobs submitted (1 now); next: dlbench status runs" in done.stderr
     ended(program, j42="CANCELLED", j43="RUNNING")
     told = CliRunner().invoke(command_line, ["status", "runs"]).stdout
-    assert "job 42 ended as CANCELLED before this run began; dlbench submit --resume s --cancelled --out runs" in told
-    dry = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--cancelled", "--dry-run"])
-    assert str(dry.exception) == "--dry-run: not with --resume; `dlbench status` tells which jobs are left"
-    (begun, *_) = sorted((tmp_path / "runs").glob("s-*-n0002-*"))
-    (begun / "launch.log").write_text("began")
-    done = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--cancelled"])
-    assert done.exit_code == 0, done.output
-    assert len(done.stdout.split()) == 1
-    assert "left out" not in done.stderr
-    stays = f"1 run that had begun before being cancelled stays so: {begun.name}; run again with another --series"
-    assert f"series s: {stays}\n" in done.stderr
+    assert f"job 42 ended as CANCELLED before this run began; {command} submits it again" in told
     wrong = CliRunner().invoke(command_line, ["submit", "cosmoflow", "--system", "box", "--nodes", "1", "--cancelled"])
     assert "--cancelled goes with --resume SERIES alone" in str(wrong.exception)
+
+
+def test_a_cancelled_run_that_had_begun_is_tried_again_and_its_first_attempt_is_kept(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what had not begun of its job; the job's own entry is gone, so that no job is counted that is no more."""
+    root = tmp_path / "my runs"
+    one_a, two_a, two_b, one_b = submitted(root, program)
+    monkeypatch.chdir(tmp_path)
+    for folder in (one_a, one_b):
+        folder.record.write_text("{}")
+    ended(program, j41="COMPLETED", j42="CANCELLED")
+    (two_a.path / "slurm-42.out").write_text("run 1 of 2")
+    (two_a.path / "rank-0000.log").write_text("step 7")
+    two_a.launch_log.write_text("began")
+    two_a.checkpoints.mkdir()
+    begun = {path.name for path in two_a.path.iterdir()} - {"plan.json", "checkpoints", "slurm-42.out"}
+    command = "dlbench submit --resume s --cancelled --out 'my runs'"
+    told = CliRunner().invoke(command_line, ["status", "my runs"]).stdout
+    assert told.count(f"{command} submits it again") == 2
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    resume = ["submit", "--resume", "s", "--cancelled", "--out", "my runs"]
+    dry = CliRunner().invoke(command_line, [*resume, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert "# Dry run: 1 job of series s on system box; nothing is submitted." in dry.stdout
+    assert f"\nrun start '{two_a.path}'\nrun start '{two_b.path}'\n" in dry.stdout
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    done = CliRunner().invoke(command_line, resume)
+    assert done.exit_code == 0, done.output
+    (job,) = done.stdout.split()
+    assert "series s: 1 run had begun before being cancelled, and will be tried again; what" in done.stderr
+    assert "series s: 1 run never began before its job ended, and will be submitted again" in done.stderr
+    assert "series s: 2 of 2 jobs submitted (1 now)" in done.stderr
+    left = {path.name for path in (two_a.path / "attempt-0001").iterdir()}
+    assert left == begun >= {"rank-0000.log", "launch.log", "submission.json", "job.sbatch"}
+    assert {path.name for path in two_a.path.iterdir()} == {
+        *("plan.json", "job.sbatch", "submission.json", "checkpoints", "attempt-0001", "earlier-slurm-42.out")
+    }
+    assert attempt_of(two_a) == 2
+    # The next job is cancelled before the run begins: there is no attempt of which anything could be kept.
+    ended(program, j41="COMPLETED", **{f"j{job}": "CANCELLED"})
+    assert reopen(root, "s", Slurm(), with_cancelled=True).begun == ()
+    assert not (two_a.path / "attempt-0002").exists()
+    dry = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--out", "my runs", "--dry-run"])
+    assert "# Dry run: 1 job of series s" in dry.stdout
+    (new,) = again(root)
+    ended(program, j41="COMPLETED", **{f"j{new.job_id}": "PENDING"})
+    dry = CliRunner().invoke(command_line, ["submit", "--resume", "s", "--out", "my runs", "--dry-run"])
+    assert dry.stdout == "# Dry run: nothing is left to submit.\n"
 
 
 @pytest.mark.parametrize("stops", ["_clear", "append", "write_series"])

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dlbench.cli import cli as command_line
+from dlbench.cli.series import streams_are_one
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.campaign import job_of, jobs_of
 from dlbench.jobs.campaign.cancelling import cancel_series
 from dlbench.jobs.campaign.completing import Submitted, begin, complete, forget
-from dlbench.jobs.campaign.file import is_held, standing, standings
+from dlbench.jobs.campaign.file import SeriesJob, is_held, standing, standings
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.scheduler import RefusedError
 from dlbench.jobs.scripts.job import Job
@@ -60,6 +65,12 @@ def completed(root: Path, series: str = "s", check: Callable[[], None] = lambda:
     return told
 
 
+def comment_of(script: Path) -> str:
+    """By which Slurm finds the job of a script again."""
+    (line,) = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH --comment=")]
+    return line.partition("=")[2]
+
+
 def test_what_a_series_shall_hold_is_written_before_its_first_job(tmp_path: Path, program: Program) -> None:
     root = tmp_path / "runs"
     program("sbatch", f'cat "{root}/.series/s.json" "{root}/.series/s.plans" > "{tmp_path}/seen"; {SBATCH} echo $n')
@@ -76,11 +87,87 @@ def test_what_a_series_shall_hold_is_written_before_its_first_job(tmp_path: Path
         [],
         *([f"--dependency=afterany:{n}"] for n in (1, 2, 3)),
     ]
-    comments = [word for call in words for word in call if word.startswith("--comment=")]
+    comments = [comment_of(Path(call[-1])) for call in words]
     assert len(set(comments)) == 4
-    assert comments[0].startswith(f"--comment={told[0].job.run_ids[0]}/")
+    assert comments[0].startswith(f"{told[0].job.run_ids[0]}/")
     assert completed(root) == []
     assert len(calls(tmp_path)) == 4
+
+
+ASKED = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--engine", "ddp", "--launcher", "srun-gloo")
+ASKED += ("--data", "synthetic", "--nodes", "1,2", "--series", "s")
+
+
+def test_what_write_only_prints_submits_the_jobs_by_hand(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each after the one before; and a folder may be called as it likes."""
+    monkeypatch.chdir(tmp_path)
+    out = "my 'runs' $(touch canary)"
+    done = CliRunner().invoke(command_line, [*ASKED, "--out", out, "--write-only"])
+    assert done.exit_code == 0, done.output
+    assert calls(tmp_path) == []
+    assert "series s: 2 jobs written, nothing submitted; next: the commands above, or dlbench submit --resume s" in (
+        done.stderr
+    )
+    for number in ("dry-run", "follow"):
+        wrong = CliRunner().invoke(command_line, [*ASKED, "--out", "other", "--write-only", f"--{number}"])
+        assert str(wrong.exception) == f"--write-only and --{number} exclude each other"
+    program("sbatch", f'{SBATCH} echo "4$n;cluster"')
+    typed = subprocess.run(["bash", "-c", done.stdout], cwd="/", capture_output=True, text=True, check=True)
+    assert typed.stdout == "41;cluster\n42;cluster\n"
+    first, second = (str(tmp_path / out / one.runs[0] / "job.sbatch") for one in standing_of(tmp_path / out))
+    assert calls(tmp_path) == [
+        ["sbatch", "--parsable", first],
+        ["sbatch", "--dependency=afterany:41", second],
+    ]
+    assert not list(tmp_path.rglob("canary"))
+
+
+def standing_of(root: Path) -> tuple[SeriesJob, ...]:
+    return standing(root, "s").series.jobs
+
+
+@pytest.mark.parametrize("command", ["wait", "cancel", "logs"])
+def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "my runs"
+    program("sbatch", "echo 5")
+    program("squeue", "echo '5|CANCELLED|N/A|None|(null)|/x'")
+    begun(root, repeats=1)
+    completed(root)
+    (run,) = (root / entry.runs[0] for entry in standing_of(root))
+    (run / "slurm-5.out").write_text("words of the job\n")
+    for given in ("my runs", str(run)):
+        done = CliRunner().invoke(command_line, [command, given])
+        assert {"wait": "series s: 0 of 1 run valid, 1 failed", "cancel": "0 jobs cancelled", "logs": "words of"}[
+            command
+        ] in done.output
+    missing = CliRunner().invoke(command_line, [command, "nosuch", "--out", "my runs"])
+    assert str(missing.exception) == (
+        "nosuch: no such series or run in my runs; give --out FOLDER, or the folder itself"
+    )
+    begin(root, jobs(1, "other"), chain=True, python="/python", request="dlbench submit ...")
+    completed(root, "other")
+    several = str(CliRunner().invoke(command_line, [command, "my runs"]).exception)
+    if command == "logs":
+        one, other = (shlex.quote(str(path.relative_to(tmp_path))) for path in sorted(root.glob("*-*")))
+        assert several == f"my runs: holds 2 runs; name one: {one}, {other}"
+    else:
+        assert several == f"my runs: holds 2 series, other, s: name one, e.g. dlbench {command} other --out 'my runs'"
+
+
+def test_a_job_s_id_stands_alone_only_where_no_line_of_progress_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "one").open("w") as one, (tmp_path / "other").open("w") as other:
+        monkeypatch.setattr("sys.stdout", one)
+        monkeypatch.setattr("sys.stderr", one)
+        assert streams_are_one()
+        monkeypatch.setattr("sys.stderr", other)
+        assert not streams_are_one()
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
@@ -112,7 +199,7 @@ def test_an_sbatch_outlives_the_kill_of_its_dlbench_and_is_waited_for(tmp_path: 
     """Else the job that it takes a moment later would be submitted a second time."""
     root, queue = tmp_path / "runs", tmp_path / "queue"
     queue.touch()
-    take = "for word; do case $word in --comment=*) c=${word#*=};; esac; done; "
+    take = "for word; do :; done; c=$(grep '^#SBATCH --comment=' \"$word\"); c=${c#*=}; "
     take += f'echo "$n|PENDING|N/A|None|$c|/x" >> {queue}; echo $n'
     program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ kill -9 $PPID; sleep 1; }}; {take}")
     program("squeue", f"cat {queue}")
@@ -297,7 +384,7 @@ def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Pr
     now = standing(root, "s")
     assert now.text == "2 of 4 jobs submitted"
     assert len(now.series.requests) == 2
-    with pytest.raises(UserError, match="is in series s already: `dlbench submit --resume s`"):
+    with pytest.raises(UserError, match="is in series s already: dlbench submit --resume s --out /"):
         begun(root, repeats=2, sides=True)
     assert len(completed(root)) == 2
 

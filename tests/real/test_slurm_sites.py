@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +101,59 @@ def test_the_system_file_decides_and_the_shell_does_not(cli: Cli, two_kinds: Box
     log = (run.folder.path / f"slurm-{kept['job_id']}.out").read_text()
     assert {"0: ", "1: "} <= {line[:3] for line in log.splitlines()}
     assert " --cpu-freq=high --exact " in run.folder.script.read_text()
+
+
+ASKED_OF_SLURM = (
+    "Partition|NumNodes|NumTasks|CPUs/Task|TimeLimit|Requeue|WorkDir|Command|Nice|OverSubscribe|MinCPUsNode"
+)
+
+
+@pytest.mark.parametrize("kind", ["--pack=points", pytest.param("--one-run-per-job", marks=pytest.mark.nightly)])
+def test_sbatch_by_hand_is_the_same_job_as_by_dlbench_submit(
+    cli: Cli, slurm_box: Box, tmp_path: Path, kind: str
+) -> None:
+    """From another folder and shell: what Slurm is asked for, what the ranks get, and where output goes."""
+    python = tmp_path / "python"  # stands for that of the nodes
+    python.write_text('#!/bin/bash\nfor plan; do :; done\nenv -0 > "${plan%/*}/rank-env"\n')
+    python.chmod(0o755)
+    asked = (*SUBMIT, "--launcher", "srun-gloo", "--series", "same", "--nodes", "2", "--repeats", "2", kind)
+    asked += ("--set", f"system.python={python}", "--set", "system.slurm.extra=hold")
+    outs = (tmp_path / "submitted", tmp_path / """by "hand" #1's 100%j""")
+    done = cli(*asked, "--out", outs[0], **SHELL, **slurm_box.environment)
+    assert done.returncode == 0, done.stderr
+    written = cli(*asked, "--out", outs[1], "--write-only", **slurm_box.environment)
+    assert written.returncode == 0, written.stderr
+    theirs = {name: value for name, value in SHELL.items() if not name.startswith(("SBATCH_", "SITE_"))}
+    shell = {**os.environ, **theirs, "TMPDIR": "/nosuch", **slurm_box.environment}
+    typed = subprocess.run(
+        ["bash", "-c", written.stdout], cwd="/", env=shell, capture_output=True, text=True, timeout=60, check=True
+    )
+    jobs = (done.stdout.strip(), typed.stdout.split()[-1])
+    own = {**os.environ, **slurm_box.environment}
+
+    def slurm(*words: str) -> str:
+        return subprocess.run(words, env=own, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    seen = []
+    for out, job in zip(outs, jobs, strict=True):
+        told = slurm("scontrol", "show", "job", "--oneliner", job).splitlines()[0].replace(str(out), "OUT")
+        found = dict(re.findall(rf" ({ASKED_OF_SLURM})=(\S+)", told))
+        seen.append(found)
+        assert len(found) == len(ASKED_OF_SLURM.split("|"))
+    assert seen[0] == seen[1]
+    for out, job in zip(outs, jobs, strict=True):
+        slurm("scontrol", "release", job)
+        waited = cli("wait", out, "--timeout", "120s", "--every", "1s", **slurm_box.environment)
+        assert waited.stdout == "series same: 0 of 2 runs valid, 2 failed\n", waited.stderr
+        first = min(out.glob("same-*"))
+        assert json.loads((first / "submission.json").read_text())["job_id"].partition("_")[0] == job
+        assert [path for path in first.glob("slurm-*.out") if job in path.name]
+    environments = []
+    for out in outs:
+        pairs = (max(out.glob("same-*")) / "rank-env").read_text().replace(str(out), "OUT").split("\0")[:-1]
+        environments.append({pair for pair in pairs if not re.match(r"SLURM|SRUN|_=|USER=|LOGNAME=|SHELL=", pair)})
+    assert environments[0] == environments[1]
+    assert not [pair for pair in environments[1] if pair.startswith(("OF_THE_SHELL", "NCCL_ALGO"))]
 
 
 def test_ranks_of_another_version_refuse_the_plan(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Desk:
     def require(self) -> None:
         """Nothing is needed."""
 
-    def render(self, job: Job, folders: Sequence[RunFolder], python: str) -> str:
+    def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
         """A script of its own kind."""
         return "".join(f"#DESK {folder.path}\n" for folder in folders)
 

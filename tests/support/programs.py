@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -36,3 +37,8 @@ def calls(tmp_path: Path) -> list[list[str]]:
     """What the stubs were called with, one after the other."""
     file = tmp_path / "calls"
     return [line.split("\0")[:-1] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def as_shown(script: Path) -> str:
+    """A job's script as a dry run shows it: the mark by which the job is found again is made with its series."""
+    return re.sub(r"^(#SBATCH --comment=\S+/)[0-9a-f]{8}$", r"\1TOKEN", script.read_text(), flags=re.MULTILINE)

@@ -14,19 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import RunError, UserError
-from dlbench.jobs.campaign.completing import forget
+from dlbench.jobs.campaign.completing import forget, keep_found, take_back
 from dlbench.jobs.campaign.file import (
     SeriesJob,
-    append,
     held,
     jobs_of_series,
     require_own,
-    series_path,
     standing,
     write_series,
 )
 from dlbench.jobs.scheduler import Queue, QueuedJob, Scheduler, UnansweredError, array_of
-from dlbench.jobs.submission import Submission, keep_submission
+from dlbench.jobs.submission import Submission
 from dlbench.records.folder import RunFolder
 
 
@@ -71,24 +69,24 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
         kept: list[SeriesJob] = []
         mine: list[str] = []
         strangers: list[str] = []
+        unsubmitted: list[RunFolder] = []
         unsure = over = 0
-        unknown = [number for number, state in enumerate(now.states) if state == "unsure"]
+        unknown = [number for number, state in enumerate(now.states) if state in ("unsure", "written")]
         all_jobs = jobs_of_series(root, now.series) if unknown else []
         clusters = {*now.clusters, *(place for number in unknown for place in scheduler.clusters(all_jobs[number]))}
         queue = _queue(scheduler, clusters) if now.known else Queue()
         for number, (entry, state, job_id) in enumerate(zip(now.series.jobs, now.states, now.ids, strict=True)):
             if state == "missing":
                 continue
-            kept.append(entry)
             own = _submitted_from(
                 queue, root / entry.runs[0], {entry.comment, *(job.comment for job in queue.of(job_id))}
             )
-            if own and state == "unsure":
-                job = all_jobs[number]
-                folders = [RunFolder(root / run_id) for run_id in entry.runs]
-                command = scheduler.command(job, folders[0], None, entry.comment)
-                keep_submission(job, folders, own[0], command, scheduler.variables(job))
-                append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {own[0]}\n")
+            if not own and state == "written":
+                unsubmitted += [RunFolder(root / run_id) for run_id in entry.runs]
+                continue
+            kept.append(entry)
+            if own and number in unknown:
+                keep_found(root, scheduler, all_jobs[number], entry, own[0])
             mine += own
             if not own and _active(queue, job_id):
                 strangers.append(job_id)
@@ -99,6 +97,9 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
         taken_out = len(now.series.jobs) - len(kept)
         if taken_out and kept:
             write_series(root, now.series.model_copy(update={"jobs": tuple(kept)}))
+        for folder in unsubmitted:
+            if folder.path.is_dir():
+                take_back(folder)
         _cancel(scheduler, mine)
         if not kept:
             forget(root, series_id)

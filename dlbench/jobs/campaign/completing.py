@@ -9,16 +9,19 @@ queued; then the scheduler is asked for the job's comment. Nothing is deleted as
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dlbench.errors import RunError, UserError, refused
 from dlbench.jobs.campaign.campaign import Packing
 from dlbench.jobs.campaign.file import (
     FOLDER,
+    WRITTEN,
     BusyError,
     SeriesFile,
     SeriesJob,
@@ -50,7 +53,7 @@ from dlbench.records.folder import MAX_JSON, RunFolder, create
 from dlbench.sharing import make_shared, user_name
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.units import utc_now
+from dlbench.units import utc_now, utc_text
 
 OTHER_NAME = "choose another --series, runs are never overwritten"
 
@@ -99,7 +102,12 @@ def begin(
     with held(root, series_id):
         before = read_series(root, series_id) if series_path(root, series_id, "json").exists() else None
         if before is not None:
-            _refuse_twice(before, jobs)
+            there = {run_id for job in before.jobs for run_id in job.runs}
+            if twice := next((run_id for job in jobs for run_id in job.run_ids if run_id in there), None):
+                command = shlex.join(["dlbench", "submit", "--resume", before.id, "--out", str(root)])
+                raise UserError(
+                    f"{twice}: is in series {before.id} already: {command} goes on with it; or {OTHER_NAME}"
+                )
         lines = "".join(plan.model_dump_json() + "\n" for job in jobs for plan in job.plans)
         series = SeriesFile(
             id=series_id,
@@ -138,16 +146,6 @@ def _series_of(job: Job) -> str:
     plan = job.plans[0]
     assert isinstance(plan, RunPlan | CommPlan)
     return plan.series.id
-
-
-def _refuse_twice(before: SeriesFile, jobs: Sequence[Job]) -> None:
-    """Raises UserError: the series is to have one of these runs already."""
-    there = {run_id for job in before.jobs for run_id in job.runs}
-    for run_id in (run_id for job in jobs for run_id in job.run_ids if run_id in there):
-        raise UserError(
-            f"{run_id}: is in series {before.id} already: `dlbench submit --resume {before.id}` goes on with it; or "
-            f"{OTHER_NAME}"
-        )
 
 
 def forget(root: Path, series_id: str) -> None:
@@ -196,14 +194,14 @@ def submit(
     name, *others = job.run_ids
     if others:
         name = f"{name} and {len(others)} more run{'s' * (len(others) > 1)}"
-    script = scheduler.render(job, folders, python)
+    script = scheduler.render(job, folders, python, comment)
     for folder in folders:
         write_atomic(folder.script, script)
     command = scheduler.command(job, folders[0], after, comment)
     answer = scheduler.submit(job, command, keep_open)
     if answer.refusal:
         for folder in folders:
-            _take_back(folder)
+            take_back(folder)
         kind = QueueFullError if answer.is_full else RefusedError
         raise kind(f"{command[0]} refused {name}: {answer.refusal}")
     job_id = answer.job_id or _find(scheduler, job, folders[0], comment)
@@ -225,7 +223,7 @@ def _find(scheduler: Scheduler, job: Job, folder: RunFolder, comment: str) -> st
     return ""
 
 
-def _take_back(folder: RunFolder) -> None:
+def take_back(folder: RunFolder) -> None:
     """Removes what was written for a job that was not taken; anything else in the folder stays, and the folder."""
     folder.script.unlink(missing_ok=True)
     if all(path == folder.plan for path in folder.path.iterdir()):
@@ -245,7 +243,7 @@ def folders_of(root: Path, job: Job) -> list[RunFolder]:
         return [_folder(root, plan, made) for plan in job.plans]
     except (UserError, RunError):
         for folder in made:
-            _take_back(folder)
+            take_back(folder)
         raise
 
 
@@ -334,21 +332,99 @@ def complete(
         for number, after in _missing(now, queue, room):
             job, entry = jobs[number], now.series.jobs[number]
             found = ""
-            if now.states[number] == "unsure":
+            if now.states[number] in ("unsure", "written"):
                 found = queue.find(folders_of(root, job)[0], entry.comment)
             if not found and not room.takes(job):
                 _require_movement(now, queue, room)
                 break
             check()
             folders = folders_of(root, job)
+            if now.states[number] == "written":  # no longer, whatever comes of it
+                append(series_path(root, series_id, "jobs"), "".join(f"{run_id} \n" for run_id in entry.runs))
             if found:
-                command = scheduler.command(job, folders[0], after, entry.comment)
-                keep_submission(job, folders, found, command, scheduler.variables(job))
+                keep_found(root, scheduler, job, entry, found)
             job_id = found or submit(scheduler, job, folders, now.series.python, after, entry.comment, (lock,))
-            append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
+            if not found:
+                append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
             room.add(number, job, job_id, is_counted=bool(found))
             on_submitted(Submitted(number=number + 1, job=job, job_id=job_id, is_adopted=bool(found)))
         return standing(root, series_id)
+
+
+def keep_found(root: Path, scheduler: Scheduler, job: Job, entry: SeriesJob, job_id: str) -> None:
+    """Notes the id of a job that dlbench did not see being taken: it was, at the earliest, when its script was there.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    folders = [RunFolder(root / run_id) for run_id in entry.runs]
+    command = scheduler.command(job, folders[0], None, entry.comment)
+    written = ""
+    with suppress(OSError):
+        written = utc_text(datetime.fromtimestamp(folders[0].script.stat().st_mtime, UTC))
+    keep_submission(job, folders, job_id, command, scheduler.variables(job), submitted=written)
+    append(series_path(root, _series_of(job), "jobs"), f"{entry.runs[0]} {job_id}\n")
+
+
+def write_only(root: Path, series_id: str, scheduler: Scheduler, check: Callable[[], None]) -> list[tuple[Job, str]]:
+    """Writes the plans and scripts of all jobs of a series that are not there yet; returns these jobs.
+
+    Beside each, the id of the job of before that it is to wait for, or empty.
+
+    Raises:
+        UserError, RunError: as of `complete`.
+    """
+    require_own(root, series_id)
+    written = []
+    with held(root, series_id):
+        now = standing(root, series_id)
+        before = ""
+        for number, job in enumerate(jobs_of_series(root, now.series)):
+            entry = now.series.jobs[number]
+            if now.states[number] == "missing":
+                check()
+                folders = folders_of(root, job)
+                script = scheduler.render(job, folders, now.series.python, entry.comment)
+                for folder in folders:
+                    write_atomic(folder.script, script)
+                append(series_path(root, series_id, "jobs"), "".join(f"{run_id} {WRITTEN}\n" for run_id in entry.runs))
+                written.append((job, before if now.series.chain else ""))
+            before = now.ids[number]
+    return written
+
+
+def adopt(root: Path, series_id: str, scheduler: Scheduler) -> None:
+    """Notes the jobs of a series that somebody submitted by hand, as far as their logs or the scheduler tell them.
+
+    Nothing happens where it is another user's series, or another process is at it.
+    """
+    with suppress(UserError, RunError):
+        require_own(root, series_id)
+        with held(root, series_id):
+            now = standing(root, series_id)
+            jobs = jobs_of_series(root, now.series)
+            queue = scheduler.query(clusters=sorted({place for job in jobs for place in scheduler.clusters(job)}))
+            for job, entry, state, job_id in zip(jobs, now.series.jobs, now.states, now.ids, strict=True):
+                found = job_id or queue.find(RunFolder(root / entry.runs[0]), entry.comment)
+                if found and state in ("unsure", "written", "begun"):
+                    with suppress(RunError):  # a folder is gone
+                        keep_found(root, scheduler, job, entry, found)
+
+
+def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:
+    """The jobs of a series that are not with the scheduler, in their order.
+
+    Raises:
+        UnansweredError: it does not say whether it has some.
+    """
+    now = standing(root, series_id)
+    jobs = jobs_of_series(root, now.series)
+    queue = _queue_for(now, jobs, scheduler, is_counted=False)
+    return [
+        job
+        for job, entry, state in zip(jobs, now.series.jobs, now.states, strict=True)
+        if state not in ("submitted", "begun") and not queue.find(RunFolder(root / entry.runs[0]), entry.comment)
+    ]
 
 
 class _Room:
@@ -422,7 +498,7 @@ def _queue_for(now: Standing, jobs: Sequence[Job], scheduler: Scheduler, *, is_c
     Raises:
         UnansweredError: it does not answer.
     """
-    unsure = now.states.count("unsure")
+    unsure = now.states.count("unsure") + now.states.count("written")
     if not unsure and not (now.submitted and (is_counted or now.series.chain)):
         return Queue(unanswered="not asked")
     queue = scheduler.query(clusters=sorted(now.clusters.union(*map(scheduler.clusters, jobs))))
@@ -475,7 +551,8 @@ def feed(
             now = complete(root, series_id, scheduler, check, on_submitted, max_jobs)
         except QueueFullError as error:
             now, why = standing(root, series_id), str(error)
-            if not _holds_some(scheduler.query(clusters=sorted(now.clusters)), now):
+            queue = scheduler.query(clusters=sorted(now.clusters))
+            if not queue.unanswered and not any(_active(queue, job_id) for job_id in now.ids if job_id):
                 raise  # nothing of it would ever leave
         except DoubtError as error:
             now, why = standing(root, series_id), str(error)
@@ -493,10 +570,6 @@ def feed(
             tell(words)
             told = words
         sleep(pause, check)
-
-
-def _holds_some(queue: Queue, now: Standing) -> bool:
-    return bool(queue.unanswered) or any(_active(queue, job_id) for job_id in now.ids if job_id)
 
 
 def sleep(seconds: float, check: Callable[[], None]) -> None:

@@ -31,11 +31,16 @@ from dlbench.specs.base import Flag, Name, RunName, Spec
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
-JobState = Literal["submitted", "begun", "unsure", "missing"]
-"""unsure: its script was written, and nothing says whether Slurm took it. begun: its ranks wrote, no id is known."""
+JobState = Literal["submitted", "begun", "unsure", "written", "missing"]
+"""unsure: its script was written, and nothing says whether Slurm took it. written: likewise, and it was to be submitted
+by hand. begun: its ranks wrote, no id is known."""
+
+WRITTEN = "-"
+"""In place of a job's id in `ID.jobs`, a line for each of its runs: its script was written, and not submitted."""
 
 _LOG = re.compile(r"slurm-(\d+)(_\d+)?\.out")
 _ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")
+_EARLIER = re.compile(r"attempt-\d{4}|checkpoints")
 _WROTE = re.compile(r"(rank|node)-\d+\..*|record\.json|comm\.json|rendezvous\.json|launch\.log")
 
 
@@ -72,8 +77,9 @@ class Standing:
     @property
     def text(self) -> str:
         """E.g. ``5 of 8 jobs submitted, 1 more may be queued``."""
-        unsure = self.states.count("unsure")
+        unsure, written = self.states.count("unsure"), self.states.count("written")
         more = f", {unsure} more may be queued" if unsure else ""
+        more += f", {written} written only" if written else ""
         return f"{self.submitted} of {self.total} jobs submitted{more}"
 
 
@@ -109,8 +115,9 @@ def standing(root: Path, series_id: str) -> Standing:
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
     """Of a job, and Slurm's id."""
-    if known.get(job.runs[0]):
-        return "submitted", known[job.runs[0]]
+    noted = known.get(job.runs[0], "")
+    if noted not in ("", WRITTEN):
+        return "submitted", noted
     folders = [RunFolder(root / run_id) for run_id in job.runs]
     for folder in folders:
         submission = read_submission(folder)
@@ -120,7 +127,9 @@ def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState,
     wrote, job_id = _wrote(folders)
     if wrote:
         return "begun", job_id
-    return ("unsure" if any(folder.script.exists() for folder in folders) else "missing"), ""
+    if not any(folder.script.exists() for folder in folders):
+        return "missing", ""
+    return ("written" if noted == WRITTEN else "unsure"), ""
 
 
 def _wrote(folders: Sequence[RunFolder]) -> tuple[bool, str]:
@@ -139,13 +148,17 @@ def _wrote(folders: Sequence[RunFolder]) -> tuple[bool, str]:
 
 
 def never_began(folder: RunFolder) -> bool:
-    """Whether nothing lies in a run's folder but what its submission wrote, and what the scheduler says of its job."""
+    """Whether nothing lies in a run's folder but what its submission wrote, and what the scheduler says of its job.
+
+    What an earlier attempt at the run left does not count.
+    """
     submitted = {folder.plan.name, folder.script.name, folder.submission.name, folder.accounting.name}
     try:
         names = {path.name for path in folder.path.iterdir()}
     except OSError:
         return False
-    return folder.plan.name in names and all(name in submitted or _ANY_LOG.fullmatch(name) for name in names)
+    left = (name for name in names - submitted if not _ANY_LOG.fullmatch(name) and not _EARLIER.fullmatch(name))
+    return folder.plan.name in names and next(left, None) is None
 
 
 FOLDER = ".series"

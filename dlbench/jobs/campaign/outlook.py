@@ -14,7 +14,7 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.campaign.completing import EVERY_S, sleep
-from dlbench.jobs.campaign.file import JobState, Standing, is_held, never_began, standing
+from dlbench.jobs.campaign.file import WRITTEN, Standing, is_held, known_jobs, never_began, standing
 from dlbench.jobs.known_schedulers import scheduler_named
 from dlbench.jobs.scheduler import Queue, QueuedJob
 from dlbench.jobs.submission import Submission, read_submission
@@ -79,7 +79,13 @@ class Watch:
         self._recorded |= {run.plan.run_id: told[run.plan.run_id] for run in read if run.recorded is not None}
         open_runs = [run_id for run_id in left if run_id not in self._recorded]
         ended = {run_id for run_id in open_runs if run_id in told and told[run_id].ahead == "nothing"}
-        is_settled = all(run_id in ended & self._ended or self._is_given_up(told.get(run_id)) for run_id in open_runs)
+        # Where a run was never submitted, or nobody knows, whoever submits the series is looked for apart.
+        unknown = {
+            run_id
+            for run_id in open_runs
+            if run_id not in told or (not told[run_id].job and told[run_id].state == "incomplete")
+        }
+        is_settled = (ended & self._ended | unknown).issuperset(open_runs)
         self._ended = ended
         return Outcome(
             standing=now,
@@ -90,10 +96,6 @@ class Watch:
     def _read(self, run_id: str) -> LaunchedRun | None:
         path = self._root / run_id
         return read_launched(path) if (path / "plan.json").exists() else None
-
-    def _is_given_up(self, one: Outlook | None) -> bool:
-        """Whether a run was never submitted, or nobody knows: whoever submits the series is looked for apart."""
-        return one is None or (not one.job and one.state == "incomplete")
 
 
 def wait(
@@ -209,6 +211,9 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
             starts=told.starts,
             ahead="nothing" if told.is_stuck else "comes",
         )
+    if state == "failed" and told is not None and told.state == "CANCELLED":
+        why = f"{story}; job {job} was cancelled; {_resume(run, told)} submits it again"
+        return Outlook(run_id=run_id, state=state, job=job, story=why)
     if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
         return Outlook(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
     if state == "interrupted" and told is not None and told.phase != "over":
@@ -230,13 +235,11 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
         )
     # Of a script that failed by itself, its log says more.
     if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
-        assert isinstance(run.plan, RunPlan | CommPlan)
-        words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
-        resume = shlex.join([*words, "--out", str(run.folder.path.parent)])
-        why = f"job {job} ended as {told.state} before this run began; {resume} submits it again"
+        why = f"job {job} ended as {told.state} before this run began; {_resume(run, told)} submits it again"
         return Outlook(run_id=run_id, state="failed", job=job, story=why)
     if told.phase == "over":
         why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
+        why += f"; {_resume(run, told)} submits it again" if told.state == "CANCELLED" else ""
         return Outlook(run_id=run_id, state="failed", job=job, story=why)
     return Outlook(
         run_id=run_id,
@@ -249,9 +252,19 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
     )
 
 
+def _resume(run: LaunchedRun, told: QueuedJob) -> str:
+    """The command that submits a run again."""
+    assert isinstance(run.plan, RunPlan | CommPlan)
+    words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
+    return shlex.join([*words, "--out", str(run.folder.path.parent)])
+
+
 def _not_submitted(run: LaunchedRun) -> Outlook:
     run_id, state, story = run.plan.run_id, run.state, run.story
     if state == "incomplete" and run.folder.script.exists() and not run.statuses:
+        assert isinstance(run.plan, RunPlan | CommPlan)
+        if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
+            return Outlook(run_id=run_id, state=state, story="its script was written, and not submitted yet")
         return Outlook(
             run_id=run_id,
             state=state,
@@ -286,7 +299,7 @@ def _expected(run: LaunchedRun, submission: Submission, told: QueuedJob) -> str:
     vanished = [status for status in run.statuses if status.source == "supervisor"]
     if vanished:  # e.g. with the daemon of Slurm's that started them, which Slurm itself does not notice
         why = told_failure(vanished, None, run.counted)
-        return f"{why}, and its job goes on: if it does not end, `dlbench cancel` ends it"
+        return f"{why}, and its job goes on: if it does not end, scancel {submission.job_id} ends it"
     if submission.runs and not run.statuses:
         return (
             f"no rank has said anything yet; the {len(submission.runs)} runs of job {submission.job_id} go one after "
@@ -329,12 +342,11 @@ def counted(series: Standing, found: Mapping[str, Outlook]) -> str:
         found: outlooks by run id, of more runs, too.
     """
     runs = {run_id: state for job, state in zip(series.series.jobs, series.states, strict=True) for run_id in job.runs}
-    states = Counter(found[run_id].state if run_id in found else _absent(state) for run_id, state in runs.items())
+    absent = {"missing": "not submitted", "unsure": "not submitted", "written": "written only"}
+    states = Counter(
+        found[run_id].state if run_id in found else absent.get(state, "whose folder is gone")
+        for run_id, state in runs.items()
+    )
     valid = states.pop("valid", 0)
     parts = [f"{valid} of {len(runs)} run{'s' * (len(runs) != 1)} valid"]
     return ", ".join([*parts, *(f"{count} {state}" for state, count in states.items())])
-
-
-def _absent(state: JobState) -> str:
-    """A run that is not there, by the state of its job."""
-    return "not submitted" if state in ("missing", "unsure") else "whose folder is gone"

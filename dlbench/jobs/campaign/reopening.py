@@ -1,6 +1,7 @@
 """Runs whose job ended before it came to them, at its time limit say, become jobs of their series again.
 
-Those of a job that was cancelled do not, unless they are asked for: whoever ran scancel did not want them.
+Those of a job that was cancelled do not, unless they are asked for: whoever ran scancel did not want them. Of these, a
+run that had begun is a further attempt then; what the one before left lies in `attempt-NNNN/`, as after a requeue.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ from dlbench.jobs.campaign.file import (
 from dlbench.jobs.scheduler import Queue, Scheduler
 from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
+from dlbench.records.interrupted import attempt_of
 from dlbench.records.job.log import was_cancelled
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 _LOG = re.compile(r"slurm-[0-9_]+\.out")
+_STAYS = re.compile(r"(earlier-)?slurm-[0-9_]+\.out|attempt-\d{4}|checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reopened:
-    """Runs that never began, though their jobs have ended."""
+    """Runs without a record, whose jobs have ended."""
 
     campaign: Campaign | None = None
     """Of those that are in new jobs now; None if there are none."""
@@ -46,7 +49,7 @@ class Reopened:
     cancelled_jobs: tuple[str, ...] = ()
     """Ids of these."""
     begun: tuple[str, ...] = ()
-    """Where runs of cancelled jobs are asked for: those that had begun, which stay as they are."""
+    """Of those that are in new jobs now: what had begun."""
 
     @property
     def runs(self) -> int:
@@ -67,17 +70,20 @@ class _Waiting:
     """Something lies in its folder beside what a submission wrote, and Slurm's log."""
 
 
-def reopen(root: Path, series_id: str, scheduler: Scheduler, *, with_cancelled: bool = False) -> Reopened:
+def reopen(
+    root: Path, series_id: str, scheduler: Scheduler, *, with_cancelled: bool = False, dry_run: bool = False
+) -> Reopened:
     """Takes runs that never began, of jobs that have ended, into new jobs of their series.
 
-    Nothing happens while the scheduler does not answer. Runs that began are left to themselves, and so are all of a
-    job that it says was completed.
+    Nothing happens while the scheduler does not answer. Runs that began are left to themselves, but for those of
+    cancelled jobs where these are asked for; and so are all of a job that it says was completed.
 
     Args:
         root: folder of all runs, absolute.
         series_id: the series.
         scheduler: took its jobs.
-        with_cancelled: whether runs of jobs that were cancelled are taken, too.
+        with_cancelled: whether runs of jobs that were cancelled are taken, too, those that had begun included.
+        dry_run: only says what it would take.
 
     Raises:
         UserError: there is no such series of this user, or another process submits it.
@@ -88,21 +94,22 @@ def reopen(root: Path, series_id: str, scheduler: Scheduler, *, with_cancelled: 
     with held(root, series_id):
         now = standing(root, series_id)
         unfinished = [one for number in range(now.total) if now.ids[number] for one in _unfinished(root, now, number)]
-        waiting = [one for one in unfinished if not one.has_begun]
-        if not waiting and not with_cancelled:
+        if not unfinished:
             return Reopened()
         queue = scheduler.query(list(dict.fromkeys(one.job_id for one in unfinished)))
         if queue.unanswered:
             return Reopened()
-        ends = {one.run_id: _end(queue, one) for one in waiting}
-        begun = (one.run_id for one in unfinished if one.has_begun and _end(queue, one) == "cancelled")
-        cancelled = [one for one in waiting if ends[one.run_id] == "cancelled" and not with_cancelled]
-        left = {run_id for run_id, end in ends.items() if end == "cut off" or (end == "cancelled" and with_cancelled)}
+        ended = [(one, _end(queue, one)) for one in unfinished]
+        cancelled = [one for one, end in ended if end == "cancelled"]
+        left = {one.run_id: one for one, end in ended if end == "cut off" and not one.has_begun}
+        if with_cancelled:
+            left |= {one.run_id: one for one in cancelled}
+            cancelled = []
         return Reopened(
-            campaign=_renew(root, now, left) if left else None,
+            campaign=_renew(root, now, left, dry_run=dry_run) if left else None,
             cancelled=tuple(one.run_id for one in cancelled),
             cancelled_jobs=tuple(dict.fromkeys(one.job_id.partition(";")[0] for one in cancelled)),
-            begun=tuple(begun) if with_cancelled else (),
+            begun=tuple(one.run_id for one in left.values() if one.has_begun),
         )
 
 
@@ -142,12 +149,14 @@ def _end(queue: Queue, one: _Waiting) -> Literal["cut off", "cancelled", ""]:
     return "cancelled" if any(job.state == "CANCELLED" for job in jobs) else "cut off"
 
 
-def _renew(root: Path, now: Standing, runs: Collection[str]) -> Campaign:
+def _renew(root: Path, now: Standing, runs: Collection[str], *, dry_run: bool) -> Campaign:
     """Whatever is cut off here is found again by the next call: folders are cleared first, the series is last."""
     series = now.series
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
     campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)
     made = campaign.jobs
+    if dry_run:
+        return campaign
     for run_id in sorted(runs):
         _clear(RunFolder(root / run_id))
     rest = [job.model_copy(update={"runs": tuple(one for one in job.runs if one not in runs)}) for job in series.jobs]
@@ -168,14 +177,23 @@ def _position(plan: LaunchPlan) -> int:
 def _clear(folder: RunFolder) -> None:
     """Takes away what would say that the run is submitted; what its job said stays, under another name.
 
+    What a run left that had begun goes aside, as slurm/earlier.j2 does it when Slurm starts a job again.
+
     Raises:
         RunError: a file cannot be removed.
     """
     try:
+        if not never_began(folder):
+            aside = folder.path / f"attempt-{attempt_of(folder):04d}"
+            aside.mkdir()
+            # Last what says which job it was.
+            for path in sorted(folder.path.iterdir(), key=lambda path: path == folder.submission):
+                if path not in (folder.plan, aside) and not _STAYS.fullmatch(path.name):
+                    path.rename(aside / path.name)
         # What accounting says is of the job that ended, and would be taken for the new one's.
         for path in (folder.submission, folder.script, folder.accounting):
             path.unlink(missing_ok=True)
-        for path in folder.path.iterdir():
+        for path in list(folder.path.iterdir()):
             if _LOG.fullmatch(path.name):
                 path.rename(path.with_name(f"earlier-{path.name}"))
     except OSError as error:

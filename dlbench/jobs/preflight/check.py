@@ -24,12 +24,11 @@ from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import RankProcesses
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.batch import sbatch_arguments
+from dlbench.jobs.scripts.batch import sbatch_arguments, told_options
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
-from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_options, shell_command
+from dlbench.jobs.scripts.launch import has_script, resolve, shell_command
 from dlbench.jobs.slurm.environment import call, job_environment
-from dlbench.jobs.slurm.scheduler import require_slurm
-from dlbench.jobs.verdict import Outcome
+from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
 from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.records.files import write_atomic, write_json
@@ -153,24 +152,20 @@ def _tried(state: Literal["ok", "wrong", "unknown"], found: str, remedy: str = "
     return Finding(subject="sbatch --test-only", state=state, found=found, remedy=remedy)
 
 
-def submit_preflight(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> str:
+def submit_preflight(job: Job, folder: PreflightFolder) -> str:
     """Submits the script that `write_script` wrote; returns Slurm's id, with ``;CLUSTER`` where it names one.
 
     Raises:
         RunError: sbatch did not say that it took the job.
     """
-    name = job.plans[0].run_id
-    try:
-        done = call(sbatch_arguments(job, folder.run), environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    answer = sbatch(job, sbatch_arguments(job, folder.run))
+    if answer.doubt:
         with suppress(OSError, subprocess.TimeoutExpired):
             for cluster in job.shape.system.slurm.clusters or ("",):
                 call(["scancel", *_where(cluster), f"--name={job.name}", "--me"])
-        raise RunError(f"sbatch of {name}: {error}") from None
-    found = [line for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S+)?", line.strip())]
-    if not found:
-        raise RunError(f"sbatch of {name}: {' '.join(done.stderr.split())[:300] or f'it ended with {done.returncode}'}")
-    return found[-1].strip()
+    if not answer.job_id:
+        raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
+    return answer.job_id
 
 
 def wait(
@@ -192,26 +187,22 @@ def wait(
             check()
             state, reason = _state(job_id)
             if not state:
-                _await_files(folder)
+                deadline = time.monotonic() + LATE_FILES_S
+                while time.monotonic() < deadline and not folder.ended.exists():
+                    time.sleep(POLL_S / 5)
                 break
             if (now := f"{state} ({reason})" if reason else state) != before:
                 tell(now)
                 before = now
             if time.monotonic() - begun > timeout_s:
-                cancel(job_id)
+                Slurm().cancel([job_id])
                 is_pending = state in _WAITING
                 return Waited(end="pending" if is_pending else "running", seconds=timeout_s, reason=reason)
             time.sleep(POLL_S)
     except BaseException:
-        cancel(job_id)
+        Slurm().cancel([job_id])
         raise
     return Waited(end="ended", seconds=time.monotonic() - begun)
-
-
-def _await_files(folder: PreflightFolder) -> None:
-    deadline = time.monotonic() + LATE_FILES_S
-    while time.monotonic() < deadline and not folder.ended.exists():
-        time.sleep(POLL_S / 5)
 
 
 def _state(job_id: str) -> tuple[str, str]:
@@ -225,13 +216,6 @@ def _state(job_id: str) -> tuple[str, str]:
     # Of a cluster that was named, squeue says its name before.
     state, _, reason = next((line for line in text.split("\n") if "|" in line), "").strip().partition("|")
     return ("", "") if state in ("", "COMPLETING") else (state, "" if reason == "None" else reason)
-
-
-def cancel(job_id: str) -> None:
-    """Ends the job; nothing is said where Slurm does not answer."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        number, _, cluster = job_id.partition(";")
-        call(["scancel", *_where(cluster), number])
 
 
 def _where(cluster: str) -> list[str]:
@@ -296,11 +280,6 @@ def _script(plan: CommPlan, folder: PreflightFolder, words: list[str]) -> Path:
     return path
 
 
-def exchange_here(plan: CommPlan, folder: PreflightFolder) -> Outcome:
-    """The all-reduce on this machine, as `dlbench comm run` starts it; errors as of `dlbench.jobs.local.run`."""
-    return local.run(plan, folder.run, lambda *_: None)
-
-
 MODULE = "dlbench.node.site_check"
 # Says what it can whatever is missing, and ends with 0: with another code the launcher would end the other ranks.
 _LOOK = """\
@@ -336,7 +315,7 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     return render(
         "preflight.sbatch.j2",
         plan=plan,
-        options=sbatch_options(plan, job_name=job.name, time_limit=job.time_limit),
+        **told_options(job, folder.run),
         seen=folder.seen,
         variables=launch.rank_environment(plan),
         look=in_shell(look),
@@ -423,14 +402,13 @@ def _report(plan: CommPlan, **found: object) -> PreflightReport:
 
 
 def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:
-    environment = job_environment([plan])
     job = job_of(plan)
     write_script(job, folder, sys.executable)
-    static = (*static_findings(plan), trial(job, folder, environment))
+    static = (*static_findings(plan), trial(job, folder, job_environment([plan])))
     lacks = any(one.state == "wrong" for one in static)
     if not asked.starts_job or static[-1].state == "wrong":
         return _report(plan, static=static, exit_code=int(ExitCode.ENVIRONMENT if lacks else ExitCode.OK))
-    job_id = submit_preflight(job, folder, environment)
+    job_id = submit_preflight(job, folder)
     with Interruption() as interruption:
         waited = wait(job_id, folder, asked.timeout_s, interruption.check, lambda state: tell(f"job {job_id}: {state}"))
     if waited.end != "ended":
@@ -500,7 +478,7 @@ def _here(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[
     except StalledError as error:
         before = (Finding(subject="look", state="wrong", found=str(error)),)
     if not before and plan.layout.ranks > 1 and all(folder.rank(one).exists() for one in range(plan.layout.ranks)):
-        exchange_here(plan, folder)
+        local.run(plan, folder.run, lambda *_: None)  # as `dlbench comm run` starts it
     return _judged(plan, folder, static=(), job_id="", before=before, hosts=[os.uname().nodename])
 
 

@@ -1,17 +1,18 @@
 """A job becomes a batch script and the sbatch command that submits it. Both pure.
 
-Quoting happens at the border: whatever stands in the script goes through one filter, `sh`. `#SBATCH` lines cannot be
-quoted, so there are none: sbatch is given its options as arguments, and the script tells them in a comment.
+Quoting happens at the border: whatever stands in the script goes through one filter, `sh`; options that stand in its
+`#SBATCH` lines, through `directive`. What such a line cannot hold is an argument of sbatch, and a comment tells it.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render
+from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render, shell_values
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
@@ -19,13 +20,14 @@ from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan, value_text
 
 
-def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
+def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
     """The exact text of `job.sbatch`, for one run or several.
 
     Args:
         job: the runs; their system must have a scheduler.
         folders: where each run lives, absolute, in the same order.
         python: Python of the compute nodes, unless the system names another.
+        comment: by which the job is found again; empty: none.
     """
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
@@ -35,7 +37,8 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str) -> str:
         "job.sbatch.j2",
         plan=plan,
         slurm=plan.system.slurm,
-        options=_options(job),
+        **told_options(job, folders[0], comment),
+        **shell_values(job),
         what=_what(job),
         place={"series": plan.series.id, "swept": _swept(job)},
         sides=_sides(job),
@@ -133,41 +136,67 @@ def _whose(job: Job, plan: LaunchPlan) -> str:
     return f"{', '.join(parts)}. " if parts else ""
 
 
-def _options(job: Job) -> list[str]:
-    return sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)
-
-
-def keeps_own_comment(job: Job) -> bool:
-    """Whether the system file gives sbatch a comment of the site's, which dlbench must not replace."""
-    return any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
-
-
 def _place_holder() -> str:
     """Random, so that no path or variable of a user can hold it."""
     return f"DLBENCH-{secrets.token_hex(16)}"
 
 
+def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
+    """Every option of a job, each once, by its long name."""
+    # In the path of --output Slurm expands percent signs.
+    output = f"{str(folder.path).replace('%', '%%')}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
+    options = sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)
+    options += [f"--chdir={folder.path}", f"--output={output}"]
+    if job.array_limit is not None:
+        options.append(f"--array=1-{len(job.plans)}{f'%{job.array_limit}' if job.array_limit else ''}")
+    # A comment of the site's, of the system file, is not replaced.
+    is_free = not any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
+    return [*options, *([f"--comment={comment}"] if comment and is_free else [])]
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9._:,/@=+%&|*^\[\]()-]*")
+_NEVER_A_LINE = re.compile(r"(?i)hetjob|packjob|--(quiet|verbose|ignore-pbs)\b")
+"""sbatch takes the first two, anywhere in such a line, for the beginning of another job; the others it reads as
+arguments alone (src/sbatch/opt.c of Slurm)."""
+
+
+def directive(option: str) -> str:
+    """An option as it stands after `#SBATCH`; empty where it cannot.
+
+    Inside of double quotes sbatch takes all as it is but a backslash, which escapes (`_get_argument` of its opt.c).
+    """
+    if not option.isprintable() or _NEVER_A_LINE.search(option):
+        return ""
+    name, equals, value = option.partition("=")
+    if _PLAIN.fullmatch(value):
+        return option
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}{equals}"{escaped}"'
+
+
+def told_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, list[str]]:
+    """What the script says of a job's options: `directives`, and `arguments` that no directive can hold.
+
+    Arguments as of `sbatch_arguments`.
+    """
+    options = _options(job, folder, comment)
+    return {
+        "directives": [line for line in map(directive, options) if line],
+        "arguments": [option for option in options if not directive(option)],
+    }
+
+
 def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
-    """The command that submits a job's script.
+    """The command that submits a job's script, which holds all options but these.
 
     Args:
         job: the runs.
         folder: that of its first run, absolute.
-        comment: by which the job is found again; empty: none.
+        comment: as of `render_job`.
         after: id of the job that must have ended before this one begins; runs of a series would
             disturb each other on shared switches and file systems.
     """
-    output = f"{_slurm_path(folder.path)}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
-    arguments = ["sbatch", "--parsable", *_options(job), f"--chdir={folder.path}", f"--output={output}"]
-    if job.array_limit is not None:
-        arguments.append(f"--array=1-{len(job.plans)}{f'%{job.array_limit}' if job.array_limit else ''}")
-    if comment:
-        arguments.append(f"--comment={comment}")
+    arguments = ["sbatch", "--parsable", *told_options(job, folder, comment)["arguments"]]
     if after is not None:
         arguments.append(f"--dependency=afterany:{after}")
     return [*arguments, str(folder.script)]
-
-
-def _slurm_path(path: Path) -> str:
-    """A path for --output, in which Slurm expands percent signs."""
-    return str(path).replace("%", "%%")

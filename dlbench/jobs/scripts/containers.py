@@ -22,10 +22,10 @@ that is not named (podman-run(1), --env)."""
 _OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "TMPDIR")
 """What else dlbench sets for ranks."""
 
-_GRANTED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+GRANTED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """By which Slurm says which GPUs of a node are the job's: not all sites keep a job from the others by other means."""
 
-_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 """As nodes read the path of a tier (dlbench.datasets.staging.place)."""
 
 _MARK = secrets.token_hex(8)
@@ -108,7 +108,7 @@ def _podman(plan: LaunchPlan, folder: RunFolder) -> list[str]:
         "nvidia": ["--gpu"] if hpc else ["--device=nvidia.com/gpu=all"],
         "amd": ["--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"],
     }.get(_gpu(plan), [])
-    names = [*(f"{prefix}*" for prefix in _PREFIXES), *sorted({*_OWN, *_GRANTED, *plan.system.launch.environment})]
+    names = [*(f"{prefix}*" for prefix in _PREFIXES), *sorted({*_OWN, *GRANTED, *plan.system.launch.environment})]
     names += [name for name in container.pass_in if name not in names]
     return [
         *(container.kind, "run", "--rm", "--pull=never", "--network=host", "--pid=host", "--ipc=host", *gpu),
@@ -188,7 +188,7 @@ def _tier_folder(tier: TierSpec) -> str:
         raise UserError(f"storage: {tier.path}: cannot be mounted in a container: begin it with a folder of every node")
     if path.startswith("~/"):
         path = _variable("HOME") + path[1:]
-    return _VARIABLE.sub(lambda found: _variable(found[1]), path)
+    return VARIABLE.sub(lambda found: _variable(found[1]), path)
 
 
 def facts(plan: LaunchPlan) -> dict[str, str]:

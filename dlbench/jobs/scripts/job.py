@@ -153,6 +153,37 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 
 
+PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""As bash has it where nobody says otherwise."""
+
+SUBMITTED = "DLBENCH_SUBMITTED"
+"""Says to a job's script that it got no other variable of the submitting shell than those let through."""
+
+
+def let_through(plans: Sequence[LaunchPlan]) -> set[str]:
+    """Names of the submitting shell's variables that a job of these plans gets: all let the same through."""
+    given = [source for plan in plans for source in plan.system.launch.environment.values()]
+    referenced = {source.variable for source in given if not isinstance(source, str) and source.variable}
+    return {*plans[0].system.slurm.export, *referenced, "HOME", "USER", "LOGNAME", "SHELL"}
+
+
+def shell_values(job: Job) -> dict[str, object]:
+    """What the script's part for variables of the submitting shell is filled in with."""
+    systems = [plan.system for plan in job.plans]
+    # Nodes set what stands in their paths.
+    paths = [path for one in systems for path in (one.image.folder, one.storage.local.path, one.storage.memory.path)]
+    of_paths = {name for path in paths for name in containers.VARIABLE.findall(path)}
+    granted = containers.GRANTED if systems[0].slurm.gpu_request != "none" else ()
+    others = (let_through(job.plans) | (of_paths - {"TMPDIR"})) - {*granted}
+    return {
+        # Patterns that the template has anyway would match first.
+        "kept": sorted(name for name in others if not name.startswith(("SLURM", "SPANK_"))),
+        "granted": granted,
+        "plain_path": PLAIN_PATH,
+        "submitted": SUBMITTED,
+    }
+
+
 def time_text(seconds: int) -> str:
     """Seconds as Slurm writes a time limit."""
     clock = f"{seconds // 3600 % 24:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

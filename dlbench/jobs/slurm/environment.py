@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dlbench.jobs.scripts.job import PLAIN_PATH, let_through
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.system.slurm import ALL_VARIABLES
 
@@ -56,11 +57,6 @@ _OPTIONS = re.compile(r"(SBATCH|SLURM|SLURMD|SQUEUE|SACCT|SALLOC|SRUN|SCANCEL|SI
 _TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\w+)")
 """Which cluster it is, and who asks; of slurm.conf(5) and of Slurm's authentication."""
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""As bash has it where nobody says otherwise."""
-
-_OF_THE_PERSON = ("HOME", "USER", "LOGNAME", "SHELL")
-
 
 def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables without those by which Slurm's programs take options, or are told of a job around them."""
@@ -82,11 +78,12 @@ def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = 
     """
     client = client_environment(variables)
     slurm = plans[0].system.slurm
+    if slurm.clusters:
+        # sbatch prefers it to the script's --clusters.
+        client.pop("SLURM_CLUSTERS", None)
     if slurm.exports_all:
         return client
-    given = [source for plan in plans for source in plan.system.launch.environment.values()]
-    referenced = {source.variable for source in given if not isinstance(source, str) and source.variable}
-    names = {*slurm.export, *referenced, *_OF_THE_PERSON}
+    names = let_through(plans)
     chosen = {name: value for name, value in client.items() if name in names or _TO_REACH_THE_CLUSTER.fullmatch(name)}
     # A variable of the job itself may be referred to; it is not to be had here.
     return {"PATH": _path(client.get("PATH")), **_person(), **chosen}
@@ -101,9 +98,9 @@ def _path(path: str | None) -> str:
     """A plain one, in which Slurm's programs are found where they lie here."""
     sbatch = shutil.which("sbatch", path=path)
     if sbatch is None:
-        return PATH
+        return PLAIN_PATH
     folder = str(Path(sbatch).parent)
-    return PATH if folder in PATH.split(":") else f"{folder}:{PATH}"
+    return PLAIN_PATH if folder in PLAIN_PATH.split(":") else f"{folder}:{PLAIN_PATH}"
 
 
 def _person() -> dict[str, str]:

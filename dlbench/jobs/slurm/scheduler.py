@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scheduler import Answer, Queue, cluster_of
-from dlbench.jobs.scripts.batch import keeps_own_comment, render_job, sbatch_arguments
-from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
+from dlbench.jobs.scripts.job import SUBMITTED, Job
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.environment import call, exported_names, job_environment
 from dlbench.records.folder import RunFolder
@@ -51,7 +51,7 @@ def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> A
         keep_open: as of `dlbench.jobs.scheduler.Scheduler.submit`.
     """
     try:
-        done = call(command, job_environment(job.plans), keep_open=keep_open)
+        done = call(command, {**job_environment(job.plans), SUBMITTED: "1"}, keep_open=keep_open)
     except subprocess.TimeoutExpired as late:
         return Answer(doubt=f"sbatch gave no answer within {late.timeout:g} s")
     except OSError as error:
@@ -82,14 +82,14 @@ class Slurm:
         """Raises EnvironmentLacksError: sbatch is not on PATH."""
         require_slurm()
 
-    def render(self, job: Job, folders: Sequence[RunFolder], python: str) -> str:
-        """The batch script."""
-        return render_job(job, folders, python)
+    def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
+        """The batch script; where the site has a comment of its own, the folder tells the job."""
+        return render_job(job, folders, python, comment)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
-        """The sbatch command; where the site has a comment of its own, the folder tells the job."""
+        """The sbatch command."""
         after = None if after is None else after.partition(";")[0]
-        return sbatch_arguments(job, folder, after, "" if keeps_own_comment(job) else comment)
+        return sbatch_arguments(job, folder, after, comment)
 
     def variables(self, job: Job) -> Sequence[str]:
         """As `slurm.export` says."""
