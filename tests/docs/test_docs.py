@@ -219,6 +219,15 @@ def test_every_command_has_a_section() -> None:
     assert headings == wanted
 
 
+def test_the_section_of_a_command_lists_all_of_its_options_and_no_other() -> None:
+    text = prose(DOCS / "cli.md")
+    for path, command in reference.commands():
+        section = re.split(r"^#+ ", text.split(f"# {' '.join(('dlbench', *path))}\n")[1], flags=re.MULTILINE)[0]
+        listed = re.findall(r"^- `(-[^` ]+)", section, re.MULTILINE)
+        options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+        assert sorted(listed) == sorted(one.opts[0] for one in options), path
+
+
 @page_by_name
 def test_commands_in_the_text_exist_with_their_options(page: Path) -> None:
     for span in quoted(page):
