@@ -56,7 +56,7 @@ from dlbench.views.storage import Io
 from tests.support.paths import ROOT
 from tests.thresholds import THRESHOLDS
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DASH = "—"
 

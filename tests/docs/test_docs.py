@@ -89,7 +89,7 @@ def test_no_page_names_a_place_of_this_machine(page: Path) -> None:
 
 def test_every_page_of_docs_is_linked_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
+    assert [page for page in DOCS.rglob("*.md") if f"({page.relative_to(ROOT)})" not in text] == []
 
 
 # --- generated parts --------------------------------------------------------------------------------------------------
