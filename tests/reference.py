@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
+from dlbench.cli.options import OPTION_GROUPS, GroupedCommand
 from dlbench.collectives.page.report import CollectivesReport
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal, manifest
@@ -57,7 +58,7 @@ from dlbench.views.storage import Io
 from tests.support.paths import ROOT
 from tests.thresholds import THRESHOLDS
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DASH = "—"
 
@@ -349,20 +350,30 @@ def _inner(group: click.Group, context: click.Context, name: str) -> click.Comma
     return command
 
 
-def _options(command: click.Command) -> dict[str, str]:
-    """Every option but --help as it is written, with the first sentence of its help and its default."""
+def _option_lines(command: click.Command) -> str:
+    """Every option but --help as it is written, with the first sentence of its help and its default.
+
+    In the order of the command's own help and under its titles, where that has some.
+    """
     context = click.Context(command)
-    found = {}
+    lines: list[tuple[str, str]] = []
     for option in command.params:
         if not isinstance(option, click.Option) or option.hidden:
             continue
         metavar = "" if option.is_flag else " " + option.make_metavar(context)
-        written = f"`{'`, `'.join((*option.opts, *option.secondary_opts))}{metavar}`"
         default = option.to_info_dict().get("default") if option.show_default else None
-        at = f" [{default}]" if default not in (None, False, True, ()) else ""
-        said = first_sentence(option.help or "").split("; ")[0].split(", repeatable:")[0].rstrip(".")
-        found[written] = f"{said}.{at}"
-    return found
+        said = first_sentence(option.help or "").split("; ")[0].split(", repeatable:")[0]
+        sentences = [said if said.endswith((".", "?")) or not said else f"{said}."]
+        sentences += ["Required."] * option.required + ["Repeatable."] * option.multiple
+        sentences += [f"[{default}]"] * (not isinstance(default, bool) and default not in (None, ()))
+        written = f"`{'`, `'.join((*option.opts, *option.secondary_opts))}{metavar}`"
+        lines.append((str(option.name), f"- {written}: {' '.join(filter(None, sentences))}"))
+    groups = [("", [line for _, line in lines])]
+    if isinstance(command, GroupedCommand):
+        titles = {name: title for title, names in OPTION_GROUPS for name in names}
+        groups = [(title, [line for name, line in lines if titles.get(name) == title]) for title, _ in OPTION_GROUPS]
+        groups.append(("Further options", [line for name, line in lines if name not in titles]))
+    return "\n\n".join("\n".join((*([f"{title}:\n"] * bool(title)), *mine)) for title, mine in groups if mine)
 
 
 def first_sentence(text: str) -> str:
@@ -371,32 +382,18 @@ def first_sentence(text: str) -> str:
 
 
 def cli_reference() -> str:
-    """The options of several commands, by the commands that take them, then a section for each with its own."""
-    every = {("dlbench", *path): command for path, command in (((), cli), *commands())}
-    options = {path: _options(command) for path, command in every.items()}
-    takers: dict[tuple[str, str], list[str]] = {}
-    for path, mine in options.items():
-        for pair in mine.items():
-            takers.setdefault(pair, []).append(" ".join(path[1:]))
-    shared: dict[tuple[str, ...], list[str]] = {}
-    for (name, says), paths in takers.items():
-        if len(paths) > 1:
-            shared.setdefault(tuple(paths), []).append(f"- {name}: {says}")
-    parts = ["## Options of several commands"]
-    for paths, lines in shared.items():
-        parts += [f"{', '.join(f'`{path}`' for path in paths)}:", "\n".join(lines)]
-    for path, command in every.items():
-        parts.append(f"{'#' * max(2, len(path))} {' '.join(path)}")
+    """A section for each command: its arguments, what it does, and all of its options."""
+    parts = []
+    for path, command in ((), cli), *commands():
+        words = ("dlbench", *path)
+        parts.append(f"{'#' * max(2, len(words))} {' '.join(words)}")
         arguments = [
             one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)
         ]
         about = first_paragraph(command.help or "")
-        parts.append(f"`{' '.join((*path, *arguments))}`: {about}" if arguments else about)
-        mine = options[path]
-        lines = [f"- {name}: {says}" for name, says in mine.items() if len(takers[name, says]) == 1]
-        if lines:
-            parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+        parts.append(f"`{' '.join((*words, *arguments))}`: {about}" if arguments else about)
+        parts.append(_option_lines(command))
+    return "\n\n".join(filter(None, parts))
 
 
 def first_paragraph(text: str) -> str:

@@ -90,7 +90,7 @@ def test_no_page_names_a_place_of_this_machine(page: Path) -> None:
 
 def test_every_page_of_docs_is_linked_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
+    assert [page for page in DOCS.rglob("*.md") if f"({page.relative_to(ROOT)})" not in text] == []
 
 
 # --- generated parts --------------------------------------------------------------------------------------------------
@@ -218,6 +218,15 @@ def test_every_command_has_a_section() -> None:
     headings = re.findall(r"^#+ (dlbench.*)$", prose(DOCS / "cli.md"), re.MULTILINE)
     wanted = ["dlbench", *(" ".join(("dlbench", *path)) for path, _ in reference.commands())]
     assert headings == wanted
+
+
+def test_the_section_of_a_command_lists_all_of_its_options_and_no_other() -> None:
+    text = prose(DOCS / "cli.md")
+    for path, command in reference.commands():
+        section = re.split(r"^#+ ", text.split(f"# {' '.join(('dlbench', *path))}\n")[1], flags=re.MULTILINE)[0]
+        listed = re.findall(r"^- `(-[^` ]+)", section, re.MULTILINE)
+        options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+        assert sorted(listed) == sorted(one.opts[0] for one in options), path
 
 
 @page_by_name

@@ -1,4 +1,4 @@
-"""The commands of the README and of the tour, as they stand and in their order, in a fresh checkout."""
+"""The commands of the README, the tour and the questions, as they stand and in their order, in a fresh checkout."""
 
 from __future__ import annotations
 
@@ -19,12 +19,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.horovod]
 # `dlbench ... # exit 6: why`: what the page says the command ends with.
 SAYS_ITS_CODE = re.compile(r"^(dlbench .*?)\s+# exit (\d+)\b.*$", re.MULTILINE)
 
+# What a verdict is depends on the machine and its load: met, missed or open.
+VERDICT = re.compile(r"^(dlbench (?:check|compare|estimate) .*?)(?:\s+#.*)?$", re.MULTILINE)
+
+QUESTIONS = sorted((ROOT / "docs" / "questions").glob("*.md"))
+
+
+def blocks_of(page: Path, without: str) -> str:
+    """All shell blocks of a page in their order, but those in which a line matches `without`."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return "".join(block for block in blocks if not re.search(without, block, re.MULTILINE))
+
+
+def held_to_its_codes(script: str) -> str:
+    return "set -e\n" + SAYS_ITS_CODE.sub(r"{ \1; code=$?; } || code=$?; test $code -eq \2", script)
+
 
 def script_of(page: Path) -> str:
-    """All shell blocks of a page as one script; `make` is tried by the project's CI."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    script = "".join(block for block in blocks if not re.search(r"^make ", block, re.MULTILINE))
-    return "set -e\n" + SAYS_ITS_CODE.sub(r"{ \1; code=$?; } || code=$?; test $code -eq \2", script)
+    """The commands of a page, each held to the code that stands beside it; `make` is tried by the project's CI."""
+    return held_to_its_codes(blocks_of(page, without=r"^make "))
+
+
+def script_without_a_cluster(page: Path) -> str:
+    """The commands of a page that need no Slurm; verdicts may be of any kind."""
+    script = blocks_of(page, without=r"dlbench box|\bsubmit\b|^salloc ")
+    return held_to_its_codes(VERDICT.sub(r"\1 || [[ $? == [16] ]]", script.replace("\\\n", " ")))
 
 
 @pytest.fixture
@@ -43,10 +62,10 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def run_commands(page: str, checkout: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, checkout: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DLBENCH_", "SLURM_"))}
     return subprocess.run(
-        ["bash", "-x", "-c", script_of(ROOT / page)],
+        ["bash", "-x", "-c", script],
         cwd=checkout,
         env={**environment, "PYTHONPATH": str(checkout)},
         stdout=subprocess.PIPE,
@@ -57,7 +76,7 @@ def run_commands(page: str, checkout: Path, timeout_s: float) -> subprocess.Comp
 
 
 def test_commands_of_the_readme_run_as_they_stand(checkout: Path, horovod_installed: None) -> None:
-    result = run_commands("README.md", checkout, timeout_s=300)
+    result = run_script(script_of(ROOT / "README.md"), checkout, timeout_s=300)
     assert result.returncode == 0, result.stdout[-6000:]
     assert (checkout / "report.html").stat().st_size > 0
     assert not (checkout / "runs" / "demo-20260101-000000" / "plan.json").exists()
@@ -65,5 +84,14 @@ def test_commands_of_the_readme_run_as_they_stand(checkout: Path, horovod_instal
 
 @pytest.mark.nightly
 def test_commands_of_the_tour_run_as_they_stand(checkout: Path, horovod_installed: None) -> None:
-    result = run_commands("docs/tour.md", checkout, timeout_s=3600)
+    result = run_script(script_of(ROOT / "docs" / "tour.md"), checkout, timeout_s=3600)
+    assert result.returncode == 0, result.stdout[-6000:]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", QUESTIONS, ids=lambda page: page.stem)
+def test_commands_of_a_question_run_as_they_stand(page: Path, checkout: Path, horovod_installed: None) -> None:
+    script = script_without_a_cluster(page)
+    assert "\ndlbench " in script
+    result = run_script(script, checkout, timeout_s=3600)
     assert result.returncode == 0, result.stdout[-6000:]
