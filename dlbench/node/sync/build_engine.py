@@ -62,7 +62,7 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
         plan.engine.horovod,
         place,
         device,
-        use_mpi=launch.launcher in ("mpirun", "srun-mpi"),
+        use_mpi=launch.by_mpi,
         address_file=folder.rendezvous,
         interface=launch.interface,
         wire="fp32" if plan.wire == "topk" else plan.wire,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.devices.identity import require_own_gpu
 from dlbench.node.ranks import RankPlace
@@ -28,13 +28,13 @@ from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gather_json import gather_json
 from dlbench.node.sync.gradient_times import BackwardWatch
 from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
-from dlbench.node.sync.horovod.flags import base_variables, require_flag
+from dlbench.node.sync.horovod.flags import base_variables
 from dlbench.node.sync.horovod.library import (
-    REMEDY,
     TRACES_ALWAYS,
+    build_of,
     closed_timeline_is_free,
     require_import,
-    require_nccl,
+    way_to_nccl,
 )
 from dlbench.node.sync.horovod.settings_report import (
     NOT_WATCHED,
@@ -123,18 +123,19 @@ class HorovodEngine:
         except ImportError as error:
             raise require_import(error) from None
         self._hvd = hvd
-        if self._exchange != "flat":
-            require_flag(hvd, self._exchange, self._place, use_mpi=self._use_mpi)
-        if self._use_mpi and not hvd.mpi_built():
-            raise EnvironmentLacksError(
-                f"engine horovod: this Horovod was built without MPI; install Open MPI and {REMEDY}"
-            )
+        refusal = build_of(hvd).refusal(
+            use_mpi=self._use_mpi,
+            ranks=self._place.size,
+            nodes=self._place.num_nodes,
+            on_gpu=self._device.type == "cuda",
+            exchange=self._exchange,
+            way_to_nccl=way_to_nccl,
+        )
+        if refusal is not None:
+            raise refusal
         if self._device.type == "cuda":
-            require_nccl(bool(hvd.nccl_built()), self._place.size)
             self._require_free_timeline()
         if not self._use_mpi:
-            if not hvd.gloo_built():
-                raise EnvironmentLacksError(f"engine horovod: this Horovod was built without Gloo; {REMEDY}")
             self._meet()
         if self._is_watched and self._place.rank == 0:
             self._window = TimelineWindow(self._watch)

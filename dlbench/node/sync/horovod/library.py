@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.cuda.build_parts import find_cuda_parts
-
-REMEDY = "run `dlbench setup horovod` in the Python environment of the compute nodes"
+from dlbench.specs.horovod_build import REMEDY, HorovodBuild
 
 TRACES_ALWAYS = (
     "not measured here: with its timeline at hand this Horovod waits for the GPU on the host of rank 0 in every step, "
@@ -50,18 +50,9 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
     return EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({said}); {REMEDY}, or use --engine ddp")
 
 
-def require_nccl(is_built: bool, ranks: int) -> None:
-    """Refuses several ranks on GPUs, whose gradients would go by the host; one rank exchanges nothing.
-
-    Raises:
-        EnvironmentLacksError: Horovod was built without NCCL; it says what such a build lacks here.
-    """
-    if is_built or ranks == 1:
-        return
-    raise EnvironmentLacksError(
-        f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
-        "use --engine ddp"
-    )
+def build_of(hvd: Any) -> HorovodBuild:
+    """What the imported `horovod.torch` was built with."""
+    return HorovodBuild(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
 
 
 def way_to_nccl() -> str:
