@@ -73,14 +73,14 @@ def _call(words: tuple[str, ...], timeout_s: float) -> subprocess.CompletedProce
     )
 
 
-def ask(code: str, timeout_s: float = 120, python: str = sys.executable) -> dict[str, Any] | str:
+def ask(code: str, timeout_s: float = 120, python: str | None = None) -> dict[str, Any] | str:
     """Runs a few lines of Python in a process of its own; their JSON, or the last line of their error."""
     try:
-        done = _call((python, "-P", "-W", "ignore", "-c", code), timeout_s)
+        done = _call((python or sys.executable, "-P", "-W", "ignore", "-c", code), timeout_s)
     except subprocess.TimeoutExpired:
         return f"no answer within {timeout_s:.0f} s"
     except OSError as error:
-        return f"{python}: {error.strerror}"
+        return f"{python or sys.executable}: {error.strerror}"
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return lines[-1] if lines else f"ended with {done.returncode}"

@@ -677,7 +677,8 @@ def test_a_horovod_without_the_mpi_that_came_later_is_named(
         installed.program(program, "echo 'mpirun (Open MPI) 4.1.4'")
     found = findings()
     assert (found["Horovod"].state, found["MPI"].state) == ("ok", "ok")
-    assert found["Horovod with MPI"].state == "absent"
+    assert found["Horovod with MPI"].state == "problem"
+    assert found["Horovod with MPI"].detail == "Horovod was built without MPI, and MPI is here now"
     assert found["Horovod with MPI"].remedy.startswith("dlbench setup horovod ")
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer())
     assert "Horovod with MPI" not in findings()
@@ -693,7 +694,9 @@ def test_a_horovod_beside_a_torch_for_cuda_says_what_it_lacks(
     assert found.detail.startswith("Horovod was built without NCCL; nccl.h is missing (looked for include/nccl.h in ")
     _, cuda = cuda_in(installed)
     monkeypatch.setenv("CUDA_HOME", str(cuda))
-    assert findings()["Horovod with NCCL"].detail.endswith("; NCCL and nvcc are here now")
+    found = findings()["Horovod with NCCL"]
+    assert (found.state, found.remedy.partition(" (")[0]) == ("problem", "dlbench setup horovod")
+    assert found.detail == "Horovod was built without NCCL, and NCCL and nvcc are here now"
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here, nccl=True, cuda=True, free_timeline=False))
     found = findings()
     assert "Horovod with NCCL" not in found
