@@ -255,7 +255,7 @@ def _mpi() -> Iterable[Finding]:
             detail="mpirun is not on PATH",
             needed_for="launchers mpirun and srun-mpi with Horovod",
             remedy="install Open MPI with its headers (Debian: openmpi-bin libopenmpi-dev) or load its module, "
-            "then dlbench setup horovod --rebuild",
+            "then dlbench setup horovod",
         )
         return
     compiler = "with mpicxx" if shutil.which("mpicxx") else "without mpicxx: Horovod cannot be built for it"
