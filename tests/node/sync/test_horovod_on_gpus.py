@@ -120,7 +120,7 @@ def test_ranks_without_nccl_are_told_what_a_build_with_it_lacks(on_gpu: Any, mon
 
 
 def test_a_rank_that_mpi_started_refuses_a_horovod_without_it(on_gpu: Any) -> None:
-    with pytest.raises(EnvironmentLacksError, match="built without MPI.* use --launcher srun-gloo"):
+    with pytest.raises(EnvironmentLacksError, match=r"built without MPI.* use --launcher srun-gloo"):
         on_gpu(2, mpi=False)
 
 
