@@ -6,25 +6,22 @@ variables of the loader may bring others; then nothing is said, and the ranks de
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.arithmetic import has_gpu
-from dlbench.opening import read_json
-from dlbench.setup.horovod import cache_folder
 from dlbench.setup.probes import ASK_HOROVOD, ask
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.horovod_build import HorovodBuild
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.user_cache import kept
 
 _REMEDIES = {
     "torch": "pip install 'dlbench[node]'",
@@ -33,9 +30,6 @@ _REMEDIES = {
 }
 
 _LOADERS_OWN = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD")
-
-_MAX_BYTES = 1 << 16
-"""Of an answer that is kept."""
 
 _WHERE = """
 import glob, importlib.util, json, os, sys
@@ -114,24 +108,12 @@ def _where(python: str) -> dict[str, Any] | None:
 def _horovod(python: str) -> dict[str, Any] | None:
     """What Horovod says of its build; None where it does not load here, as on a login node without a driver.
 
-    Kept, because it imports torch, which takes seconds: until another torch or Horovod is installed.
+    Kept until another torch or Horovod is installed, because it imports torch, which takes seconds.
     """
-    key = _digest(json.dumps([_where(python), ASK_HOROVOD]))
-    kept = cache_folder() / "asked" / f"{_digest(python)}.json"
-    with suppress(OSError, ValueError):
-        found = read_json(kept, _MAX_BYTES)
-        if isinstance(found, dict) and found.get("key") == key:
-            return found["answer"]  # type: ignore[no-any-return]
-    answer = ask(ASK_HOROVOD, python=python)
-    if isinstance(answer, str):
-        return None
-    with suppress(OSError):  # a home that cannot be written: it is asked again
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps({"key": key, "answer": answer}), encoding="utf-8")
-        part.replace(kept)
-    return answer
 
+    def find() -> str | None:
+        answer = ask(ASK_HOROVOD, python=python)
+        return None if isinstance(answer, str) else json.dumps(answer)
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = kept("asked", python, json.dumps([_where(python), ASK_HOROVOD]), find)
+    return None if text is None else json.loads(text)  # type: ignore[no-any-return]

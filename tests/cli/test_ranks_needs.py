@@ -132,6 +132,6 @@ def test_an_answer_is_kept_until_horovod_is_another(cli: Cli, tmp_path: Path) ->
     assert (tmp_path / "imported").read_text() == "x"
     stand_in_horovod(tmp_path)
     assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **variables).stderr == ""
-    for kept in (tmp_path / "cache").rglob("*.json"):
+    for kept in (tmp_path / "cache").rglob("asked/*"):
         kept.write_text("damaged")
     assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **variables).stderr == ""

@@ -28,6 +28,7 @@ from dlbench.setup.horovod import (
     toolchain,
 )
 from dlbench.setup.probes import Finding, examine
+from dlbench.specs.user_cache import cache_folder
 
 CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
 FACTS = {
@@ -167,9 +168,9 @@ def test_the_switches_of_a_build() -> None:
 
 
 def test_where_wheels_are_kept() -> None:
-    assert horovod.cache_folder({"DLBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
-    assert horovod.cache_folder({"DLBENCH_CACHE": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/dlbench")
-    assert horovod.cache_folder({}) == Path.home() / ".cache" / "dlbench"
+    assert cache_folder({"DLBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cache_folder({"DLBENCH_CACHE": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/dlbench")
+    assert cache_folder({}) == Path.home() / ".cache" / "dlbench"
 
 
 # A machine of stubs

@@ -28,9 +28,9 @@ from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gather_json import gather_json
 from dlbench.node.sync.gradient_times import BackwardWatch
 from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
-from dlbench.node.sync.horovod.flags import base_variables
 from dlbench.node.sync.horovod.library import (
     TRACES_ALWAYS,
+    base_variables,
     build_of,
     closed_timeline_is_free,
     require_import,

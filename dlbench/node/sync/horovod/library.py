@@ -50,6 +50,22 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
     return EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({said}); {REMEDY}, or use --engine ddp")
 
 
+def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
+    """Variables of every run, so that those of the caller's shell do not act.
+
+    Args:
+        exchange: flat, horovod-hierarchical or horovod-torus.
+        is_watched: whether the timeline can be opened later. All ranks must agree, because what they negotiate in
+            depends on it.
+    """
+    found = {
+        "HOROVOD_AUTOTUNE": "0",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(exchange == "horovod-hierarchical")),
+        "HOROVOD_TORUS_ALLREDUCE": str(int(exchange == "horovod-torus")),
+    }
+    return {**found, "HOROVOD_TIMELINE": "DYNAMIC"} if is_watched else found
+
+
 def build_of(hvd: Any) -> HorovodBuild:
     """What the imported `horovod.torch` was built with."""
     return HorovodBuild(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
