@@ -116,4 +116,4 @@ def _horovod(python: str) -> dict[str, Any] | None:
         return None if isinstance(answer, str) else json.dumps(answer)
 
     text = kept("asked", python, json.dumps([_where(python), ASK_HOROVOD]), find)
-    return None if text is None else json.loads(text)  # type: ignore[no-any-return]
+    return None if text is None else json.loads(text)

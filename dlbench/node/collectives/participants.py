@@ -22,7 +22,7 @@ from dlbench.node.collectives.transport import Transport
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
-from dlbench.node.sync.horovod.library import build_of, way_to_nccl
+from dlbench.node.sync.horovod.library import refusal
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.engine import HorovodSettings
@@ -221,13 +221,5 @@ def _horovod_problem(use_mpi: bool, device: torch.device, place: RankPlace) -> s
         import horovod.torch as hvd
     except ImportError as error:
         return f"cannot be imported ({error}); run `dlbench setup horovod`"
-    refusal = build_of(hvd).refusal(
-        use_mpi=use_mpi,
-        ranks=place.size,
-        nodes=place.num_nodes,
-        on_gpu=device.type == "cuda",
-        way_to_nccl=way_to_nccl,
-        who="horovod",
-        instead="other --backends",
-    )
-    return str(refusal or "")
+    on_gpu = device.type == "cuda"
+    return str(refusal(hvd, place, use_mpi=use_mpi, on_gpu=on_gpu, who="horovod", instead="other --backends") or "")

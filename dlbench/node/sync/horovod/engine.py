@@ -31,10 +31,9 @@ from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_var
 from dlbench.node.sync.horovod.library import (
     TRACES_ALWAYS,
     base_variables,
-    build_of,
     closed_timeline_is_free,
+    refusal,
     require_import,
-    way_to_nccl,
 )
 from dlbench.node.sync.horovod.settings_report import (
     NOT_WATCHED,
@@ -123,17 +122,10 @@ class HorovodEngine:
         except ImportError as error:
             raise require_import(error) from None
         self._hvd = hvd
-        refusal = build_of(hvd).refusal(
-            use_mpi=self._use_mpi,
-            ranks=self._place.size,
-            nodes=self._place.num_nodes,
-            on_gpu=self._device.type == "cuda",
-            exchange=self._exchange,
-            way_to_nccl=way_to_nccl,
-        )
-        if refusal is not None:
-            raise refusal
-        if self._device.type == "cuda":
+        on_gpu = self._device.type == "cuda"
+        if error := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
+            raise error
+        if on_gpu:
             self._require_free_timeline()
         if not self._use_mpi:
             self._meet()

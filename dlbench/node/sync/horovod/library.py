@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.cuda.build_parts import find_cuda_parts
+from dlbench.node.ranks import RankPlace
 from dlbench.specs.horovod_build import REMEDY, HorovodBuild
 
 TRACES_ALWAYS = (
@@ -66,9 +67,11 @@ def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
     return {**found, "HOROVOD_TIMELINE": "DYNAMIC"} if is_watched else found
 
 
-def build_of(hvd: Any) -> HorovodBuild:
-    """What the imported `horovod.torch` was built with."""
-    return HorovodBuild(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
+def refusal(hvd: Any, place: RankPlace, *, use_mpi: bool, on_gpu: bool, **words: str) -> DlbenchError | None:
+    """Why this rank refuses the imported `horovod.torch`; `words`: see `HorovodBuild.refusal`."""
+    build = HorovodBuild(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
+    ranks, nodes = place.size, place.num_nodes
+    return build.refusal(use_mpi=use_mpi, ranks=ranks, nodes=nodes, on_gpu=on_gpu, way_to_nccl=way_to_nccl, **words)
 
 
 def way_to_nccl() -> str:
