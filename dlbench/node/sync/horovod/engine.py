@@ -123,8 +123,8 @@ class HorovodEngine:
             raise require_import(error) from None
         self._hvd = hvd
         on_gpu = self._device.type == "cuda"
-        if error := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
-            raise error
+        if refused := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
+            raise refused
         if on_gpu:
             self._require_free_timeline()
         if not self._use_mpi:
