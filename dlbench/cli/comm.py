@@ -15,11 +15,11 @@ from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
 from dlbench.cli.options import F, InOrder, decorated, output_folder, write_output
 from dlbench.cli.report import FormatName, check_writable, emit, format_of, report_options, require_modules
-from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
+from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.specs.base import Precision
-    from dlbench.specs.collectives.plan import Collective, CommPlan
+    from dlbench.specs.collectives.plan import Collective
     from dlbench.specs.collectives.request import CommRuns
 
 
@@ -345,8 +345,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     made = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     require_here(made.plans[0].system)
     require_room(made.plans)
-    if not options["dry_run"]:
-        _require_libraries(made.plans)
+    shared.require_ranks_needs(made.plans, is_dry=options["dry_run"])
     _print_notes(made)
     if options["dry_run"]:
         print_commands(made.plans, options["out"])
@@ -376,6 +375,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     made = runs_of(options, system=system, points=points, points_are="ranks" if nodes is None else "nodes")
     require_scheduler(made.plans[0].system, options["out"], "dlbench comm run")
     campaign = campaign_from(made.plans, options)
+    shared.require_ranks_needs(made.plans, is_dry=options["dry_run"])
     _print_notes(made)
     if options["dry_run"]:
         print_scripts(campaign, options["out"], all_scripts=all_scripts)
@@ -388,25 +388,6 @@ def _print_notes(made: CommRuns) -> None:
     for note in made.notes:
         for line in textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False):
             click.echo(line, err=True)
-
-
-def _require_libraries(plans: list[CommPlan]) -> None:
-    """Proves that what the ranks import is installed in this environment; imports nothing heavy.
-
-    Raises:
-        EnvironmentLacksError: a library is missing; names the remedy.
-    """
-    spec = plans[0].comm
-    if plans[0].system.python:
-        return  # another environment's business
-    wanted = [("torch", "torch", shared.INSTALL_NODE)]
-    if spec.transport == "mpi" or "mpi" in spec.backends:
-        wanted.append(("mpi4py", "mpi4py, which carries MPI,", shared.INSTALL_MPI))
-    if "horovod" in spec.backends:
-        wanted.append(("horovod", "back-end horovod", f"{shared.SETUP_HOROVOD}, or choose other --backends"))
-    for module, what, remedy in wanted:
-        if importlib.util.find_spec(module) is None:
-            raise EnvironmentLacksError(f"{what} is not installed in {sys.prefix}; remedy: {remedy}")
 
 
 # In the order of work.

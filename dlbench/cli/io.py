@@ -147,7 +147,7 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
         print_commands(plans, options["out"])
         return 0
     require_modules("io --tiers", "numpy")
-    shared.require_engines(plans)
+    shared.require_ranks_needs(plans)
     following = f"dlbench report {shown(options['out'])} -o report.html"
     bar = sys.stderr.isatty() and not options["no_progress"]
     code = run_all(plans, options["out"], following, fail_fast=False, bar=bar)

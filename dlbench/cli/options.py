@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlbench.errors import EnvironmentLacksError, MachineError, UserError
+from dlbench.errors import MachineError, UserError
 
 if TYPE_CHECKING:
     from dlbench.specs.collectives.plan import CommPlan
@@ -158,8 +157,6 @@ COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")
 """Where GitLab CI and GitHub Actions say which commit is tested."""
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
-INSTALL_MPI = "pip install 'dlbench[mpi]'"
-SETUP_HOROVOD = "dlbench setup horovod"
 
 
 OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -518,23 +515,20 @@ def _require_path(path: str, who: str, remedy: str) -> None:
         raise UserError(f"{who} {path}: cannot be read")
 
 
-def require_engines(plans: list[RunPlan]) -> None:
-    """Proves that what the plans train with is installed in this environment; imports nothing heavy.
+def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:
+    """Refuses what the ranks would refuse, as far as their Python can be asked here; a dry run warns of it.
 
     Raises:
-        EnvironmentLacksError: a library is missing; names the remedy.
+        EnvironmentLacksError: a library is missing, or was built without what the plans need; names what works.
+        UserError: Horovod would ignore what is asked of it.
     """
-    import importlib.util
+    from dlbench.setup.requirements import refusal
 
-    plans = [plan for plan in plans if not plan.system.python]  # another environment's business
-    if not plans:
-        return
-    if importlib.util.find_spec("torch") is None:
-        raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
-    if any(plan.engine.name == "horovod" for plan in plans) and importlib.util.find_spec("horovod") is None:
-        raise EnvironmentLacksError(
-            f"engine horovod is not installed in {sys.prefix}; remedy: {SETUP_HOROVOD}, or choose --engine ddp"
-        )
+    error = refusal(plans)
+    if error is not None and not is_dry:
+        raise error
+    if error is not None:
+        click.echo(f"warning: {error}", err=True)
 
 
 def precision_words(plan: RunPlan) -> str:

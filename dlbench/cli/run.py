@@ -70,10 +70,10 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     for line in left_out(request, plans):
         click.echo(line, err=True)
     shared.note_few_pairs(request)
+    shared.require_ranks_needs(plans, is_dry=options["dry_run"])
     if options["dry_run"]:
         print_commands(plans, options["out"])
         return
-    shared.require_engines(plans)
     bar = sys.stderr.isatty() and not no_progress
     code = run_all(plans, options["out"], "", fail_fast=fail_fast, bar=bar)
     _tell_result(request, plans, options["out"])

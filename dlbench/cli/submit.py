@@ -77,6 +77,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     campaign = campaign_from(plans, options)  # what it refuses is told alone
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
+    shared.require_ranks_needs(plans, is_dry=options["dry_run"])
     if options["dry_run"]:
         print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return

@@ -157,7 +157,7 @@ def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> 
 
 
 def _doubts(plan: LaunchPlan) -> list[str]:
-    if plan.system.launch.launcher not in ("mpirun", "srun-mpi") or os.environ.get(YIELD) != "1":
+    if not plan.system.launch.by_mpi or os.environ.get(YIELD) != "1":
         return []
     return [
         f"Open MPI yields its core while it waits ({YIELD}=1), as if ranks shared cores: messages take longer than "

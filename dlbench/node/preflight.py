@@ -56,7 +56,7 @@ def require_machine(plan: RunPlan | CommPlan, place: RankPlace) -> None:
 
 def needs_host_name(plan: RunPlan | CommPlan) -> bool:
     """Whether Horovod runs over Gloo, which resolves the host's own name and ends by SIGSEGV where it cannot."""
-    if plan.system.launch.launcher in ("mpirun", "srun-mpi"):
+    if plan.system.launch.by_mpi:
         return False
     return plan.engine.name == "horovod" if isinstance(plan, RunPlan) else "horovod" in plan.comm.backends
 

@@ -30,6 +30,7 @@ from typing import Any
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.machine.cuda.build_parts import Nvcc, find_cuda_parts
 from dlbench.setup.horovod_patches import PATCHES
+from dlbench.specs.user_cache import cache_folder
 from dlbench.units import format_seconds
 
 VERSION = "0.28.1"
@@ -41,14 +42,6 @@ BUILD_REQUIREMENTS = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "s
 
 SIGN_OF_LIFE_S = 10.0
 """A build says at least this often how far it is."""
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where built wheels are kept: ``DLBENCH_CACHE``, else ``$XDG_CACHE_HOME/dlbench``, else ``~/.cache/dlbench``."""
-    if explicit := environment.get("DLBENCH_CACHE"):
-        return Path(explicit)
-    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "dlbench"
 
 
 def _first_line(*command: str) -> str:

@@ -73,12 +73,14 @@ def _call(words: tuple[str, ...], timeout_s: float) -> subprocess.CompletedProce
     )
 
 
-def _ask(code: str, timeout_s: float = 120) -> dict[str, Any] | str:
-    """Runs a few lines of Python elsewhere; their JSON, or the last line of their error."""
+def ask(code: str, timeout_s: float = 120, python: str | None = None) -> dict[str, Any] | str:
+    """Runs a few lines of Python in a process of its own; their JSON, or the last line of their error."""
     try:
-        done = _call((sys.executable, "-W", "ignore", "-c", code), timeout_s)
+        done = _call((python or sys.executable, "-P", "-W", "ignore", "-c", code), timeout_s)
     except subprocess.TimeoutExpired:
         return f"no answer within {timeout_s:.0f} s"
+    except OSError as error:
+        return f"{python or sys.executable}: {error.strerror}"
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return lines[-1] if lines else f"ended with {done.returncode}"
@@ -153,7 +155,7 @@ def _torch() -> Iterable[Finding]:
             remedy="pip install 'dlbench[node]'",
         )
         return
-    answer = _ask(
+    answer = ask(
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
         " 'gpus': torch.cuda.device_count(), 'nccl': torch.distributed.is_nccl_available()}))"
     )
@@ -170,7 +172,7 @@ def _torch() -> Iterable[Finding]:
     yield Finding(name="PyTorch", state="ok", detail=f"{answer['version']}, {cuda}, {nccl}")
 
 
-_ASK_HOROVOD = """
+ASK_HOROVOD = """
 import ctypes, json, torch
 import horovod, horovod.torch as hvd
 from horovod.torch import mpi_lib_v2
@@ -179,7 +181,7 @@ print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi
     "nccl": bool(hvd.nccl_built()), "cuda": hvd.cuda_built(),
     "readback": hasattr(library, "horovod_effective_cycle_time_ms"),
     "free_timeline": hasattr(library, "horovod_closed_timeline_is_free"),
-    "torch_cuda": torch.version.cuda, "torch_file": torch.__file__}))
+    "torch_cuda": torch.version.cuda, "torch_hip": torch.version.hip, "torch_file": torch.__file__}))
 """
 
 
@@ -190,7 +192,7 @@ def _horovod() -> Iterable[Finding]:
             name="Horovod", state="absent", detail="not installed", needed_for="engine horovod", remedy=remedy
         )
         return
-    answer = _ask(_ASK_HOROVOD)
+    answer = ask(ASK_HOROVOD)
     if isinstance(answer, str):
         yield Finding(name="Horovod", state="problem", detail=f"does not load: {answer}", remedy=f"{remedy} --rebuild")
         return
@@ -208,11 +210,11 @@ def _horovod() -> Iterable[Finding]:
         )
         return
     yield Finding(name="Horovod", state="ok", detail=detail)
-    if not answer["mpi"] and shutil.which("mpirun") and shutil.which("mpicxx"):
+    if not answer["mpi"] and shutil.which("mpicxx"):
         yield Finding(
             name="Horovod with MPI",
-            state="absent",
-            detail="Horovod was built without the MPI that is here",
+            state="problem",
+            detail="Horovod was built without MPI, and MPI is here now",
             needed_for="engine horovod with launchers mpirun and srun-mpi",
             remedy="dlbench setup horovod (builds it anew, with MPI)",
         )
@@ -224,11 +226,13 @@ def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
     """What a Horovod beside a torch for CUDA lacks."""
     if not answer["nccl"]:
         lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
-        here = "NCCL and nvcc are here now" if not isinstance(lacks, str) else lacks
+        came = not isinstance(lacks, str)
         yield Finding(
             name="Horovod with NCCL",
-            state="absent",
-            detail=f"Horovod was built without NCCL; {here}",
+            state="problem" if came else "absent",
+            detail="Horovod was built without NCCL, and NCCL and nvcc are here now"
+            if came
+            else f"Horovod was built without NCCL; {lacks}",
             needed_for="engine horovod on two and more GPUs (ddp needs nothing more)",
             remedy="dlbench setup horovod (builds it anew, with NCCL, where nothing lacks)",
         )
@@ -251,7 +255,7 @@ def _mpi() -> Iterable[Finding]:
             detail="mpirun is not on PATH",
             needed_for="launchers mpirun and srun-mpi with Horovod",
             remedy="install Open MPI with its headers (Debian: openmpi-bin libopenmpi-dev) or load its module, "
-            "then dlbench setup horovod --rebuild",
+            "then dlbench setup horovod",
         )
         return
     compiler = "with mpicxx" if shutil.which("mpicxx") else "without mpicxx: Horovod cannot be built for it"
@@ -313,7 +317,7 @@ def _nvml() -> Iterable[Finding]:
         "import json, pynvml as n; n.nvmlInit(); print(json.dumps({'driver': n.nvmlSystemGetDriverVersion(),"
         " 'gpus': [n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())]}))"
     )
-    answer = _ask(code)
+    answer = ask(code)
     if isinstance(answer, str):
         yield Finding(
             name="NVML",

@@ -219,8 +219,7 @@ class LaunchPlan(Spec):
     def yields(self) -> bool:
         """Whether Open MPI is told to yield while it waits: as the system says, else where ranks share cores."""
         asked = self.system.launch.oversubscribe_yield
-        by_mpi = self.system.launch.launcher in ("mpirun", "srun-mpi")
-        return by_mpi and (self.layout.shares_cores if asked is None else asked)
+        return self.system.launch.by_mpi and (self.layout.shares_cores if asked is None else asked)
 
     @model_validator(mode="after")
     def _launcher_reaches(self) -> Self:

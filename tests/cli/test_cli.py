@@ -33,7 +33,7 @@ from tests.support.run_factory import NOW, Story, Training, constant, quality_pl
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--engine", "single")
-SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--series", "s")
+SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--engine", "ddp", "--system", "box", "--series", "s")
 
 
 def plans(**request: Any) -> list[Any]:

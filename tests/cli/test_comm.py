@@ -349,6 +349,7 @@ def test_a_dry_run_prints_what_would_start_and_what_was_chosen(cli: Cli, tmp_pat
     assert [words[-1] for words in commands] == [str(tmp_path / "a b" / name / "plan.json") for name in names]
     # Further lines of a note are indented.
     notes = re.sub(r"\n +", " ", done.stderr).splitlines()
+    assert notes.pop(0).startswith("warning: torch is not installed in ")
     assert [note.split(":")[0] for note in notes] == ["note", "note"]
     assert "hierarchical, leader left out at 2 ranks" in notes[0]
     assert "hierarchical, leader left out at 4 ranks" in notes[1]

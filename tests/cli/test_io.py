@@ -248,7 +248,7 @@ def test_the_series_of_tiers_is_told_at_its_end(data: Path, tmp_path: Path, monk
         return ExitCode.OK
 
     monkeypatch.setattr("dlbench.cli.run.run_all", run_all)
-    monkeypatch.setattr("dlbench.cli.options.require_engines", lambda plans: None)
+    monkeypatch.setattr("dlbench.cli.options.require_ranks_needs", lambda plans: None)
     words = ("resnet50", "--preset", "ci", "--data", data, "--tiers", "--repeats", 2, "--out", tmp_path / "runs")
     result = io(*words, "--engine", "ddp")
     assert result.exit_code == 0, result.exception

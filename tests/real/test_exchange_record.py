@@ -244,7 +244,7 @@ def test_flags_that_this_build_ignores_are_refused(tmp_path: Path, horovod_insta
     done = launch(tmp_path, "hierarchical", "horovod", "sync.exchange=horovod-hierarchical")
     assert done.returncode == 5
     assert "sync.exchange horovod-hierarchical: this Horovod was built without NCCL" in done.stderr
-    assert "use sync.exchange hierarchical" in done.stderr
+    assert "use sync.exchange=hierarchical" in done.stderr
     assert not list(tmp_path.rglob("record.json"))
 
 

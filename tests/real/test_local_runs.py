@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
 from tests.support.forks import call_dlbench
+from tests.support.horovod import require_horovod_over_mpi
 from tests.support.leftovers import Leftovers
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
@@ -164,11 +164,7 @@ def test_estimate_tells_of_real_runs_how_many_ranks_a_training_is_worth(series: 
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_installed: None) -> None:
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun: install Open MPI")
-    probe = "import horovod.torch as h, sys; sys.exit(not h.mpi_built())"
-    if subprocess.run([sys.executable, "-W", "ignore", "-c", probe], check=False).returncode != 0:
-        pytest.skip("this Horovod was built without MPI: `dlbench setup horovod --rebuild` with Open MPI at hand")
+    require_horovod_over_mpi()
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = cli(*COSMO, "--ranks", "2", "--launcher", "mpirun", *SHORT, **root)
     assert done.returncode == 0, done.stderr
@@ -408,8 +404,7 @@ def test_nothing_is_left_under_mpirun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its session folder, its shared memory and the ranks are gone, too."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun: install Open MPI")
+    require_horovod_over_mpi()
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
     with Running(tmp_path, demo_data["cosmoflow"], "--engine", "horovod", "--launcher", "mpirun") as running:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.conftest import Cli
 from tests.support import exchange_ranks
 from tests.support.exchange_ranks import SmallNet, reference
 from tests.support.forks import run_ranks
+from tests.support.horovod import require_horovod_over_mpi
 from tests.support.paths import ROOT
 from tests.support.run_factory import plans
 
@@ -316,11 +316,7 @@ def test_over_process_sets_of_horovod_on_gloo(
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_over_process_sets_of_horovod_on_mpi(tmp_path: Path, expected: list[float], horovod_installed: None) -> None:
-    if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun: install Open MPI")
-    probe = "import horovod.torch as h, sys; sys.exit(not h.mpi_built())"
-    if subprocess.run([sys.executable, "-W", "ignore", "-c", probe], check=False).returncode != 0:
-        pytest.skip("this Horovod was built without MPI: `dlbench setup horovod --rebuild` with Open MPI at hand")
+    require_horovod_over_mpi()
     name = "hierarchical"
     plan = plans(
         points=(4,),

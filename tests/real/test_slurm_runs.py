@@ -18,6 +18,7 @@ from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.horovod import require_horovod_over_mpi
 from tests.support.images import write_tiny_image
 from tests.support.leftovers import Leftovers
 from tests.support.programs import as_shown
@@ -73,6 +74,8 @@ def wait_until_measuring(folder: Path) -> None:
 def test_resnet_on_one_and_two_nodes(
     cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, launcher: str, horovod_installed: None
 ) -> None:
+    if launcher == "srun-mpi":
+        require_horovod_over_mpi()
     command = ("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--launcher", launcher)
     command += ("--data", str(images), "--series", "nightly", *SHORT)
     nodes = [tmp_path / name for name in ("n1", "n2")]

@@ -28,6 +28,7 @@ from dlbench.setup.horovod import (
     toolchain,
 )
 from dlbench.setup.probes import Finding, examine
+from dlbench.specs.user_cache import cache_folder
 
 CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
 FACTS = {
@@ -167,9 +168,9 @@ def test_the_switches_of_a_build() -> None:
 
 
 def test_where_wheels_are_kept() -> None:
-    assert horovod.cache_folder({"DLBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
-    assert horovod.cache_folder({"DLBENCH_CACHE": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/dlbench")
-    assert horovod.cache_folder({}) == Path.home() / ".cache" / "dlbench"
+    assert cache_folder({"DLBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cache_folder({"DLBENCH_CACHE": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/dlbench")
+    assert cache_folder({}) == Path.home() / ".cache" / "dlbench"
 
 
 # A machine of stubs
@@ -677,7 +678,8 @@ def test_a_horovod_without_the_mpi_that_came_later_is_named(
         installed.program(program, "echo 'mpirun (Open MPI) 4.1.4'")
     found = findings()
     assert (found["Horovod"].state, found["MPI"].state) == ("ok", "ok")
-    assert found["Horovod with MPI"].state == "absent"
+    assert found["Horovod with MPI"].state == "problem"
+    assert found["Horovod with MPI"].detail == "Horovod was built without MPI, and MPI is here now"
     assert found["Horovod with MPI"].remedy.startswith("dlbench setup horovod ")
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer())
     assert "Horovod with MPI" not in findings()
@@ -693,7 +695,9 @@ def test_a_horovod_beside_a_torch_for_cuda_says_what_it_lacks(
     assert found.detail.startswith("Horovod was built without NCCL; nccl.h is missing (looked for include/nccl.h in ")
     _, cuda = cuda_in(installed)
     monkeypatch.setenv("CUDA_HOME", str(cuda))
-    assert findings()["Horovod with NCCL"].detail.endswith("; NCCL and nvcc are here now")
+    found = findings()["Horovod with NCCL"]
+    assert (found.state, found.remedy.partition(" (")[0]) == ("problem", "dlbench setup horovod")
+    assert found.detail == "Horovod was built without NCCL, and NCCL and nvcc are here now"
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here, nccl=True, cuda=True, free_timeline=False))
     found = findings()
     assert "Horovod with NCCL" not in found

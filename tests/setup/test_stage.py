@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -66,3 +67,29 @@ def test_the_last_line_names_all_stages_and_their_total(tmp_path: Path) -> None:
     assert "all stages" not in failed.stdout
     assert run("--all", "true", folder=tmp_path).stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["x.log"]
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "setup"])
+def test_make_asks_for_horovod_s_build_though_nothing_else_has_changed(tmp_path: Path, target: str) -> None:
+    """MPI that came after the build touches no file that make knows."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(STAGE, tmp_path / ".ci")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    for name in ("python", "dlbench", "ruff", "mypy"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/called\n')
+        (programs / name).chmod(0o755)
+    for stamp in (".ready-demo", ".ready-dev"):
+        (tmp_path / ".venv" / stamp).touch()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    for _ in range(2):
+        done = subprocess.run(
+            ["make", target], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        called = (tmp_path / "called").read_text().splitlines()
+        (tmp_path / "called").unlink()
+        assert called[0] == "dlbench setup horovod"
+        assert not any(line.startswith("python -m pip") for line in called)

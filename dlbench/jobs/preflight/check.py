@@ -86,7 +86,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
 
 def _backends(system: SystemSpec) -> Any:
     """All that a run on this system could exchange by; what is not installed there is told by the ranks."""
-    by_mpi = ("mpi",) if system.launch.launcher in ("mpirun", "srun-mpi") else ()
+    by_mpi = ("mpi",) if system.launch.by_mpi else ()
     return ("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod")
 
 

@@ -228,7 +228,7 @@ def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
     if plan.yields:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
         variables[YIELD] = "1"
-    if plan.system.launch.launcher in ("mpirun", "srun-mpi") and plan.layout.nodes == 1:
+    if plan.system.launch.by_mpi and plan.layout.nodes == 1:
         # Ranks of one node share memory; Open MPI's TCP and OFI transports would listen all the same.
         variables["OMPI_MCA_btl"] = "^tcp,ofi"
     # What the site says has the last word.

@@ -16,8 +16,6 @@ from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.system.launch import LauncherName
 
-MPI_LAUNCHERS: tuple[LauncherName, ...] = ("mpirun", "srun-mpi")
-
 _POLLS = 256
 """Tests of a request between two looks at the clock."""
 
@@ -33,7 +31,7 @@ def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -
     Raises:
         EnvironmentLacksError: no mpi4py, no MPI library, or MPI sees other ranks than planned.
     """
-    if launcher not in MPI_LAUNCHERS:
+    if launcher not in ("mpirun", "srun-mpi"):
         raise EnvironmentLacksError(f"mpi: needs launcher mpirun or srun-mpi, this run was started by {launcher}")
     try:
         import mpi4py

@@ -14,7 +14,7 @@ from dlbench.node.collectives.contestants import Contestant, OwnAlgorithm, Vecto
 from dlbench.node.collectives.control import Control, first_line
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES
-from dlbench.node.collectives.mpi_transport import MPI_LAUNCHERS, MpiTransport, start_mpi, stop_mpi
+from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi, stop_mpi
 from dlbench.node.collectives.references import HorovodReference, MpiReference, Reference, TorchReference
 from dlbench.node.collectives.sample_clocks import StreamSampleClock
 from dlbench.node.collectives.torch_transport import GlooTransport, NcclTransport
@@ -22,7 +22,7 @@ from dlbench.node.collectives.transport import Transport
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
-from dlbench.node.sync.horovod.library import way_to_nccl
+from dlbench.node.sync.horovod.library import refusal
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.engine import HorovodSettings
@@ -80,8 +80,8 @@ class Lineup:
         if "horovod" not in self._plan.comm.backends:
             return []
         place, control = self._place, self._control
-        use_mpi = self._plan.system.launch.launcher in MPI_LAUNCHERS
-        problem = _horovod_problem(use_mpi, self._device)
+        use_mpi = self._plan.system.launch.by_mpi
+        problem = _horovod_problem(use_mpi, self._device, place)
         if self._refused("horovod", problem):
             return []
         engine = HorovodEngine(
@@ -215,16 +215,11 @@ def _meet(flag: torch.Tensor, group: dist.ProcessGroup) -> None:
         raise passed_on(f"NCCL's barrier in the stream failed: {first_line(error)}", error) from None
 
 
-def _horovod_problem(use_mpi: bool, device: torch.device) -> str:
+def _horovod_problem(use_mpi: bool, device: torch.device, place: RankPlace) -> str:
     """Why Horovod cannot be used here, or nothing."""
     try:
         import horovod.torch as hvd
     except ImportError as error:
         return f"cannot be imported ({error}); run `dlbench setup horovod`"
-    if use_mpi and not hvd.mpi_built():
-        return "was built without MPI, which the launcher stands for; run `dlbench setup horovod` beside Open MPI"
-    if not use_mpi and not hvd.gloo_built():
-        return "was built without Gloo; run `dlbench setup horovod`"
-    if device.type == "cuda" and not hvd.nccl_built():
-        return f"was built without NCCL and would copy buffers by the host; {way_to_nccl()}"
-    return ""
+    on_gpu = device.type == "cuda"
+    return str(refusal(hvd, place, use_mpi=use_mpi, on_gpu=on_gpu, who="horovod", instead="other --backends") or "")

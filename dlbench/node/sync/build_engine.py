@@ -63,7 +63,7 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
         plan.engine.horovod,
         place,
         device,
-        use_mpi=launch.launcher in ("mpirun", "srun-mpi"),
+        use_mpi=launch.by_mpi,
         address_file=folder.rendezvous,
         interface=launch.interface,
         fusion="auto" if plan.sync.is_own else plan.sync.fusion,

@@ -148,7 +148,7 @@ class CommPlan(LaunchPlan):
             )
         if self.comm.shards is not None and self.comm.shards > ranks:
             raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
-        by_mpi = self.system.launch.launcher in ("mpirun", "srun-mpi")
+        by_mpi = self.system.launch.by_mpi
         if self.comm.transport == "mpi" and not by_mpi:
             raise ValueError("transport mpi: needs launcher mpirun or srun-mpi")
         if "mpi" in self.comm.backends and not by_mpi:

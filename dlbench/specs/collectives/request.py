@@ -30,8 +30,6 @@ from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series
 from dlbench.specs.system.system import SystemSpec
 from dlbench.units import format_bytes
 
-_MPI_LAUNCHERS = ("mpirun", "srun-mpi")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CommRequest:
@@ -165,7 +163,7 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
     if transport == "torch":
         chosen.append("nccl" if system.node.gpus else "gloo")
     for name, library, is_wanted in (
-        ("mpi", "mpi4py", system.launch.launcher in _MPI_LAUNCHERS),
+        ("mpi", "mpi4py", system.launch.by_mpi),
         ("horovod", "horovod", True),
     ):
         if is_wanted and library in installed:
@@ -222,7 +220,7 @@ INERT: tuple[tuple[str, Acts, str], ...] = (
     ),
     (
         "system.launch.oversubscribe_yield",
-        lambda spec, system: system.launch.launcher in _MPI_LAUNCHERS,
+        lambda spec, system: system.launch.by_mpi,
         "only MPI launchers read it",
     ),
     (

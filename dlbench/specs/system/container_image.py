@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.opening import file_sha256, read_text, why_unreadable
+from dlbench.opening import file_sha256, why_unreadable
 from dlbench.specs.system.container import ContainerSpec
-
-_MAX_BYTES = 1 << 12
-_PIECE = 1 << 20
+from dlbench.specs.user_cache import kept
 
 
 def with_image(container: ContainerSpec) -> ContainerSpec:
@@ -46,23 +41,4 @@ def with_image(container: ContainerSpec) -> ContainerSpec:
 
 @functools.cache
 def _digest(path: str, size: int, changed_ns: int) -> str:
-    state = f"{path}\n{size} {changed_ns}\n"
-    kept = _cache() / "containers" / hashlib.sha256(os.fsencode(path)).hexdigest()
-    with suppress(OSError, ValueError):
-        text = read_text(kept, _MAX_BYTES)
-        if text.startswith(state) and len(text) == len(state) + 64:
-            return text[-64:]
-    digest = file_sha256(Path(path))
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_name(f"{kept.name}.{os.getpid()}")
-        part.write_text(state + digest, encoding="utf-8", errors="surrogateescape")
-        part.replace(kept)
-    return digest
-
-
-def _cache() -> Path:
-    """As `dlbench setup` has it: ``DLBENCH_CACHE``, else ``$XDG_CACHE_HOME/dlbench``, else ``~/.cache/dlbench``."""
-    if explicit := os.environ.get("DLBENCH_CACHE"):
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlbench"
+    return kept("containers", path, f"{size} {changed_ns}", lambda: file_sha256(Path(path))) or ""

@@ -77,6 +77,11 @@ class LaunchSpec(Spec):
     )
 
     @property
+    def by_mpi(self) -> bool:
+        """Whether MPI starts the ranks."""
+        return self.launcher in ("mpirun", "srun-mpi")
+
+    @property
     def referenced(self) -> frozenset[str]:
         """Names of the variables whose values are given by reference, and of those that they are taken from."""
         given = {name: one for name, one in self.environment.items() if isinstance(one, VariableSource)}

@@ -26,10 +26,10 @@ __all__ = ["stand_in_cuda"]
 class FakeHorovod(ModuleType):
     """A Horovod over MPI that notes what is asked of it."""
 
-    def __init__(self, *, nccl: bool, size: int) -> None:
+    def __init__(self, *, nccl: bool, mpi: bool, size: int) -> None:
         super().__init__("horovod.torch")
         self.Compression = type("Compression", (), {"none": None, "fp16": None})
-        self._nccl, self._size = nccl, size
+        self._nccl, self._mpi, self._size = nccl, mpi, size
         self.variables: dict[str, str] = {}
         self.broadcasts = 0
 
@@ -40,6 +40,9 @@ class FakeHorovod(ModuleType):
         return 22907 if self._nccl else 0
 
     def mpi_built(self) -> bool:
+        return self._mpi
+
+    def gloo_built(self) -> bool:
         return True
 
     def size(self) -> int:
@@ -66,8 +69,8 @@ def on_gpu(stand_in_cuda: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(library, "loaded_library", lambda: None)
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
-    def start(ranks: int, *, nccl: bool = True) -> tuple[HorovodEngine, FakeHorovod]:
-        fake = FakeHorovod(nccl=nccl, size=ranks)
+    def start(ranks: int, *, nccl: bool = True, mpi: bool = True) -> tuple[HorovodEngine, FakeHorovod]:
+        fake = FakeHorovod(nccl=nccl, mpi=mpi, size=ranks)
         package = ModuleType("horovod")
         package.torch = fake  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "horovod", package)
@@ -114,6 +117,11 @@ def test_ranks_without_nccl_are_told_what_a_build_with_it_lacks(on_gpu: Any, mon
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(EnvironmentLacksError, match="this torch is not built for CUDA"):
         on_gpu(2, nccl=False)
+
+
+def test_a_rank_that_mpi_started_refuses_a_horovod_without_it(on_gpu: Any) -> None:
+    with pytest.raises(EnvironmentLacksError, match=r"built without MPI.* use --launcher srun-gloo"):
+        on_gpu(2, mpi=False)
 
 
 def test_a_horovod_that_would_trace_every_step_runs_without_its_timeline(

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.devices.identity import require_own_gpu
 from dlbench.node.ranks import RankPlace
@@ -28,13 +28,12 @@ from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gather_json import gather_json
 from dlbench.node.sync.gradient_times import BackwardWatch
 from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
-from dlbench.node.sync.horovod.flags import base_variables, require_flag
 from dlbench.node.sync.horovod.library import (
-    REMEDY,
     TRACES_ALWAYS,
+    base_variables,
     closed_timeline_is_free,
+    refusal,
     require_import,
-    require_nccl,
 )
 from dlbench.node.sync.horovod.settings_report import (
     NOT_WATCHED,
@@ -128,18 +127,12 @@ class HorovodEngine:
         except ImportError as error:
             raise require_import(error) from None
         self._hvd = hvd
-        if self._exchange != "flat":
-            require_flag(hvd, self._exchange, self._place, use_mpi=self._use_mpi)
-        if self._use_mpi and not hvd.mpi_built():
-            raise EnvironmentLacksError(
-                f"engine horovod: this Horovod was built without MPI; install Open MPI and {REMEDY}"
-            )
-        if self._device.type == "cuda":
-            require_nccl(bool(hvd.nccl_built()), self._place.size)
+        on_gpu = self._device.type == "cuda"
+        if refused := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
+            raise refused
+        if on_gpu:
             self._require_free_timeline()
         if not self._use_mpi:
-            if not hvd.gloo_built():
-                raise EnvironmentLacksError(f"engine horovod: this Horovod was built without Gloo; {REMEDY}")
             self._meet()
         if self._is_watched and self._place.rank == 0:
             self._window = TimelineWindow(self._watch)

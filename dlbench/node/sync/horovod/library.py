@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.cuda.build_parts import find_cuda_parts
-
-REMEDY = "run `dlbench setup horovod` in the Python environment of the compute nodes"
+from dlbench.node.ranks import RankPlace
+from dlbench.specs.horovod_build import REMEDY, HorovodBuild
 
 TRACES_ALWAYS = (
     "not measured here: with its timeline at hand this Horovod waits for the GPU on the host of rank 0 in every step, "
@@ -50,18 +51,27 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
     return EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({said}); {REMEDY}, or use --engine ddp")
 
 
-def require_nccl(is_built: bool, ranks: int) -> None:
-    """Refuses several ranks on GPUs, whose gradients would go by the host; one rank exchanges nothing.
+def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
+    """Variables of every run, so that those of the caller's shell do not act.
 
-    Raises:
-        EnvironmentLacksError: Horovod was built without NCCL; it says what such a build lacks here.
+    Args:
+        exchange: flat, horovod-hierarchical or horovod-torus.
+        is_watched: whether the timeline can be opened later. All ranks must agree, because what they negotiate in
+            depends on it.
     """
-    if is_built or ranks == 1:
-        return
-    raise EnvironmentLacksError(
-        f"engine horovod: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
-        "use --engine ddp"
-    )
+    found = {
+        "HOROVOD_AUTOTUNE": "0",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(exchange == "horovod-hierarchical")),
+        "HOROVOD_TORUS_ALLREDUCE": str(int(exchange == "horovod-torus")),
+    }
+    return {**found, "HOROVOD_TIMELINE": "DYNAMIC"} if is_watched else found
+
+
+def refusal(hvd: Any, place: RankPlace, *, use_mpi: bool, on_gpu: bool, **words: str) -> DlbenchError | None:
+    """Why this rank refuses the imported `horovod.torch`; `words`: see `HorovodBuild.refusal`."""
+    build = HorovodBuild(gloo=bool(hvd.gloo_built()), mpi=bool(hvd.mpi_built()), nccl=bool(hvd.nccl_built()))
+    ranks, nodes = place.size, place.num_nodes
+    return build.refusal(use_mpi=use_mpi, ranks=ranks, nodes=nodes, on_gpu=on_gpu, way_to_nccl=way_to_nccl, **words)
 
 
 def way_to_nccl() -> str:

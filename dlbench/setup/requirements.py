@@ -1,0 +1,119 @@
+"""What the ranks of a plan will refuse to start without, asked of their Python before any job is there.
+
+The login node knows it where that Python is a path it can execute. Modules, set-up lines, a container, an image or
+variables of the loader may bring others; then nothing is said, and the ranks decide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dlbench.errors import DlbenchError, EnvironmentLacksError
+from dlbench.machine.arithmetic import has_gpu
+from dlbench.setup.probes import ASK_HOROVOD, ask
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.horovod_build import HorovodBuild
+from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.user_cache import kept
+
+_REMEDIES = {
+    "torch": "pip install 'dlbench[node]'",
+    "mpi4py": "pip install 'dlbench[mpi]'",
+    "horovod": "dlbench setup horovod",
+}
+
+_LOADERS_OWN = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD")
+
+_WHERE = """
+import glob, importlib.util, json, os, sys
+found = {name: importlib.util.find_spec(name) for name in ("torch", "mpi4py", "horovod")}
+folders = {name: os.path.dirname(spec.origin or "") for name, spec in found.items() if spec}
+files = [os.path.join(folders["torch"], "version.py")] if "torch" in folders else []
+files += sorted(glob.glob(os.path.join(folders["horovod"], "torch", "mpi_lib_v2*"))) if "horovod" in folders else []
+print(json.dumps({"prefix": sys.prefix, "installed": sorted(folders),
+    "files": [[file, os.stat(file).st_mtime_ns] for file in files]}))
+"""
+
+
+def refusal(plans: Sequence[LaunchPlan]) -> DlbenchError | None:
+    """The error that ranks of these plans would end with, as far as it can be known here; None otherwise."""
+    return next((error for plan in plans if (error := _refusal(plan))), None)
+
+
+def _refusal(plan: LaunchPlan) -> DlbenchError | None:
+    python = _python_of(plan.system)
+    where = _where(python) if python else None
+    if python is None or where is None:
+        return None
+    for name, who, instead in _packages(plan):
+        if name not in where["installed"]:
+            return EnvironmentLacksError(
+                f"{who} is not installed in {where['prefix']}; remedy: {_REMEDIES[name]}{instead}"
+            )
+    if not isinstance(plan, RunPlan) or plan.engine.name != "horovod":
+        return None
+    told = _horovod(python)
+    if told is None:
+        return None
+    exchange = plan.sync.exchange
+    return HorovodBuild(gloo=told["gloo"], mpi=told["mpi"], nccl=told["nccl"]).refusal(
+        use_mpi=plan.system.launch.by_mpi,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        on_gpu=bool(told["torch_cuda"] or told["torch_hip"])
+        and (has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0),
+        exchange=exchange if exchange.startswith("horovod-") else "flat",
+    )
+
+
+def _python_of(system: SystemSpec) -> str | None:
+    """The interpreter of the ranks, where it is one that can be asked here."""
+    if system.modules or system.modules_init or system.setup or system.image.file or system.container.kind != "none":
+        return None
+    if any(name in system.launch.environment for name in _LOADERS_OWN):
+        return None
+    python = system.python or sys.executable
+    return python if Path(python).is_absolute() and os.access(python, os.X_OK) else None
+
+
+def _packages(plan: LaunchPlan) -> Iterator[tuple[str, str, str]]:
+    """What ranks import: the package, what a person knows it by, and what does without it."""
+    yield "torch", "torch", ""
+    if isinstance(plan, RunPlan) and plan.engine.name == "horovod":
+        yield "horovod", "engine horovod", ", or choose --engine ddp"
+    if isinstance(plan, CommPlan):
+        # Back-ends are chosen by what this Python has; ranks of another one tell what they lack, and go on.
+        backends = () if plan.system.python else plan.comm.backends
+        if plan.comm.transport == "mpi" or "mpi" in backends:
+            yield "mpi4py", "mpi4py, which carries MPI,", ""
+        if "horovod" in backends:
+            yield "horovod", "back-end horovod", ", or choose other --backends"
+
+
+@cache
+def _where(python: str) -> dict[str, Any] | None:
+    """What is installed for an interpreter, and when what decides about Horovod's build changed."""
+    answer = ask(_WHERE, python=python)
+    return None if isinstance(answer, str) else answer
+
+
+@cache
+def _horovod(python: str) -> dict[str, Any] | None:
+    """What Horovod says of its build; None where it does not load here, as on a login node without a driver.
+
+    Kept until another torch or Horovod is installed, because it imports torch, which takes seconds.
+    """
+
+    def find() -> str | None:
+        answer = ask(ASK_HOROVOD, python=python)
+        return None if isinstance(answer, str) else json.dumps(answer)
+
+    text = kept("asked", python, json.dumps([_where(python), ASK_HOROVOD]), find)
+    return None if text is None else json.loads(text)

@@ -1,0 +1,73 @@
+"""What a run asks of the Horovod that its ranks load: one rule, for planning and for the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlbench.errors import DlbenchError, EnvironmentLacksError, UserError
+
+REMEDY = "run `dlbench setup horovod` in the Python environment of the compute nodes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HorovodBuild:
+    """What an installed Horovod was built with, as the functions of `horovod.torch` tell."""
+
+    gloo: bool
+    mpi: bool
+    nccl: bool
+
+    def refusal(
+        self,
+        *,
+        use_mpi: bool,
+        ranks: int,
+        nodes: int,
+        on_gpu: bool,
+        exchange: str = "flat",
+        way_to_nccl: Callable[[], str] = lambda: f"for one with it, {REMEDY}",
+        who: str = "engine horovod",
+        instead: str = "--engine ddp",
+    ) -> DlbenchError | None:
+        """Why ranks refuse this build, as the error that they end with; None where it does all that is asked.
+
+        Args:
+            use_mpi: the launcher is an MPI one; without it ranks meet by Gloo.
+            ranks: of the run. One exchanges nothing, and needs no NCCL on a GPU.
+            nodes: of the run.
+            on_gpu: whether ranks compute on GPUs.
+            exchange: flat, or a flag of Horovod (horovod-hierarchical, horovod-torus), which NCCL's operations alone
+                obey (nccl_operations.cc and operations.cc of 0.28).
+            way_to_nccl: a clause that leads to a Horovod with NCCL; asked only where it is told.
+            who: asks.
+            instead: what does without Horovod.
+        """
+        if exchange != "flat":
+            asked = f"sync.exchange {exchange}"
+            if not self.nccl:
+                return EnvironmentLacksError(
+                    f"{asked}: this Horovod was built without NCCL, and such builds ignore the flag without a word; "
+                    "use sync.exchange=hierarchical, which dlbench itself does on any back-end"
+                )
+            if exchange == "horovod-hierarchical" and not use_mpi:
+                return EnvironmentLacksError(
+                    f"{asked}: Horovod goes across nodes by MPI here and ignores the flag without it; use an MPI "
+                    "launcher, or sync.exchange=hierarchical"
+                )
+            if nodes == 1 and ranks > 1:
+                return UserError(f"{asked}: Horovod ignores the flag on a single node; use more nodes")
+        if use_mpi and not self.mpi:
+            return EnvironmentLacksError(
+                f"{who}: this Horovod was built without MPI, which launchers mpirun and srun-mpi need; use --launcher "
+                f"srun-gloo (without Slurm: local) or {instead}; for one with MPI, {REMEDY}, with Open MPI's mpicxx "
+                "on the PATH"
+            )
+        if on_gpu and ranks > 1 and not self.nccl:
+            return EnvironmentLacksError(
+                f"{who}: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
+                f"use {instead}"
+            )
+        if not use_mpi and not self.gloo:
+            return EnvironmentLacksError(f"{who}: this Horovod was built without Gloo; {REMEDY}")
+        return None

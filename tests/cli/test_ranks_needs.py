@@ -1,0 +1,137 @@
+"""What ranks would refuse of their Horovod is refused before any job or run is there; a dry run warns of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+from tests.support.horovod import stand_in_horovod
+
+RUN = ("run", "cosmoflow", "--preset", "ci", "--engine", "horovod", "--data", "synthetic")
+SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--engine", "horovod", "--data", "synthetic", "--system", "box")
+HIERARCHICAL = ("--set", "sync.exchange=horovod-hierarchical")
+WITHOUT_MPI = "engine horovod: this Horovod was built without MPI, which launchers mpirun and srun-mpi need; use "
+GPU_SYSTEM = """\
+format: dlbench.system
+version: 1
+name: gpus
+title: GPUs
+scheduler: slurm
+slurm: {partition: gpu, gpu_request: gpus-per-node}
+node: {cores: 8, gpus: 4, ranks: 4}
+launch: {launcher: srun-mpi}
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> str:
+    """A PATH with stand-ins of what starts ranks and jobs; what they are called with is in `called`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("mpirun", "srun", "sbatch"):
+        (folder / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path / 'called'}\nexit 7\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "built", "words"),
+    [
+        ((*RUN, "--ranks", "2", "--launcher", "mpirun"), {"mpi": False}, [WITHOUT_MPI, "without Slurm: local"]),
+        ((*SUBMIT, "--nodes", "1,2"), {"mpi": False}, [WITHOUT_MPI, "--launcher srun-gloo", "--engine ddp"]),
+        ((*SUBMIT, "--nodes", "2", *HIERARCHICAL), {}, ["without NCCL", "use sync.exchange=hierarchical"]),
+        ((*RUN, "--ranks", "2", "--set", "sync.exchange=horovod-torus"), {}, ["without NCCL", "hierarchical"]),
+        (
+            (*SUBMIT, "--nodes", "2", "--launcher", "srun-gloo", *HIERARCHICAL),
+            {"nccl": True},
+            ["by MPI here and ignores the flag without it; use an MPI launcher"],
+        ),
+        ((*RUN, "--ranks", "2"), {"gloo": False}, ["built without Gloo; run `dlbench setup horovod`"]),
+    ],
+)
+def test_a_build_that_ranks_refuse_is_refused_before_any_job(
+    cli: Cli, tmp_path: Path, programs: str, arguments: tuple[str, ...], built: dict[str, bool], words: list[str]
+) -> None:
+    variables = {**stand_in_horovod(tmp_path, **built), "PATH": programs}
+    done = cli(*arguments, **variables)
+    assert (done.returncode, done.stdout) == (5, ""), done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("dlbench: error: ")
+    assert [word for word in words if word not in line] == [], line
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "called").exists()
+    # What a dry run says is the same, and it goes on.
+    dry = cli(*arguments, "--dry-run", **variables)
+    assert dry.returncode == 0, dry.stderr
+    assert line.replace("dlbench: error: ", "warning: ") in dry.stderr.splitlines()
+    assert dry.stdout
+
+
+def test_a_flag_that_one_node_ignores_is_wrong_usage(cli: Cli, tmp_path: Path) -> None:
+    done = cli(*RUN, "--ranks", "2", "--set", "sync.exchange=horovod-torus", **stand_in_horovod(tmp_path, nccl=True))
+    assert done.returncode == 2
+    assert "Horovod ignores the flag on a single node; use more nodes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "built"),
+    [
+        ((*SUBMIT, "--nodes", "2"), {}),
+        ((*SUBMIT, "--nodes", "2", "--launcher", "srun-gloo"), {"mpi": False}),
+        ((*SUBMIT, "--nodes", "2", "--engine", "ddp"), {"mpi": False}),
+        ((*RUN, "--ranks", "2"), {"mpi": False}),
+        # What these bring is not known here.
+        ((*SUBMIT, "--nodes", "2", "--set", "system.modules=openmpi"), {"mpi": False}),
+        ((*SUBMIT, "--nodes", "2", "--set", "system.setup=. /site/env"), {"mpi": False}),
+        ((*SUBMIT, "--nodes", "2", "--set", "system.python=/not/here/python"), {"mpi": False}),
+        ((*SUBMIT, "--nodes", "2", "--set", "system.python=python3"), {"mpi": False}),
+        ((*SUBMIT, "--nodes", "2", "--set", "system.launch.environment.PYTHONPATH=/site"), {"mpi": False}),
+    ],
+)
+def test_what_works_or_is_not_known_here_is_not_refused(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], built: dict[str, bool]
+) -> None:
+    done = cli(*arguments, "--dry-run", **stand_in_horovod(tmp_path, **built))
+    assert done.returncode == 0, done.stderr
+    assert "Horovod" not in done.stderr
+
+
+def test_ranks_on_gpus_need_nccl_where_torch_is_built_for_them(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "gpus.yaml").write_text(GPU_SYSTEM)
+    asked = ("submit", "resnet50", "--preset", "full", "--system", "gpus.yaml", "--nodes", "2", "--data", "synthetic")
+    asked += ("--engine", "horovod", "--dry-run")
+    done = cli(*asked, **stand_in_horovod(tmp_path, cuda="13.0"))
+    assert done.returncode == 0
+    assert "without NCCL, which 8 ranks on GPUs need; for one with it, run `dlbench setup horovod`" in done.stderr
+    done = cli(*asked, **stand_in_horovod(tmp_path, cuda="13.0", nccl=True))
+    assert "NCCL" not in done.stderr
+    done = cli(*asked, **stand_in_horovod(tmp_path))  # a torch for CPUs computes on CPUs there, too
+    assert "NCCL" not in done.stderr
+
+
+def test_another_python_that_is_here_is_asked(cli: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "other-python"
+    variables = stand_in_horovod(tmp_path, mpi=False)
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={variables.pop("PYTHONPATH")} exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    done = cli(*SUBMIT, "--nodes", "2", "--set", f"system.python={other}", **variables)
+    assert done.returncode == 5
+    assert WITHOUT_MPI in done.stderr
+
+
+def test_an_answer_is_kept_until_horovod_is_another(cli: Cli, tmp_path: Path) -> None:
+    variables = stand_in_horovod(tmp_path, mpi=False)
+    asked = tmp_path / "packages" / "horovod" / "torch" / "__init__.py"
+    asked.write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('x')\n" + asked.read_text())
+    for _ in range(2):
+        assert WITHOUT_MPI in cli(*SUBMIT, "--nodes", "2", "--dry-run", **variables).stderr
+    assert (tmp_path / "imported").read_text() == "x"
+    stand_in_horovod(tmp_path)
+    assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **variables).stderr == ""
+    for kept in (tmp_path / "cache").rglob("asked/*"):
+        kept.write_text("damaged")
+    assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **variables).stderr == ""
