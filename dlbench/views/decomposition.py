@@ -26,14 +26,14 @@ from dlbench.reading.sessions import allocations_of
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import ENGINE_TITLES, PART_TITLES, basis_text, figure_text, percent, place_text, repeat_text
+from dlbench.report.wording import PART_TITLES, basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey, in_all
 from dlbench.stats.verdicts import Placed, placed
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.view import ReportSource, ReportView, engine_title
 
 Verdict = Literal["agree", "differ", "undecided", "insufficient"]
 """agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
@@ -85,6 +85,8 @@ class Decomposition:
     workload: str
     preset: str
     engine: str
+    exchanged_by: str
+    """The engine in words, with dlbench's own buckets where it has them."""
     scaling: str
     ranks: int
     nodes: int
@@ -153,6 +155,7 @@ def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Decomposition:
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,
+        exchanged_by=engine_title(plan),
         scaling=plan.series.scaling,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
@@ -300,7 +303,7 @@ def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
         Column("series", "Series", lambda row: row[0].series, limit=64),
         Column("workload", "Workload", lambda row: row[0].workload, limit=64),
         Column("preset", "", lambda row: row[0].preset),
-        Column("engine", "Engine", lambda row: row[0].engine, lambda row: ENGINE_TITLES[row[0].engine]),
+        Column("engine", "Engine", lambda row: row[0].engine, lambda row: row[0].exchanged_by),
         Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes)),
         Column("ranks", "", lambda row: row[0].ranks),
         Column("nodes", "", lambda row: row[0].nodes),
@@ -328,7 +331,7 @@ def _title(point: Decomposition) -> str:
     if point.step_s is not None:
         step = f"step {figure_text(point.step_s)} ({basis_text(point.step_s)})"
     return (
-        f"{point.workload}, {point.preset} preset, {ENGINE_TITLES[point.engine]}, {point.scaling} scaling, "
+        f"{point.workload}, {point.preset} preset, {point.exchanged_by}, {point.scaling} scaling, "
         f"{place_text(point.ranks, point.nodes)}: {step}"
     )
 

@@ -17,14 +17,14 @@ from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, place_text, repeat_text, value_text
+from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text, value_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey, in_all
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.reading import WARM_SHARE, storage_share
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.view import ReportSource, ReportView, engine_title
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
@@ -71,6 +71,8 @@ class Stalls:
     workload: str
     preset: str
     engine: str
+    exchanged_by: str
+    """The engine in words, with dlbench's own buckets where it has them."""
     sample_unit: str
     ranks: int
     nodes: int
@@ -153,6 +155,7 @@ def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Stalls:
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,
+        exchanged_by=engine_title(plan),
         sample_unit=plan.workload.sample_unit,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
@@ -407,7 +410,7 @@ def _chart(number: int, points: Sequence[Stalls]) -> Chart:
     )
     words = "; ".join(f"{row['place']}, {row['part']}: {row['shown']}" for row in rows)
     first = points[0]
-    label = f"{first.workload}, {first.preset} preset, {ENGINE_TITLES[first.engine]}, series {first.series}"
+    label = f"{first.workload}, {first.preset} preset, {first.exchanged_by}, series {first.series}"
     return finish(
         alt.layer(bars),
         ReportSubject(id=f"stalls-{number}", label=label),
@@ -479,7 +482,7 @@ def stalls_document(found: Sequence[Stalls]) -> Document:
 
 def _finding(point: Stalls) -> str:
     """The ceiling, and both stalls, in words."""
-    start = f"{point.workload} ({point.preset}, {ENGINE_TITLES[point.engine]}) at {place(point)}: "
+    start = f"{point.workload} ({point.preset}, {point.exchanged_by}) at {place(point)}: "
     if point.ceiling is None:
         start += "the ingestion ceiling is not measured"
     else:

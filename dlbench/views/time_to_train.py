@@ -351,7 +351,7 @@ def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> 
         over = [(figure(one).low, most) for figure, most in limits.values() if figure(one).value > most]
         is_better = chosen is None or best([one, chosen], wanted) is one
         if over and is_better and all(low is not None and low <= most for low, most in over):
-            remarks.append(f"{one.place} may do all the same: {_told(one)}.")
+            remarks.append(f"{one.place} may do as well: {_told(one)}.")
     if chosen is None:
         more = [f"More than {max(points, key=lambda one: one.ranks).place} were not tried."] if points else []
         text = f"None of the measured rank counts is {' and '.join(limits)}"

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.collectives.page.report import assemble, contenders, group_doubts, same_messages
+from dlbench.collectives.page.words import fusion_text
 from dlbench.collectives.results import choice
 from dlbench.collectives.results.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.collectives.results.measurements import (
@@ -369,6 +370,19 @@ def test_the_fusion_size_is_one_in_report_and_prediction(tmp_path: Path) -> None
         assert reported is not None
         assert found.fusion_is_measured
         assert found.fusion_bytes == reported.num_bytes
+
+
+def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> None:
+    """A slow link with hardly any start-up: large messages alone do not tell where small ones begin to cost."""
+    story = factory.Story(network=factory.network(inside=(1e-7, 1e-7)), noise=0.0)
+    factory.write_comm_series(
+        tmp_path, story, points=(4,), group_size=None, algorithms="ring", backends="none", sizes="1MiB:16MiB:5"
+    )
+    found = choice.fusion(only(tmp_path))
+    assert found is not None
+    assert found.below_measured
+    assert "Recommended" not in fusion_text(found)
+    assert "measure smaller ones" in fusion_text(found)
 
 
 def test_measured_and_modelled_crossover_are_where_the_closed_form_says(tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ def fusion_text(found: Fusion | None) -> str:
         return ""
     if found.num_bytes is None:
         return f"No fusion size: {found.title} costs no more for larger messages as far as it was measured."
+    if found.below_measured:
+        return (
+            f"No fusion size: every size measured reaches {percent(found.share, 0)} of the asymptotic rate of "
+            f"{found.title}; measure smaller ones."
+        )
     beyond = " That is beyond the largest size measured: an extrapolation." if found.beyond_measured else ""
     return f"{_fusion(found.num_bytes, found.title)}.{beyond}"
 

@@ -99,6 +99,8 @@ class Fusion:
     """GB/s."""
     beyond_measured: bool
     """Whether it is larger than the largest measured size."""
+    below_measured: bool
+    """Whether it is smaller than the smallest measured size, so that these times do not tell it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +255,7 @@ def fusion(group: CollectiveGroup) -> Fusion | None:
         share=RATE_SHARE,
         asymptotic_algbw=GIGA / line.per_byte_s if is_finite else None,
         beyond_measured=is_finite and size > group.sizes[-1],
+        below_measured=is_finite and size < group.sizes[0],
     )
 
 

@@ -325,7 +325,7 @@ def test_an_answer_says_how_sure_it_is() -> None:
     # By its value it misses the deadline, but it may meet it, and would be cheaper.
     late = sure([point_of(2, [6600, 7000, 7300, 7600, 8000]), quiet], 7200)
     assert late.ranks == 4
-    assert late.remarks[1].startswith("2 GPUs may do all the same: 2.02 hours [1.85, 2.22] for 4.0 GPU-hours")
+    assert late.remarks[1].startswith("2 GPUs may do as well: 2.02 hours [1.85, 2.22] for 4.0 GPU-hours")
     few = sure([point_of(2, [7000, 7010]), quiet], 7200)
     assert few.remarks == (
         "Not sure to be under 2 hours: 5 runs or more of a rank count would decide that.",
@@ -333,7 +333,7 @@ def test_an_answer_says_how_sure_it_is() -> None:
     )
     missed = sure([wide], 6500)
     assert not missed.is_met
-    assert missed.remarks[0].startswith("2 GPUs may do all the same: 116 minutes [101, 134]")
+    assert missed.remarks[0].startswith("2 GPUs may do as well: 116 minutes [101, 134]")
     assert missed.remarks[1:] == ("More than 2 GPUs were not tried.",)
     assert sure([quiet], 6500).remarks == ("More than 4 GPUs were not tried.",)
 
