@@ -3,7 +3,7 @@
 It begins with every method that treats all blocks alike, with those where as many of the first, the largest or the
 cheapest blocks are treated so as are needed to fit, and with the cheapest plans that fit at some prices of moving
 (`dlbench.costs.memory.static_plans`), which choose where blocks begin as well; so what is found is never worse than
-any of these.
+any of these. Offloading is none of them: it waits for each transfer, and may fit where swapping in a plan does not.
 
 A plan is made better by changing one block, or two, or where a block begins, as long as the simulated pass gets
 shorter. Where nothing near helps, some blocks are changed at random (always in the same way) and the search goes on

@@ -79,7 +79,7 @@ class Encoded:
     fast: bool
     """Whether simplejpeg can decode it."""
     scalable: bool = True
-    """Whether it can be decoded smaller: a JPEG."""
+    """Whether it can be decoded smaller: a JPEG, with simplejpeg of at least 8 pixels' width."""
 
     def pixels(self, factor: int = 1, rows: int | None = None) -> tuple[NDArray[np.uint8], str | None]:
         """(ceil(height / factor), ceil(width / factor), 3) RGB, and a remark if it was not read as it was stored.
@@ -206,7 +206,8 @@ def _jpeg_header(data: bytes) -> Encoded | None:
         height, width, colours, _subsampling = library.decode_jpeg_header(data, strict=False)
     if colours not in ("YCbCr", "RGB", "Gray"):
         return None
-    return Encoded(data, width, height, "grey" if colours == "Gray" else None, True)
+    # Fewer pixels have the same width at half and at 3/8 of the size, and the library takes the smaller one.
+    return Encoded(data, width, height, "grey" if colours == "Gray" else None, True, scalable=width >= 8)
 
 
 def _any_header(data: bytes) -> Encoded:
