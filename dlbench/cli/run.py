@@ -250,7 +250,8 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
             told = f", {shared.precision_words(plan)}, batch {plan.workload.train.batch_per_rank} per rank{lasting}"
         click.echo(f"# {shared.describe_plan(plan)}{told}")
         if plan.system.launch.launcher == "local":
-            click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")
+            times = "once" if plan.layout.ranks == 1 else f"{plan.layout.ranks} times"
+            click.echo(f"# {times}, each rank with its own DLBENCH_RANK:")
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
         if has_script(plan):
             click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
