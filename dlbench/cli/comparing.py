@@ -410,8 +410,9 @@ def check(
 
     The same comparison as dlbench compare, for CI. Every point of the baseline must have runs on the candidate's side;
     a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
-    interleaved runs of the old and the new commit (run --ab). --at-least needs no baseline: from the first five runs
-    on it is missed where the whole interval lies below, and met where it lies above.
+    interleaved runs of the old and the new commit (run --ab). --at-least needs no baseline: from five runs of
+    one session on it is missed where the whole interval lies below, and met where it lies above. Runs of two to four
+    sessions are inconclusive; check those of the newest night alone: --where series=NAME.
 
     \b
     Exit codes:

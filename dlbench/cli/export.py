@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
-from dlbench.cli.choosing import read_runs, runs_argument, where_option
+from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import write_output
 from dlbench.cli.report import check_writable, format_by_suffix, require_modules
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
@@ -57,7 +57,7 @@ def metrics(
     how many runs are valid or failed, as text that Prometheus' textfile collector and OpenMetrics parsers read. jsonl:
     one JSON line a run. Control runs and sides of pairs are in no point.
 
-    Ends with 4 where data is damaged; the rest is written.
+    Ends with 4 where data is damaged, and the rest is written; or where there is no run, and nothing is.
 
     \b
     Examples:
@@ -74,6 +74,9 @@ def metrics(
 
     found = read_runs(runs, where)
     table = tabulate(found)
+    if not found.runs:
+        reasons = "; ".join([*table.damaged[:3], "nothing is written"])
+        raise IncompleteDataError(f"{named(runs)}: there is no run: {reasons}")
     rows = [
         {**asdict(row), "system": run.plan.system.name, "commit": run.plan.tags.get("commit", "")}
         for run, row in zip(found.runs, run_rows(found, table), strict=True)

@@ -68,7 +68,7 @@ class Comparison:
     verdict: Verdict
     points: tuple[ComparedPoint, ...]
     only_b: tuple[SidePoint, ...]
-    """Points that A does not have: nothing is said of them."""
+    """Points that A does not have, or for which no floor is: nothing is said of them."""
     left_out: tuple[str, ...]
     damaged: tuple[str, ...]
     history: str
@@ -130,9 +130,9 @@ def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> Compariso
     Raises:
         UserError: as `dlbench.gate.floors.floors_at`.
     """
-    drafts, without = _of_floors(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
-    a = Side(name=f"the floor: {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
-    return _whole(a, b, drafts, rule, paired=False, only_b=without, history="")
+    drafts, unasked = _of_floors(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
+    a = Side(name=f"the floor {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
+    return _whole(a, b, drafts, rule, paired=False, only_b=unasked, history="")
 
 
 def _of_floors(
@@ -291,8 +291,9 @@ class _Draft:
             b = _centre(values_b, sample.sessions_b, metric.unit, of_runs=of_runs)
             if (floor := self.floor) is not None and sample.floor is not None:
                 a = by_definition(floor, len(values_b), metric.unit)
+                judgement = _upright_judgement(judgement)
                 # The interval that decides, so that who reads it beside the floor sees the verdict.
-                b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor / one, metric.unit)
+                b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor * one, metric.unit)
             metrics.append(
                 ComparedMetric(
                     metric=metric,
@@ -331,6 +332,16 @@ class _Draft:
             return judgement
         reason = "some runs of B did not reach the target, which is worse than any time"
         return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
+
+
+def _upright_judgement(judgement: Judgement) -> Judgement:
+    """B / A of throughputs, of which the test saw the inverse."""
+    tested = judgement.tested
+    if tested is not None:
+        low, high = tested.equivalence
+        tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low))
+    ratio = None if judgement.ratio is None else judgement.ratio.inverted("ratio")
+    return dataclasses.replace(judgement, ratio=ratio, tested=tested)
 
 
 def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str, *, of_runs: bool) -> Estimate | None:

@@ -15,10 +15,14 @@ FLOOR = Metric(
     title="Throughput floor",
     unit="samples/s",
     higher_is_worse=False,
-    about="samples of all ranks over the longest measured time of any rank; A is the floor that --at-least gives",
+    about="samples of all ranks over the longest measured time of any rank; A is the floor that --at-least gives, "
+    "and of B / A below 1 is worse",
 )
 
-_EXAMPLE = "write it as '2500 images/s', or for some runs only as 'workload=resnet50,ranks=4: 2500 images/s'"
+_EXAMPLE = (
+    "write it as '2500 images/s' (no ',', 'k' or 'e3' in the number), or for some runs only as "
+    "'workload=resnet50,ranks=4: 2500 images/s'"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,9 @@ def parse_floor(text: str) -> Floor:
         UserError: it has another form.
     """
     where, _, rate = text.rpartition(":")
-    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,12})?)\s*([^\s/0-9.][^/]*)/s(/rank)?\s*", rate)
+    # Digits that are followed at once by one letter alone are 2.5k or 1e3, of which 2.5 or 1 would pass for ever.
+    number = r"([0-9]{1,15}(?:\.[0-9]{1,12})?)(?:\s+|(?=[^\W\d_]{2}))"
+    match = re.fullmatch(rf"\s*{number}([^\W\d_][^/,]*)/s(/rank)?\s*", rate)
     pairs = [part.partition("=") for part in where.split(",") if part.strip()]
     chosen = {key.strip(): value.strip() for key, _, value in pairs}
     if match is None or not float(match[1]) or not all(chosen.values()) or len(chosen) != len(pairs):
@@ -71,7 +77,7 @@ def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -
             one = chosen[0]
             raise UserError(
                 f"--at-least {floor.text}: {one.content.registered['workload']} counts {one.sample_unit}, not "
-                f"{floor.sample_unit}: write {floor.rate:g} {one.sample_unit}/s{'/rank' if floor.is_per_rank else ''}"
+                f"{floor.sample_unit}: write NUMBER {one.sample_unit}/s{'/rank' if floor.is_per_rank else ''}"
             )
         for point in held:
             rate = floor.rate * (point.ranks if floor.is_per_rank else 1)

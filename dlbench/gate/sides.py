@@ -10,6 +10,7 @@ from dlbench.gate.content import TITLES, Content, KeyDifference, content_of, dig
 from dlbench.reading import environments
 from dlbench.reading.comparability import AFTER_INTERRUPTION, system_content
 from dlbench.reading.environments import facts, side_by_side
+from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named, shared_nodes, unlike_runs
 from dlbench.reading.selection import select
@@ -143,7 +144,7 @@ class SidePoint:
     tags: Mapping[str, str]
     """Tags that all runs share."""
     doubts: tuple[str, ...] = ()
-    """Why its runs are no clean repeats of each other, a sentence each without a full stop."""
+    """Why its runs are no clean repeats of each other, or not of them alone, a sentence each without full stop."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -320,6 +321,7 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
     met = {run.plan.run_id: facts(run.record) for run in runs if run.record is not None}
     yield from (doubt.text for doubt in unlike_runs({"": met}))
     yield from sorted({text for run in runs if (text := shared_nodes(run.plan))})
+    yield from (doubt.text for doubt in load_doubts(loads_of(runs)))
 
 
 def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:

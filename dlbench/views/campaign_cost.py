@@ -381,7 +381,9 @@ def _words(found: CampaignCost) -> Iterator[str]:
     if found.asked_node_hours is not None:
         asked = f"Asked for {_hours(found.asked_node_hours)} node-hours (nodes x time limit)"
         if found.asked_node_hours:
-            asked += f", of which {percent(found.node_hours / found.asked_node_hours, 0)} were held"
+            share = found.node_hours / found.asked_node_hours
+            past = f"; jobs ran past their time limit and held {_hours(found.node_hours)}"
+            asked += past if share > 1 else f", of which {percent(share, 0)} were held"
         asked += "."
     each = f", {_hours(found.node_hours / found.results)} node-hours each" if found.results else ""
     yield f"{asked} {runs_text(found.results)} with figures{each}."

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -548,6 +549,8 @@ def test_a_floor_is_decided_on_the_first_night(
         # The interval that is shown is the one that decides.
         placed = "missed" if b["high"] < a["value"] else "met" if b["low"] > a["value"] else "inconclusive"
         assert placed == metric["verdict"]
+        assert metric["ratio"]["value"] == pytest.approx(b["value"] / a["value"])
+        assert metric["tested"]["equivalence"][0] < metric["ratio"]["value"] < metric["tested"]["equivalence"][1]
 
 
 def test_a_floor_is_in_every_format(one_night: Path, tmp_path: Path) -> None:
@@ -559,11 +562,42 @@ def test_a_floor_is_in_every_format(one_night: Path, tmp_path: Path) -> None:
         assert "missed" in text
         assert "40.00" in text
         assert "41.00 images/s" in text
+        assert "comparison of B" not in text
+        assert "B / A" not in text
     xml = files[0].read_text(encoding="utf-8")
     assert 'tests="2" failures="1" errors="0"' in xml
     brief = CliRunner().invoke(dlbench, [str(word) for word in asked]).stdout
     assert "40.00 [39." in brief
+    assert "Throughput / floor 0.9756x [" in xml
     assert max(map(len, brief.splitlines())) <= 80
+
+
+def test_runs_without_a_floor_are_told_once_and_the_worst_floor_stands_for_all(one_night: Path) -> None:
+    asked = ["check", "--candidate", str(one_night), "--at-least"]
+    text = CliRunner().invoke(dlbench, [*asked, "ranks=2: 79 images/s"]).stdout
+    assert text.startswith("dlbench check against a floor: met")
+    assert text.count("No floor is for") == 1
+    assert "Only in B" not in text
+    text = CliRunner().invoke(dlbench, [*asked, "ranks=1: 41 images/s", "--at-least", "ranks=2: 90 images/s"]).stdout
+    assert "the worst is Throughput floor at" in text
+    assert "80.00 [" in text.split("All comparisons")[0].split("against 90.00")[0]
+
+
+def test_an_undecided_floor_says_what_helps_and_no_number_of_runs(one_night: Path) -> None:
+    """How many runs show a slowdown of 3 % says nothing where the machine lies nearer to the floor."""
+    done = CliRunner().invoke(dlbench, ["check", "--candidate", str(one_night), "--at-least", "40 images/s/rank"])
+    assert done.exit_code == 6
+    assert "Next: the floor lies within the interval: more runs narrow it." in done.stdout
+    assert "would show" not in done.stdout
+
+
+def test_load_of_others_stands_beside_the_verdict(tmp_path: Path, old: Path) -> None:
+    load = {"node_rank": 0, "host": "n0", "cores": [0, 1], "window_s": 10.0, "busy_s": 20.0, "own_s": 7.2}
+    story = partial(Story, record={"load": [{**load, "steal_s": 0.1, "pressure_s": None}]})
+    new = write_side(tmp_path / "new", STEADY[:5], days=9, story=story)
+    text = " ".join(call("compare", old, new).stdout.split())
+    assert "B: other processes used up to 1.3 of the 2 cores of node n0 (64 %)" in text
+    assert "A: other processes" not in text
 
 
 def test_a_floor_stands_beside_a_baseline_in_one_family(tmp_path: Path, old: Path) -> None:
@@ -611,7 +645,13 @@ def test_a_floor_needs_five_runs_and_one_session_or_five(tmp_path: Path) -> None
         (["--at-least", "41"], "is no throughput; write it as '2500 images/s'"),
         (["--at-least", "0 images/s"], "is no throughput"),
         (["--at-least", "ranks: 41 images/s"], "is no throughput"),
-        (["--at-least", "41 volumes/s"], "sample counts images, not volumes: write 41 images/s"),
+        # None of these is answered with the number that was read of it: 2 images/s would pass for ever.
+        (["--at-least", "2,500 images/s"], "is no throughput; write it as '2500 images/s' (no ','"),
+        (["--at-least", "2 500 images/s"], "is no throughput"),
+        (["--at-least", "1e3 images/s"], "is no throughput"),
+        (["--at-least", "2.5k images/s"], "is no throughput"),
+        (["--at-least", "2 k images/s"], "sample counts images, not k images: write NUMBER images/s"),
+        (["--at-least", "41 volumes/s/rank"], "sample counts images, not volumes: write NUMBER images/s/rank"),
         (["--at-least", "ranks=3: 41 images/s"], "--at-least ranks=3: no point of"),
         (["--at-least", "rank=2: 41 images/s"], "--at-least rank: points have no such property; did you mean ranks"),
         (["--at-least", "41 images/s", "--tolerance", "1%"], "--tolerance: has no effect without --baseline"),

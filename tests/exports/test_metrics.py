@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 
 from dlbench.cli import cli
+from dlbench.errors import IncompleteDataError
 from dlbench.exports.metrics import FIGURES, LABELS
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
@@ -77,6 +78,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for plan in plans(points=(1,), repeats=1, series="s4", sides={"a": {}, "b": {"engine.name": "ddp"}}):
         write_run(out, plan, constant([5, 0, 30, 45, 10, 10]))
     return out
+
+
+@pytest.mark.parametrize("name", ["m.prom", "m.jsonl"])
+def test_no_run_is_no_file(tmp_path: Path, name: str) -> None:
+    """A nightly job that looks in the wrong folder must not wipe out what monitoring reads."""
+    (tmp_path / "empty").mkdir()
+    file = tmp_path / name
+    file.write_text("before")
+    done = CliRunner().invoke(cli, ["export", "metrics", str(tmp_path / "empty"), "-o", str(file)])
+    assert isinstance(done.exception, IncompleteDataError)
+    assert "empty: there is no run" in str(done.exception)
+    assert file.read_text() == "before"
 
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)

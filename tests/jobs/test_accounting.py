@@ -311,6 +311,19 @@ def test_energy_is_that_of_all_attempts_or_none(
     assert {part.name: part.node_hours * 3600 for part in found.parts}["lost"] == pytest.approx(10)
 
 
+def test_a_job_that_ran_past_its_limit_is_no_share_of_what_was_asked_for(
+    tmp_path: Path, slurm: Callable[..., Path]
+) -> None:
+    runs = series(tmp_path / "runs", [("7", (0,))])
+    slurm("sacct", [row("7", begin=0, last=3600)])
+    found = campaign_cost(with_accounting(runs)[0])
+    assert found is not None
+    (words, *_) = cost_section(found).words
+    assert words.startswith(
+        "Asked for 0.333 node-hours (nodes x time limit); jobs ran past their time limit and held 2."
+    )
+
+
 def test_what_a_shared_job_did_not_come_to_took_nothing(tmp_path: Path, slurm: Callable[..., Path]) -> None:
     made = plans(points=(1,), repeats=2, launcher="srun-gloo")
     write_run(tmp_path / "runs", made[0], constant([100.0] * len(PHASES)), Story())

@@ -46,7 +46,7 @@ def _headline(verdict: str, every: Sequence[tuple[PointResult, MetricResult]], t
 def _size(metric: MetricResult) -> float:
     if metric.ratio is None:
         return 0.0
-    return metric.ratio.value if metric.is_floor else abs(metric.ratio.value - 1)
+    return 1 / metric.ratio.value if metric.is_floor else abs(metric.ratio.value - 1)
 
 
 def change_text(metric: MetricResult) -> str:
@@ -91,14 +91,16 @@ def power_text(metric: MetricResult) -> str:
     else:
         needed = f"{wanted} needs {metric.repeats_text}"
     scatter = share_text(round(test.scatter, 5))
-    return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of {test.unit}s {scatter})."
+    what = "shortfall below the floor" if metric.is_floor else "slowdown"
+    return f"Smallest {what} found with 80 % probability: {seen}; {needed} (scatter of {test.unit}s {scatter})."
 
 
 _FLOOR = (
     "Floor",
-    "--at-least: Student's t test of the mean logarithm of B's throughput, without tolerance. missed: the whole "
+    "--at-least: Student's t test of the mean logarithm of the throughput, without tolerance. missed: the whole "
     "interval lies below the floor; met: above it; else inconclusive. The unit is the run, and the verdict holds "
-    "within the session that they ran in; from five sessions on it is the session.",
+    "within the session that they ran in; from five sessions on it is the session. The "
+    "ratio is throughput / floor: below 1 is worse.",
 )
 
 
@@ -179,8 +181,8 @@ class MetricResult:
     """Geometric mean over the units of the ratio, or over runs where no test was made; None where no run tells."""
     b: Estimate | None
     ratio: Estimate | None
-    """B / A of geometric means, above 1 is worse. Where a test was made its interval is the one that decides: regressed
-    where it lies above the tolerance, improved where it lies below."""
+    """B / A of geometric means, above 1 is worse, and of a floor below 1. Where a test was made its interval is the one
+    that decides: regressed where it lies above the tolerance, improved where it lies below."""
     tested: TTest | None
     """The test; None where none was made."""
     values_a: tuple[float, ...]
@@ -191,6 +193,11 @@ class MetricResult:
     def is_floor(self) -> bool:
         """Whether A is the floor of --at-least."""
         return self.name == FLOOR.name
+
+    @property
+    def sides(self) -> tuple[str, str, str]:
+        """What A, B and B / A are called."""
+        return ("Floor", "Throughput", "Throughput / floor") if self.is_floor else ("A", "B", "B / A")
 
     @property
     def repeats_text(self) -> str:
@@ -269,13 +276,18 @@ class ComparisonReport:
     cautions: tuple[str, ...]
     """Reasons to read every verdict with care, in sentences."""
     only_b: tuple[str, ...]
-    """Points that A does not have."""
+    """Points that A does not have, or for which no floor is."""
     left_out: tuple[str, ...]
     damaged: tuple[str, ...]
     notices: tuple[str, ...]
     """What the workloads must not be mistaken for."""
     methods: tuple[tuple[str, str], ...]
     """Heading and text: how the verdicts are made."""
+
+    @property
+    def is_of_floors(self) -> bool:
+        """Whether there are floors and no side A."""
+        return {metric.is_floor for _, metric in self.each()} == {True}
 
     def each(self) -> Iterator[tuple[PointResult, MetricResult]]:
         """Every comparison that decides, with its point."""
@@ -434,7 +446,7 @@ def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
         yield "B has no run with figures here: nothing is compared."
         return
     for side, point in (("A", found.a), ("B", found.b)):
-        yield from (f"{side}: {text}." for text in point.doubts)
+        yield from (f"{side}: {text}." if found.a.runs else f"{text}." for text in point.doubts)
     if found.unpaired:
         yield f"{runs_text(found.unpaired)} without a partner on the other side left out."
     shared = {run.run_id for run in found.a.runs} & {run.run_id for run in found.b.runs}

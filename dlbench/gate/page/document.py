@@ -112,8 +112,9 @@ def _text(tag: str, attributes: dict[str, str], lines: list[str]) -> ElementTree
 
 
 def _evidence(point: PointResult, metric: MetricResult) -> Iterator[str]:
-    sides = f"A {_amount(metric.a)}; B {_amount(metric.b)}"
-    yield sides if metric.ratio is None else f"{sides}; B / A {ratio_text(metric.ratio)}"
+    a, b, both = metric.sides
+    sides = f"{a} {_amount(metric.a)}; {b} {_amount(metric.b)}"
+    yield sides if metric.ratio is None else f"{sides}; {both} {ratio_text(metric.ratio)}"
     yield point.caption
     if metric.tested:
         yield f"p worse {p_against(metric.tested.p_worse, metric.tested.level_worse)}; {metric.tested.method}"
@@ -145,8 +146,6 @@ def _legal(text: str) -> str:
     return "\n".join(_ILLEGAL.sub("", clean(line)) for line in text.split("\n"))
 
 
-TITLE = "dlbench comparison of B against A"
-
 MAX_ENVIRONMENT = 6
 """Differing keys of the environment that are shown; JSON has all."""
 MAX_LEFT_OUT = 5
@@ -163,18 +162,21 @@ class Comparison:
 
 def document_of(report: ComparisonReport) -> Document:
     """The comparison, ready for every format."""
-    rows = [Comparison(point, metric) for point in report.points for metric in point.gated]
+    rows = [Comparison(point, metric) for point, metric in report.each()]
+    title, a, b = "dlbench comparison of B against A", "A", "B"
+    if report.is_of_floors:
+        title, a, b = "dlbench check against a floor", "Against", "Runs"
     verdict = Section(
         id="verdict",
         title=f"Verdict: {report.verdict}",
         level="answer",
         words=(report.headline,),
-        facts=(("A", report.a), ("B", report.b)),
+        facts=((a, report.a), (b, report.b)),
         sheets=(_comparisons(rows),),
         marks=tuple(_cautions(report)),
         sections=tuple(_point(number, point, report) for number, point in enumerate(report.points)),
         next_step=next_step(report),
-        brief=(report.headline, f"A: {report.a}", f"B: {report.b}"),
+        brief=(report.headline, f"{a}: {report.a}", f"{b}: {report.b}"),
         is_group=True,
     )
     methods = Section(
@@ -186,7 +188,7 @@ def document_of(report: ComparisonReport) -> Document:
         brief=(),
     )
     return Document(
-        title=f"{TITLE}: {report.verdict}",
+        title=f"{title}: {report.verdict}",
         dlbench_version=report.dlbench_version,
         notices=report.notices,
         sections=(verdict, methods),
@@ -202,7 +204,9 @@ def next_step(report: ComparisonReport) -> str:
         return ""
     if report.verdict in ("insufficient", "inconclusive"):
         reasons = dict.fromkeys(metric.reason for metric in gated if metric.reason)
-        tests = [(metric.tested, metric) for metric in gated if metric.tested and metric.repeats_text]
+        # How many units show a slowdown says nothing of how near a floor a machine may lie.
+        compared = [metric for metric in gated if not metric.is_floor]
+        tests = [(metric.tested, metric) for metric in compared if metric.tested and metric.repeats_text]
         if report.verdict == "insufficient":
             return f"{next(iter(reasons), '')}: repeat with --repeats {MIN_RUNS} or more."
         if tests:
@@ -245,22 +249,25 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
     places = {(row.point.ranks, row.point.nodes) for row in rows}
     # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form; of floors the
     # throughput keeps it.
-    are_floors = all(row.metric.is_floor for row in rows)
+    kinds = {row.metric.is_floor for row in rows}
+    are_floors = kinds == {True}
+    of_floors = ", of a throughput floor below 1" if True in kinds else ""
     is_one = len(places) == 1 or are_floors
+    a, b, both = rows[0].metric.sides if are_floors else ("A", "B", "B / A")
     columns: tuple[Column[Comparison], ...] = (
         Column("", "Verdict", lambda row: row.metric.verdict, is_brief=True),
         Column(
-            "", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=not are_floors
+            "", both, lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=not are_floors
         ),
         Column("", "Metric", lambda row: row.metric.title, is_brief=not are_floors),
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
         *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
         Column(
-            "", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a, with_interval=False), is_brief=is_one
+            "", a, lambda row: row.metric.a, lambda row: unit_cell(row.metric.a, with_interval=False), is_brief=is_one
         ),
         Column(
             "",
-            "B",
+            b,
             lambda row: row.metric.b,
             lambda row: unit_cell(row.metric.b, with_interval=are_floors),
             is_brief=is_one,
@@ -272,9 +279,10 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
         title="All comparisons",
         columns=columns,
         rows=rows,
-        caption="A is the floor: missed means that the whole interval of B lies below it, met that it lies above."
+        caption="missed: the whole interval of the throughput lies below the floor; met: it lies above."
         if are_floors
-        else "B / A: above 1 is worse. Of a test, regressed means that the whole interval lies above the tolerance.",
+        else f"B / A: above 1 is worse{of_floors}. "
+        "Of a test, regressed means that the whole interval lies above the tolerance.",
         in_terminal=True,
     )
 
@@ -319,18 +327,20 @@ def _point(number: int, point: PointResult, report: ComparisonReport) -> Section
 def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
     """The evidence behind one verdict."""
     tested = metric.tested
+    a, b, both = metric.sides
     facts = [
         (
             name,
             "not measured"
             if figure is None
-            else f"{unit_cell(figure)}; {'--at-least' if metric.is_floor and name == 'A' else basis_text(figure)}",
+            else f"{unit_cell(figure)}; {'--at-least' if name == 'Floor' else basis_text(figure)}",
         )
-        for name, figure in (("A", metric.a), ("B", metric.b))
+        for name, figure in ((a, metric.a), (b, metric.b))
     ]
     if metric.ratio is not None:
         basis = basis_text(metric.ratio, tested.unit if tested else "run")
-        facts.append(("B / A", f"{ratio_text(metric.ratio)}; above 1 is worse; {basis}"))
+        worse = "below" if metric.is_floor else "above"
+        facts.append((both, f"{ratio_text(metric.ratio)}; {worse} 1 is worse; {basis}"))
     if tested is not None:
         facts.append(("p worse", f"{p_against(tested.p_worse, tested.level_worse)}; {tested.method}"))
         facts.append(("p better", p_against(tested.p_better, tested.level_better)))
@@ -354,12 +364,12 @@ def _cautions(report: ComparisonReport) -> Iterator[Mark]:
     """What holds for all points, damage first."""
     yield from (Mark(severity="serious", text=f"damaged: {line}") for line in report.damaged)
     yield from (Mark(severity="note", text=text) for text in remarks(report))
-    yield from (Mark(severity="note", text=f"Only in B, compared with nothing: {label}.") for label in report.only_b)
-    if report.left_out:
-        shown = "; ".join(report.left_out[:MAX_LEFT_OUT])
-        more = len(report.left_out) - MAX_LEFT_OUT
-        text = f"Left out: {shown}{f'; and {more} more' if more > 0 else ''}."
-        yield Mark(severity="note", text=text)
+    alone = "No floor is for" if report.is_of_floors else "Only in B, compared with nothing"
+    for head, found in ((alone, report.only_b), ("Left out", report.left_out)):
+        if found:
+            more = len(found) - MAX_LEFT_OUT
+            shown = "; ".join((*found[:MAX_LEFT_OUT], *([f"and {more} more"] if more > 0 else [])))
+            yield Mark(severity="note", text=f"{head}: {shown}.")
 
 
 def _sides(point: PointResult) -> str:
@@ -373,7 +383,8 @@ def _sides(point: PointResult) -> str:
         if name == "A" and not runs:
             continue
         held = f" in {sessions} session{'s' * (sessions > 1)}" if runs else ""
-        texts.append(f"{len(runs)} of {name}{held}{when}{tagged}")
+        of = f" of {name}" if point.runs_a else ""
+        texts.append(f"{len(runs)}{of}{held}{when}{tagged}")
     if point.sessions_history:
         texts.append(f"scatter also of {point.sessions_history} sessions of the history")
     return ", ".join(texts)
