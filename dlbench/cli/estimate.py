@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from dlbench.cli.choosing import named, read_runs, where_option
+from dlbench.cli.options import duration
 from dlbench.cli.report import emit, require_modules
 from dlbench.costs.training_time import (
     PUBLISHED_TRAINING_SAMPLES,
@@ -24,7 +25,7 @@ from dlbench.costs.training_time import (
     training_samples,
 )
 from dlbench.errors import ExitCode, UserError
-from dlbench.units import format_number, format_seconds, parse_seconds
+from dlbench.units import format_number, format_seconds
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -48,17 +49,12 @@ def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> floa
     return share
 
 
-def _duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Text such as 6.6min, 90s or 2h as seconds, above zero."""
-    if text is None:
-        return None
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise UserError(f"{param.opts[0]}: {error}") from None
-
-
-_COUNT = click.IntRange(min=1, max=10**15)
+def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """A count, in digits or as 2.5e6."""
+    number = _positive(ctx, param, text)
+    if number is not None and not number.is_integer():
+        raise UserError(f"{param.opts[0]} {text!r}: must be a whole number, e.g. 2500000 or 2.5e6")
+    return None if number is None else int(number)
 
 
 @click.command()
@@ -69,27 +65,25 @@ _COUNT = click.IntRange(min=1, max=10**15)
 )
 @click.option(
     "--epoch-samples",
-    type=_COUNT,
     metavar="N",
+    callback=_whole,
     help="Samples of an epoch (default: what RUNS or WORKLOAD say).",
 )
-@click.option("--samples", type=_COUNT, metavar="N", help="Samples trained, instead of epochs.")
+@click.option("--samples", metavar="N", callback=_whole, help="Samples trained, instead of epochs.")
 @click.option(
     "--price",
     metavar="PRICE",
     help="Of a GPU-hour, e.g. '2.50 EUR'; without GPUs of a rank-hour or, where jobs hold whole nodes, a node-hour. "
     "'0.02 EUR/core-hour' says which (GPU, node, core, rank).",
 )
-@click.option(
-    "--deadline", metavar="DURATION", callback=_duration, help="Which is the cheapest that trains in e.g. 3d?"
-)
+@click.option("--deadline", metavar="DURATION", callback=duration, help="Which is the cheapest that trains in e.g. 3d?")
 @click.option(
     "--budget", metavar="AMOUNT", help="Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?"
 )
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.option("--throughput", metavar="NUMBER", callback=_positive, help="Of WORKLOAD: samples a second of all ranks.")
 @click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
-@click.option("--ranks", type=_COUNT, metavar="N", help="Ranks, for --per-rank.")
+@click.option("--ranks", metavar="N", callback=_whole, help="Ranks, for --per-rank.")
 @click.option(
     "--efficiency", metavar="SHARE", callback=_share, help="Weak-scaling efficiency, for --per-rank (default: 1)."
 )
@@ -97,7 +91,7 @@ _COUNT = click.IntRange(min=1, max=10**15)
     "--time",
     "stated",
     metavar="DURATION",
-    callback=_duration,
+    callback=duration,
     help="Of WORKLOAD: a stated time to train, e.g. 6.6min: can it be true?",
 )
 def estimate(
@@ -133,10 +127,11 @@ def estimate(
     """
     of_runs = {"--where": where, "--price": price, "--deadline": deadline, "--budget": budget, "--json": as_json}
     of_rate = {"--per-rank": per_rank, "--ranks": ranks, "--efficiency": efficiency, "--time": stated}
+    for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
+        if samples is not None and value is not None:
+            raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
     if throughput is None:
         _refuse_others(of_rate, "runs tell their own speed; it belongs to WORKLOAD --throughput")
-        if samples is not None and epochs is not None:
-            raise UserError(f"--epochs {epochs:g}: --samples {samples} says already how much is trained; drop one")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
         told = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
@@ -172,24 +167,32 @@ def estimate(
         sys.exit(int(ExitCode.REGRESSION))
 
 
+_CURRENCY = r"(?!GPU|node|core|rank|per\b|h(?:rs?|ours?)?\b)[A-Z]{2,6}(?![A-Z_-])|[€$£¥]"
 _AMOUNT = re.compile(
-    r"\s*(?P<number>[0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(?P<currency>[A-Z]{2,6}(?![\w-])|[€$£¥])?"
-    r"\s*(?:(?:/|per )?\s*(?P<held>GPU|node|core|rank)-?h(?:ours?)?)?\s*",
+    rf"(?P<before>{_CURRENCY})? ?(?P<number>[0-9]{{1,12}}(?:\.[0-9]{{1,6}})?) ?(?(before)|(?P<behind>{_CURRENCY})?)"
+    r" ?(?P<hours>(?P<per>/ ?|per )?(?:(?P<held>GPU|node|core|rank)[ -]?)?h(?:rs?|ours?)?)?",
     re.IGNORECASE,
 )
+_FORMS = {
+    "--price": ("the price of an hour", "'2.50 EUR' or '9 EUR/node-hour'"),
+    "--budget": ("hours or money", "'500 GPU-hours' or, with --price in EUR, '900 EUR'"),
+}
 
 
 def _amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
     """Number, currency and what the hours are of; empty where they are not said."""
-    found = None if text is None else _AMOUNT.fullmatch(text)
-    if found is None or not float(found["number"]):
-        if text is not None:
-            raise UserError(
-                f"{option} {text[:80]!r}: must be above zero, e.g. '2.50 EUR', '9 EUR/node-hour', '500 GPU-hours'"
-            )
+    if text is None:
         return None, "", ""
-    held = (found["held"] or "").lower()
-    return float(found["number"]), (found["currency"] or "").upper(), held.replace("gpu", "GPU")
+    found, (what, form) = _AMOUNT.fullmatch(" ".join(text.split())), _FORMS[option]
+    if found is None or not float(found["number"]):
+        raise UserError(f"{option} {text[:80]!r}: must be an amount above zero, e.g. {form}")
+    currency, held = (found["before"] or found["behind"] or "").upper(), (found["held"] or "").lower()
+    if found["hours"] and not held:
+        raise UserError(f"{option} {text[:80]!r}: hours of what? e.g. {form}")
+    # A price is per hour, and a budget one of both.
+    if (held and not found["per"]) if option == "--price" else (found["per"] or bool(held) == bool(currency)):
+        raise UserError(f"{option} {text[:80]!r}: must be {what}, e.g. {form}")
+    return float(found["number"]), currency, held.replace("gpu", "GPU")
 
 
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
@@ -266,9 +269,6 @@ def _amount(
 ) -> tuple[int, float, str]:
     """Samples of an epoch, epochs, and both in words. Samples alone are one epoch of as many."""
     if samples is not None:
-        for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
-            if value is not None:
-                raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
         return samples, 1.0, f"{samples:,} {unit}"
     per_epoch = epoch_samples or own_samples
     if per_epoch is None:
@@ -279,7 +279,7 @@ def _amount(
     if epochs is None:
         raise UserError("--epochs: missing; say how much is trained, e.g. --epochs 90, or --samples 2500000")
     total = round(training_samples(per_epoch, epochs))
-    return per_epoch, epochs, f"{epochs:g} epochs x {per_epoch:,} = {total:,} {unit}"
+    return per_epoch, epochs, f"{epochs:g} epoch{'s' * (epochs != 1)} x {per_epoch:,} = {total:,} {unit}"
 
 
 def _words(verdict: Verdict) -> str:

@@ -279,8 +279,8 @@ def output_folder() -> Callable[[F], F]:
     )
 
 
-def duration(_ctx: click.Context, param: click.Parameter, text: str) -> float:
-    """Text such as 90s or 2h as seconds, above zero.
+def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Text such as 6.6min, 90s or 2h as seconds, above zero; None where none was given.
 
     Raises:
         UserError: it is no duration.
@@ -288,7 +288,7 @@ def duration(_ctx: click.Context, param: click.Parameter, text: str) -> float:
     from dlbench.units import parse_seconds
 
     try:
-        return parse_seconds(text)
+        return None if text is None else parse_seconds(text)
     except ValueError as error:
         raise UserError(f"{param.opts[0]}: {error}") from None
 

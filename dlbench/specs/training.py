@@ -98,7 +98,7 @@ class ScheduleSpec(Spec):
     )
     power: Positive = Field(2.0, description="Power of the polynomial.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate when the decay ends; not scaled.")
-    total_steps: Count | None = Field(None, description="Steps until the decay ends; not the measured steps.")
+    total_steps: Count | None = Field(None, description="Steps of a whole training and its decay; not those measured.")
     total_epochs: Positive | None = Field(None, description="The same in epochs, instead of total_steps.")
     step_boundaries: tuple[Count, ...] = Field((), description="Steps at which a factor takes over (decay: step).")
     epoch_boundaries: tuple[Positive, ...] = Field((), description="The same in epochs, instead of step_boundaries.")

@@ -26,10 +26,12 @@ from dlbench.report.wording import (
     number_text,
     place_text,
     reached_text,
+    repeat_text,
     times_text,
+    units_text,
     value_text,
 )
-from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdicts import placed
 from dlbench.units import format_seconds
@@ -276,12 +278,17 @@ def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], qualit
         much = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
     else:
         epoch = asked.epoch_samples or firsts[0].epoch_samples
-        much = f"{_span(f'{first.epochs:g}', f'{last.epochs:g}')} epochs ({first.key}) of {epoch:,} {unit}"
+        epochs = _counted(_span(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
+        much = f"{epochs} ({first.key}) of {epoch:,} {unit}"
     return f"At most {much}: runs that meet their target take less." if first.is_limit else f"{much}."
 
 
 def _span(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last}"
+
+
+def _counted(number: str, units: str) -> str:
+    return f"1 {units.removesuffix('s')}" if number == "1" else f"{number} {units}"
 
 
 def _of_batches(source: GroupSource, firsts: Sequence[Run], lengths: Sequence[Recipe | None]) -> Iterator[str]:
@@ -319,11 +326,11 @@ def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[
     limits: Limits = {}
     if asked.deadline_s:
         size, name = unit_of(asked.deadline_s)
-        limits[f"under {asked.deadline_s / size:g} {name}"] = lambda point: point.time, asked.deadline_s
+        limits[f"under {_counted(f'{asked.deadline_s / size:g}', name)}"] = lambda point: point.time, asked.deadline_s
     if asked.budget:
-        amount = f"{asked.budget:,.2f}".removesuffix(".00")
-        unit = asked.currency if asked.is_money else f"{held}-hours"
-        limits[f"within {amount} {unit}"] = lambda point: (asked.is_money and point.price) or point.hours, asked.budget
+        amount = f"{asked.budget:,.15g}"  # as it was typed
+        limit = f"{amount} {asked.currency}" if asked.is_money else _counted(amount, f"{held}-hours")
+        limits[f"within {limit}"] = lambda point: (asked.is_money and point.price) or point.hours, asked.budget
     wanted: Wanted = "cheapest" if asked.deadline_s else "fastest"
     if limits:
         return (_answer(wanted, points, limits),)
@@ -380,33 +387,36 @@ def _told(point: TrainingPoint) -> str:
 
 
 def _sure(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Limits) -> Iterator[str]:
-    """How far the runs decide that a point meets the limits."""
+    """How far the runs decide that a point meets the limits, in the mean of what was measured."""
+    left = "start-up and queue" if chosen.samples is None else "evaluations, checkpoints and queue"
     for words, (figure, most) in limits.items():
         where = placed(figure(chosen), 0.0, most)
         if where == "within":
-            yield f"Sure to be {words}: the whole interval is."
+            yield f"The whole interval of the mean is {words}, without {left}."
         elif where == "insufficient":
-            yield f"Not sure to be {words}: {MIN_RUNS} runs or more of a rank count would decide that."
+            few = figure(chosen)
+            yield f"Not sure to be {words}: {units_text(few)} cannot decide that; {repeat_text(few)}."
         else:
             sure = [one for one in points if all(placed(f(one), 0.0, m) == "within" for f, m in limits.values())]
-            then = f"; surely so: {best(sure, 'cheapest').place}" if sure else ""
-            yield f"Not sure to be {words}: the interval reaches over it{then}."
+            then = f"; that of {best(sure, 'cheapest').place} does not" if sure else ""
+            yield f"Not sure to be {words}: the interval of the mean reaches over it{then}."
 
 
 def _alike(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
     """Which other points the runs cannot tell from the chosen one in what it was chosen for."""
-    few = ""
+    few = []
     for other in (point for point in meeting if point is not chosen):
         factor = other.held / chosen.held if wanted == "cheapest" else 1.0
         ratio = ratio_estimate(other.seconds, chosen.seconds).scaled(factor, "ratio")
         where = placed(ratio, 1.0, 1.0)
         if where == "insufficient":
-            few = f"Chosen by values alone: fewer than {MIN_RUNS} runs of a rank count tell none apart."
+            few.append(ratio)
         elif where != "above":
             what = "hours" if wanted == "cheapest" else "time"
             yield f"{other.place} cannot be told apart from {chosen.place}: {times_text(ratio)} the {what}."
     if few:
-        yield few
+        fewest = min(few, key=lambda one: one.units)
+        yield f"Chosen by values alone: {units_text(fewest)} cannot tell rank counts apart; {repeat_text(fewest)}."
 
 
 class TimeToTrainView(GroupView):

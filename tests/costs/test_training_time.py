@@ -148,7 +148,7 @@ def test_estimate_takes_samples_where_there_are_no_epochs() -> None:
 
 
 def test_cosmoflow_has_the_published_epoch_unless_another_is_given() -> None:
-    assert "524,288 volumes" in estimated("cosmoflow", "--throughput", "100", "--epochs", "1")[1]
+    assert "1 epoch x 524,288 = 524,288 volumes" in estimated("cosmoflow", "--throughput", "100", "--epochs", "1")[1]
     other = estimated("cosmoflow", "--throughput", "100", "--epochs", "2", "--epoch-samples", "50", "--time", "1h")
     assert other[0] == 0
     assert "time to train  1 s\n" in other[1]

@@ -178,6 +178,9 @@ def test_runs_to_a_target_tell_their_own_time_and_none_where_one_missed_it(tmp_p
     assert one.time.value == pytest.approx(3 * (20 * 0.1 + 0.5))
     assert found.notes[0] == "2 ranks: no time, because 4 of 5 runs met the target."
     assert [answer.ranks for answer in found.answers] == [1]
+    assert found.answers[0].remarks == (
+        "The whole interval of the mean is under 60 seconds, without start-up and queue.",
+    )
     asked = found_in(tmp_path, Asked(epochs=2))
     # An epoch of 160 images at 80 images a second.
     assert asked.points[1].time.value == pytest.approx(2 * 160 / 80 + START_S)
@@ -317,25 +320,57 @@ def test_an_answer_says_how_sure_it_is() -> None:
     quiet = point_of(4, [7000, 7010, 7020, 7030, 7040])
     clear = sure([point_of(1, [20000, 20010, 20020, 20030, 20040]), quiet], 7200)
     assert clear.text.endswith("GPU-hours [7.778, 7.822]: cheapest under 2 hours")
-    assert clear.remarks == ("Sure to be under 2 hours: the whole interval is.",)
+    assert clear.remarks == (
+        "The whole interval of the mean is under 2 hours, without evaluations, checkpoints and queue.",
+    )
     wide = point_of(2, [6000, 6500, 7000, 7500, 8000])
     unsure = sure([wide, quiet], 7200)
     assert unsure.ranks == 2
-    assert unsure.remarks == ("Not sure to be under 2 hours: the interval reaches over it; surely so: 4 GPUs.",)
+    assert unsure.remarks == (
+        "Not sure to be under 2 hours: the interval of the mean reaches over it; that of 4 GPUs does not.",
+    )
     # By its value it misses the deadline, but it may meet it, and would be cheaper.
     late = sure([point_of(2, [6600, 7000, 7300, 7600, 8000]), quiet], 7200)
     assert late.ranks == 4
     assert late.remarks[1].startswith("2 GPUs may do as well: 2.02 hours [1.85, 2.22] for 4.0 GPU-hours")
     few = sure([point_of(2, [7000, 7010]), quiet], 7200)
     assert few.remarks == (
-        "Not sure to be under 2 hours: 5 runs or more of a rank count would decide that.",
-        "Chosen by values alone: fewer than 5 runs of a rank count tell none apart.",
+        "Not sure to be under 2 hours: 2 runs cannot decide that; repeat with --repeats 5.",
+        "Chosen by values alone: 2 runs cannot tell rank counts apart; repeat with --repeats 5.",
     )
     missed = sure([wide], 6500)
     assert not missed.is_met
     assert missed.remarks[0].startswith("2 GPUs may do as well: 116 minutes [101, 134]")
     assert missed.remarks[1:] == ("More than 2 GPUs were not tried.",)
     assert sure([quiet], 6500).remarks == ("More than 4 GPUs were not tried.",)
+
+
+def test_where_runs_are_of_several_sessions_these_must_be_more(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=6):
+        story = Story(job=str(plan.series.repeat // 3))
+        write_run(tmp_path, plan, constant([0, 0, 0, 100 + plan.series.repeat, 0, 0]), story)
+    (answer,) = found_in(tmp_path, Asked(deadline_s=60)).answers
+    more = "repeat in 3 more sessions (other days, or other Slurm jobs)"
+    assert answer.remarks == (
+        f"Not sure to be under 60 seconds: 2 sessions cannot decide that; {more}.",
+        f"Chosen by values alone: 2 sessions cannot tell rank counts apart; {more}.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        (Asked(budget=0.004), "within 0.004 GPU-hours"),
+        (Asked(budget=1.0), "within 1 GPU-hour"),
+        (Asked(budget=1234567.125), "within 1,234,567.125 GPU-hours"),
+        (Asked(budget=99.999, is_money=True, currency="EUR"), "within 99.999 EUR"),
+        (Asked(deadline_s=1), "under 1 second"),
+        (Asked(deadline_s=3600), "under 60 minutes"),
+    ],
+)
+def test_a_limit_is_told_as_it_was_asked(asked: Asked, limit: str) -> None:
+    (answer,) = answers([point_of(1, [0.001] * 5, price=2.0)], asked, "GPU")
+    assert answer.text.endswith(f" {limit}")
 
 
 def test_without_a_question_the_fastest_and_the_cheapest_are_told() -> None:
@@ -387,6 +422,29 @@ def test_the_command_prints_table_and_answer_and_ends_with_its_code(runs: Path) 
 
 
 @pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--price", "$2.50"], "Price, $"),
+        (["--price", "EUR 2.50", "--budget", "900 eur"], "fastest within 900 EUR."),
+        (["--price", "EUR2.50", "--budget", "EUR900"], "fastest within 900 EUR."),
+        (["--price", "2.5 per core hour", "--budget", "500 core hours"], "fastest within 500 core-hours."),
+        (["--budget", "500 NODEh"], "fastest within 500 node-hours."),
+        (["--budget", "9 rank-hrs"], "fastest within 9 rank-hours."),
+    ],
+)
+def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments: list[str], told: str) -> None:
+    code, text = estimated(runs, "--samples", "1e6", *arguments)
+    assert code == 0
+    assert "1,000,000 images (--samples)." in text
+    assert told in text.replace("\n", " ")
+
+
+def test_one_epoch_is_no_epochs(runs: Path) -> None:
+    text = estimated(runs, "--epochs", "1", "--epoch-samples", "1.6e2")[1]
+    assert "1 epoch (--epochs) of 160 images." in text
+
+
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["nowhere"], "nowhere: is no folder of runs; for a workload --throughput NUMBER is missing"),
@@ -398,12 +456,30 @@ def test_the_command_prints_table_and_answer_and_ends_with_its_code(runs: Path) 
         (["RUNS", "--samples", "5", "--epochs", "3"], "--epochs 3: --samples 5"),
         (["RUNS", "--epoch-samples", "5"], "--epoch-samples 5: has no effect without --epochs"),
         (["RUNS", "--epochs", "5"], "data of sample, tiny preset names no size; add --epoch-samples"),
-        (["RUNS", "--price", "cheap"], "--price 'cheap': must be above zero, e.g. '2.50 EUR'"),
+        (["RUNS", "--price", "cheap"], "--price 'cheap': must be an amount above zero, e.g. '2.50 EUR' or"),
         (["RUNS", "--price", "0 EUR"], "--price '0 EUR': must be"),
-        (["RUNS", "--budget", "much"], "--budget 'much': must be above zero"),
+        (["RUNS", "--price", "2,50 EUR"], "--price '2,50 EUR': must be an amount above zero, e.g. '2.50 EUR'"),
+        (["RUNS", "--price", "$2.50 USD"], "--price '$2.50 USD': must be an amount"),
+        (["RUNS", "--price", "2.5 EUR/hour"], "--price '2.5 EUR/hour': hours of what? e.g. '2.50 EUR' or '9 EUR/node"),
+        (["RUNS", "--price", "500 GPU-hours"], "--price '500 GPU-hours': must be the price of an hour, e.g. '2.50 E"),
+        (["RUNS", "--budget", "much"], "--budget 'much': must be an amount above zero, e.g. '500 GPU-hours'"),
+        (
+            ["RUNS", "--budget", "500 hours"],
+            "--budget '500 hours': hours of what? e.g. '500 GPU-hours' or, with --price",
+        ),
+        (["RUNS", "--price", "2.5", "--budget", "10"], "--budget '10': must be hours or money, e.g. '500 GPU-hours'"),
+        (
+            ["RUNS", "--price", "2 EUR", "--budget", "9 EUR/node-hour"],
+            "--budget '9 EUR/node-hour': must be hours or mo",
+        ),
+        (["RUNS", "--budget", "9/node-hour"], "--budget '9/node-hour': must be hours or money"),
+        (["RUNS", "--budget", "9 EUR node-hours"], "--budget '9 EUR node-hours': must be hours or money"),
+        (["RUNS", "--samples", "1.5"], "--samples '1.5': must be a whole number, e.g. 2500000 or 2.5e6"),
+        (["RUNS", "--samples", "1,000"], "--samples '1,000': must be a number above zero"),
+        (["RUNS", "--deadline", "3days"], "'3days' is not a duration above zero with its unit (ms, s, m, min, h, d)"),
         (["RUNS", "--budget", "500 EUR"], "--budget 500 EUR: needs --price in EUR; an amount of hours is"),
         (["RUNS", "--budget", "500 EUR", "--price", "2 CHF"], "--budget 500 EUR: --price is in CHF"),
-        (["RUNS", "--budget", "500", "--price", "2 CHF"], "--budget 500: --price is in CHF; an amount of hours is"),
+        (["RUNS", "--budget", "500", "--price", "2 CHF"], "--budget '500': must be hours or money"),
         (["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"], "is in rank-hours, --price per node-hour"),
         (["RUNS", "--budget", "5 GPU-hours"], "its runs had no GPU"),
         (["RUNS", "--deadline", "3"], "--deadline: '3' is not a duration"),
