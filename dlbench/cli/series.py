@@ -233,7 +233,8 @@ def resume_series(options: dict[str, Any]) -> None:
     if not dry_run:
         prepare_output(out)
     if options["write_only"]:
-        adopt(root, series, scheduler)
+        if unanswered := adopt(root, series, scheduler):
+            _say(f"note: {unanswered}: give sbatch no script that waits in its queue already")
         with Interruption() as interruption:
             written = write_only(root, series, scheduler, interruption.check, also_written=True)
         print_commands(root, series, out, written)

@@ -397,8 +397,10 @@ def write_only(
     return written
 
 
-def adopt(root: Path, series_id: str, scheduler: Scheduler) -> None:
+def adopt(root: Path, series_id: str, scheduler: Scheduler) -> str:
     """Notes the jobs of a series that somebody submitted by hand, as far as their logs or the scheduler tell them.
+
+    Returns why the scheduler does not answer, or empty.
 
     Nothing happens where it is another user's series, or another process is at it.
     """
@@ -413,6 +415,8 @@ def adopt(root: Path, series_id: str, scheduler: Scheduler) -> None:
                 if found and state in ("unsure", "written", "begun"):
                     with suppress(RunError):  # a folder is gone
                         keep_found(root, scheduler, job, entry, found)
+            return queue.unanswered
+    return ""
 
 
 def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:
