@@ -66,7 +66,7 @@ def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[J
         is_waited_for = file.chain and number < len(written)
         by_hand = words.replace(" --parsable", "", 1)
         click.echo(f'job{number}=$({words}) && echo "$job{number}"' if is_waited_for else by_hand)
-    if wins := sorted(name for name in os.environ if name.startswith("SBATCH_")):
+    if wins := sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_HINT"):
         _say(f"note: {', '.join(wins)}: set here, and by hand sbatch takes it before the script's #SBATCH lines")
     if not written:
         _say(left(root, series, out))

@@ -198,6 +198,8 @@ def shell_values(job: Job) -> dict[str, object]:
     slurm = systems[0].slurm
     asked = {word.partition("=")[0] for word in slurm.extra} | ({"hint"} if slurm.hint else set())
     of_srun = [*_OF_SRUN.split(), *(name for name, option in _WITH_OPTION.items() if option not in asked)]
+    if slurm.memory is not None:  # else Slurm may set it, by the site's default
+        of_srun.append("MEM_PER_CPU")
     others = (let_through(job.plans) | (of_paths - {"TMPDIR"})) - {*granted}
     return {
         # Patterns that the template has anyway would match first.
