@@ -516,18 +516,21 @@ def _require_path(path: str, who: str, remedy: str) -> None:
 
 
 def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:
-    """Refuses what the ranks would refuse, as far as their Python can be asked here; a dry run warns of it.
+    """Refuses what the ranks would refuse, as far as their Python can be asked here.
+
+    A dry run warns of it, and so does all else where the nodes may have what is missing here.
 
     Raises:
         EnvironmentLacksError: a library is missing, or was built without what the plans need; names what works.
         UserError: Horovod would ignore what is asked of it.
     """
-    from dlbench.setup.requirements import refusal
+    from dlbench.setup.requirements import is_sure, refusal
 
-    error = refusal(plans)
-    if error is not None and not is_dry:
-        raise error
-    if error is not None:
+    errors = [(error, is_sure(plan.system)) for plan in plans if (error := refusal(plan))]
+    for error, is_certain in errors:
+        if is_certain and not is_dry:
+            raise error
+    for error, _ in errors[:1]:
         click.echo(f"warning: {error}", err=True)
 
 

@@ -66,8 +66,11 @@ def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[J
         is_waited_for = file.chain and number < len(written)
         by_hand = words.replace(" --parsable", "", 1)
         click.echo(f'job{number}=$({words}) && echo "$job{number}"' if is_waited_for else by_hand)
-    if wins := sorted(name for name in os.environ if name.startswith("SBATCH_")):
+    if wins := sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_HINT"):
         _say(f"note: {', '.join(wins)}: set here, and by hand sbatch takes it before the script's #SBATCH lines")
+    if not written:
+        _say(left(root, series, out))
+        return
     by_hand = f"the command{'s' * (len(written) > 1)} above, or {resume_command(series, out)}"
     _say(f"series {series}: {_counted(len(written), 'job')} written, nothing submitted; next: {by_hand}")
 
@@ -196,6 +199,8 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
     if len(found) > 1:
         one = _command(click.get_current_context().info_name or "", found[0], "--out", given)
         raise UserError(f"{given}: holds {len(found)} series, {', '.join(found[:5])}: name one, e.g. {one}")
+    if not found and path.is_dir():
+        raise UserError(f"{given}: holds no series that was submitted to Slurm")
     if not found:
         raise UserError(f"{given}: no such series or run in {out}; give --out FOLDER, or the folder itself")
     return path, found[0]
@@ -204,11 +209,13 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
 def resume_series(options: dict[str, Any]) -> None:
     """`dlbench submit --resume SERIES`: submits what is left of a series, as often as it is called.
 
+    With --write-only it prints the commands that do, and needs no scheduler.
+
     Raises:
         UserError: there is no such series of this user, or another process submits it.
         RunError: as of `submit_rest`.
     """
-    from dlbench.jobs.campaign.completing import missing_jobs
+    from dlbench.jobs.campaign.completing import adopt, missing_jobs, write_only
     from dlbench.jobs.campaign.file import require_own
     from dlbench.jobs.campaign.reopening import reopen
     from dlbench.jobs.interruption import Interruption
@@ -221,9 +228,17 @@ def resume_series(options: dict[str, Any]) -> None:
     root, dry_run = out.absolute(), options["dry_run"]
     file = require_own(root, series)
     scheduler = scheduler_named(file.scheduler)
-    scheduler.require()
+    if not options["write_only"]:
+        scheduler.require()
     if not dry_run:
         prepare_output(out)
+    if options["write_only"]:
+        if unanswered := adopt(root, series, scheduler):
+            _say(f"note: {unanswered}: give sbatch no script that waits in its queue already")
+        with Interruption() as interruption:
+            written = write_only(root, series, scheduler, interruption.check, also_written=True)
+        print_commands(root, series, out, written)
+        return
     reopened = reopen(root, series, scheduler, with_cancelled=options["cancelled"], dry_run=dry_run)
     _say_reopened(series, out, reopened)
     if dry_run:

@@ -107,13 +107,15 @@ def _resume(options: dict[str, Any]) -> None:
     from dlbench.cli.series import resume_series
 
     context = click.get_current_context()
-    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every", "cancelled", "dry_run", "all_scripts"}
+    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every", "cancelled"}
+    of_series |= {"dry_run", "all_scripts", "write_only"}
     source = click.core.ParameterSource.COMMANDLINE
     for param in context.command.params:
         if param.name not in of_series and context.get_parameter_source(param.name or "") is source:
-            if param.name == "write_only":
-                raise UserError("--write-only: not with --resume; --dry-run shows what it would submit")
             raise UserError(f"--resume {options['resume']} alone: the series has its {param.opts[0]} already")
+    for name in ("dry_run", "follow", "cancelled", "max_jobs"):
+        if options["write_only"] and options[name]:
+            raise UserError(f"--write-only and --{name.replace('_', '-')} exclude each other")
     resume_series(options)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ print(json.dumps({"prefix": sys.prefix, "installed": sorted(folders),
 """
 
 
-def refusal(plans: Sequence[LaunchPlan]) -> DlbenchError | None:
-    """The error that ranks of these plans would end with, as far as it can be known here; None otherwise."""
-    return next((error for plan in plans if (error := _refusal(plan))), None)
+def is_sure(system: SystemSpec) -> bool:
+    """Whether nodes have what is found here: another Python's path, or a login profile, may bring something else."""
+    is_ours = system.python in (None, sys.executable) and not system.slurm.login_shell
+    return is_ours or system.scheduler == "none"
 
 
-def _refusal(plan: LaunchPlan) -> DlbenchError | None:
+def refusal(plan: LaunchPlan) -> DlbenchError | None:
+    """The error that ranks of this plan would end with, as far as it can be known here; None otherwise."""
     python = _python_of(plan.system)
     where = _where(python) if python else None
     if python is None or where is None:

@@ -113,14 +113,26 @@ def test_ranks_on_gpus_need_nccl_where_torch_is_built_for_them(cli: Cli, tmp_pat
     assert "NCCL" not in done.stderr
 
 
-def test_another_python_that_is_here_is_asked(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "code"), [("python=", 0), ("slurm.login_shell=true", 0), (f"python={sys.executable}", 5)]
+)
+def test_what_the_nodes_may_have_is_asked_here_and_only_warned_of(
+    cli: Cli, tmp_path: Path, asked: str, code: int
+) -> None:
+    """Another Python's path may hold something else there, and a login profile may bring it."""
     other = tmp_path / "other-python"
     variables = stand_in_horovod(tmp_path, mpi=False)
     other.write_text(f'#!/bin/sh\nPYTHONPATH={variables.pop("PYTHONPATH")} exec {sys.executable} "$@"\n')
     other.chmod(0o755)
-    done = cli(*SUBMIT, "--nodes", "2", "--set", f"system.python={other}", **variables)
-    assert done.returncode == 5
-    assert WITHOUT_MPI in done.stderr
+    if asked == "python=":
+        asked += str(other)
+    else:
+        variables = stand_in_horovod(tmp_path, mpi=False)
+    words = (*SUBMIT, "--nodes", "1,2", "--set", f"system.{asked}", "--write-only")
+    done = cli(*words, **variables)
+    assert (done.returncode, done.stdout.count("sbatch ")) == (code, 2 if code == 0 else 0), done.stderr
+    told = f"{'dlbench: error' if code else 'warning'}: {WITHOUT_MPI}"
+    assert [line.startswith(told) for line in done.stderr.splitlines() if "MPI" in line] == [True], done.stderr
 
 
 def test_an_answer_is_kept_until_horovod_is_another(cli: Cli, tmp_path: Path) -> None:

@@ -413,6 +413,21 @@ def test_a_kill_while_scripts_are_written_loses_and_doubles_nothing(root: Path, 
     assert killed_at(lambda: write_only(root, "s", desk, QUIET), number)
     write_only(root, "s", desk, QUIET)
     by_hand(desk, root, 1)
+    # The commands of those before the kill were never printed.
+    asked = ("submit", "--resume", "s", "--write-only", "--out", str(root))
+    desk.is_silent = True
+    assert "give sbatch no script that waits in its queue already" in CliRunner().invoke(command_line, asked).stderr
+    desk.is_silent = False
+    for wrong in ("dry-run", "follow", "cancelled", "max-jobs=2"):
+        refused = CliRunner().invoke(command_line, [*asked, f"--{wrong}"])
+        assert str(refused.exception) == f"--write-only and --{wrong.partition('=')[0]} exclude each other"
+    again = CliRunner().invoke(command_line, asked)
+    assert again.exit_code == 0, again.output
+    entries = standing(root, "s").series.jobs
+    assert [[entry.runs[0] in line for entry in entries] for line in again.stdout.splitlines()] == [
+        [True, False, False],
+        [False, False, True],
+    ]
     submitted(root, desk)
     exactly_once(root, desk, 3)
 

@@ -176,30 +176,40 @@ def test_what_a_job_will_not_get_is_said_before_it_waits(monkeypatch: pytest.Mon
     ]
 
 
-@pytest.mark.parametrize("named", ["", "NCCL_ALGO, PATH, TMPDIR"])
-def test_by_hand_the_job_gets_no_more_of_the_shell_than_by_dlbench(cluster: Cluster, named: str) -> None:
+@pytest.mark.parametrize(("named", "hint"), [("", None), ("NCCL_ALGO, PATH, TMPDIR", "nomultithread")])
+def test_by_hand_the_job_gets_no_more_of_the_shell_than_by_dlbench(
+    cluster: Cluster, named: str, hint: str | None
+) -> None:
     """sbatch hands over the whole shell (--export=ALL), of which `dlbench submit` holds all other things back."""
     plan = with_system(
         plan_of(),
         launch={"launcher": "srun-gloo", "environment": {"API_TOKEN": {"variable": "SITE_TOKEN"}}},
-        slurm={"export": named},
+        slurm={"export": named, "hint": hint},
         setup=[f"export DUMP={cluster.dump} STUB_CODE=0; {'' if named else 'echo $PATH > $DUMP/path'}"],
     )
+    of_srun = ("SLURM_CPU_BIND", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_MPI_TYPE", "SLURM_CPU_FREQ_REQ")
+    of_srun += ("SLURM_EXPORT_ENV", "SLURM_MEM_BIND_TYPE", "SLURM_TIMELIMIT", "SLURM_WORKING_DIR", "SRUN_CONTAINER")
     shell = {
         "NCCL_ALGO": "Tree",
         "OMP_NUM_THREADS": "77",
         "BASH_FUNC_python%%": "() { false; }",
         "odd.name": "1",
-        "SLURM_CPU_BIND": "map_cpu:99",
+        **dict.fromkeys(of_srun, "map_cpu:99"),
         "SLURM_NNODES": "2",
+        "SLURM_STEPMGR": "n1",
+        "SLURM_HINT": "nomultithread",
+        "SLURM_CONF": "/etc/slurm.conf",
         "TMPDIR": "/nosuch",
         "SITE_TOKEN": "hunter2",
     }
     done = cluster.run(render_script(plan, folder_of(plan), PYTHON), **shell, DLBENCH_SUBMITTED="")
     assert (done.returncode, done.stderr) == (0, "")
     seen = cluster.environment("srun")
-    assert not {"OMP_NUM_THREADS", "BASH_FUNC_python%%", "odd.name", "SLURM_CPU_BIND", "DLBENCH_SUBMITTED"} & set(seen)
-    assert (seen["SITE_TOKEN"], seen["SLURM_NNODES"]) == ("hunter2", "2")
+    assert not {"OMP_NUM_THREADS", "BASH_FUNC_python%%", "odd.name", "DLBENCH_SUBMITTED", *of_srun} & set(seen)
+    # What sbatch sets for the job stays, an option's of this job among it.
+    kept = ("SLURM_NNODES", "SLURM_STEPMGR", "SLURM_CONF", "SLURM_HINT")
+    assert [name for name in kept if name in seen] == list(kept if hint else kept[:3])
+    assert seen["SITE_TOKEN"] == "hunter2"
     assert seen["TMPDIR"] == ("/nosuch" if named else "/tmp")
     assert ("NCCL_ALGO" in seen) is bool(named)
     if not named:

@@ -145,6 +145,10 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
         assert {"wait": "series s: 0 of 1 run valid, 1 failed", "cancel": "0 jobs cancelled", "logs": "words of"}[
             command
         ] in done.output
+    (tmp_path / "local").mkdir()
+    local = CliRunner().invoke(command_line, [command, "local"])
+    if command != "logs":
+        assert str(local.exception) == "local: holds no series that was submitted to Slurm"
     missing = CliRunner().invoke(command_line, [command, "nosuch", "--out", "my runs"])
     assert str(missing.exception) == (
         "nosuch: no such series or run in my runs; give --out FOLDER, or the folder itself"

@@ -345,8 +345,8 @@ def test_a_series_is_submitted_resumed_waited_for_read_and_cancelled(slurm_box: 
     ran, bin_folder = tmp_path / "ran", tmp_path / "bin"
     bin_folder.mkdir()
     stubs = {
-        # Stands for the Python of the nodes: says which plan it got.
-        "python": f'for plan; do :; done; echo "$plan" >> {ran}; echo "here is $plan"',
+        # Stands for the Python of the nodes: says which plan it got. What it has, `submit` asks it, too: no answer.
+        "python": f'for plan; do :; done; [ -f "$plan" ] || exit 1; echo "$plan" >> {ran}; echo "here is $plan"',
         "sbatch": f"""\
 echo call >> {tmp_path}/calls
 case $(wc -l < {tmp_path}/calls) in

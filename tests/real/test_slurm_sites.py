@@ -117,14 +117,17 @@ def test_sbatch_by_hand_is_the_same_job_as_by_dlbench_submit(
     python.write_text('#!/bin/bash\nfor plan; do :; done\nenv -0 > "${plan%/*}/rank-env"\n')
     python.chmod(0o755)
     asked = (*SUBMIT, "--launcher", "srun-gloo", "--series", "same", "--nodes", "2", "--repeats", "2", kind)
-    asked += ("--set", f"system.python={python}", "--set", "system.slurm.extra=hold")
+    asked += ("--set", f"system.python={python}", "--set", "system.slurm.extra=hold", "--set", "system.slurm.mem=0")
     outs = (tmp_path / "submitted", tmp_path / """by "hand" #1's 100%j""")
     done = cli(*asked, "--out", outs[0], **SHELL, **slurm_box.environment)
     assert done.returncode == 0, done.stderr
     written = cli(*asked, "--out", outs[1], "--write-only", **slurm_box.environment)
     assert written.returncode == 0, written.stderr
     theirs = {name: value for name, value in SHELL.items() if not name.startswith(("SBATCH_", "SITE_"))}
-    shell = {**os.environ, **theirs, "TMPDIR": "/nosuch", **slurm_box.environment}
+    for_srun = {"MPI_TYPE": "nosuch", "EXCLUSIVE": "1", "EXPORT_ENV": "NONE", "TIMELIMIT": "nosuch", "STEP_ID": "7"}
+    for_srun |= {"CPU_FREQ_REQ": "high", "WORKING_DIR": "/nosuch"}
+    theirs |= {"TMPDIR": "/nosuch", **{f"SLURM_{name}": value for name, value in for_srun.items()}}
+    shell = {**os.environ, **theirs, **slurm_box.environment}
     typed = subprocess.run(
         ["bash", "-c", written.stdout], cwd="/", env=shell, capture_output=True, text=True, timeout=60, check=True
     )
@@ -148,11 +151,14 @@ def test_sbatch_by_hand_is_the_same_job_as_by_dlbench_submit(
         first = min(out.glob("same-*"))
         assert json.loads((first / "submission.json").read_text())["job_id"].partition("_")[0] == job
         assert [path for path in first.glob("slurm-*.out") if job in path.name]
-    environments = []
+    environments: list[set[str]] = []
+    of_slurm: list[set[str]] = []
     for out in outs:
         pairs = (max(out.glob("same-*")) / "rank-env").read_text().replace(str(out), "OUT").split("\0")[:-1]
+        of_slurm.append({pair.partition("=")[0] for pair in pairs if pair.startswith(("SLURM", "SRUN"))})
         environments.append({pair for pair in pairs if not re.match(r"SLURM|SRUN|_=|USER=|LOGNAME=|SHELL=", pair)})
     assert environments[0] == environments[1]
+    assert of_slurm[0] == of_slurm[1]
     assert not [pair for pair in environments[1] if pair.startswith(("OF_THE_SHELL", "NCCL_ALGO"))]
 
 

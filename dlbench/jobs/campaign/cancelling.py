@@ -100,7 +100,7 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
         for folder in unsubmitted:
             if folder.path.is_dir():
                 take_back(folder)
-        _cancel(scheduler, mine)
+        _cancel(scheduler, mine, root)
         if not kept:
             forget(root, series_id)
     return Cancelled(jobs=tuple(mine), over=over, taken_out=taken_out, unsure=unsure, strangers=tuple(strangers))
@@ -130,7 +130,7 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
         mine = _submitted_from(queue, folder.path)
     if active and not mine:
         return Cancelled(strangers=(submission.job_id,))
-    _cancel(scheduler, mine)
+    _cancel(scheduler, mine, folder.path.parent)
     return Cancelled(jobs=tuple(mine), over=int(not mine))
 
 
@@ -176,7 +176,7 @@ def _is_same(told: str, folder: Path) -> bool:
     return told == str(folder) or os.path.realpath(told) == os.path.realpath(folder)
 
 
-def _cancel(scheduler: Scheduler, job_ids: Sequence[str]) -> None:
+def _cancel(scheduler: Scheduler, job_ids: Sequence[str], root: Path) -> None:
     said = scheduler.cancel(job_ids) if job_ids else ""
     if said:
-        raise RunError(f"{said}; see `dlbench status`, and try again")
+        raise RunError(f"{said}; see `{shlex.join(['dlbench', 'status', str(root)])}`, and try again")

@@ -366,10 +366,13 @@ def keep_found(root: Path, scheduler: Scheduler, job: Job, entry: SeriesJob, job
     append(series_path(root, _series_of(job), "jobs"), f"{entry.runs[0]} {job_id}\n")
 
 
-def write_only(root: Path, series_id: str, scheduler: Scheduler, check: Callable[[], None]) -> list[tuple[Job, str]]:
+def write_only(
+    root: Path, series_id: str, scheduler: Scheduler, check: Callable[[], None], *, also_written: bool = False
+) -> list[tuple[Job, str]]:
     """Writes the plans and scripts of all jobs of a series that are not there yet; returns these jobs.
 
-    Beside each, the id of the job of before that it is to wait for, or empty.
+    Beside each, the id of the job of before that it is to wait for, or empty. With `also_written` those that were
+    written before and not submitted are among them, and stay as they are.
 
     Raises:
         UserError, RunError: as of `complete`.
@@ -388,13 +391,16 @@ def write_only(root: Path, series_id: str, scheduler: Scheduler, check: Callable
                 for folder in folders:
                     write_atomic(folder.script, script)
                 append(series_path(root, series_id, "jobs"), "".join(f"{run_id} {WRITTEN}\n" for run_id in entry.runs))
+            if now.states[number] == "missing" or (also_written and now.states[number] == "written"):
                 written.append((job, before if now.series.chain else ""))
             before = now.ids[number]
     return written
 
 
-def adopt(root: Path, series_id: str, scheduler: Scheduler) -> None:
+def adopt(root: Path, series_id: str, scheduler: Scheduler) -> str:
     """Notes the jobs of a series that somebody submitted by hand, as far as their logs or the scheduler tell them.
+
+    Returns why the scheduler does not answer, or empty.
 
     Nothing happens where it is another user's series, or another process is at it.
     """
@@ -409,6 +415,8 @@ def adopt(root: Path, series_id: str, scheduler: Scheduler) -> None:
                 if found and state in ("unsure", "written", "begun"):
                     with suppress(RunError):  # a folder is gone
                         keep_found(root, scheduler, job, entry, found)
+            return queue.unanswered
+    return ""
 
 
 def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:

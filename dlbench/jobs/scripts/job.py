@@ -160,6 +160,27 @@ SUBMITTED = "DLBENCH_SUBMITTED"
 """Says to a job's script that it got no other variable of the submitting shell than those let through."""
 
 
+_OF_SRUN = """
+    ACCOUNT BCAST BCAST_EXCLUDE BURST_BUFFER COMPRESS CONSTRAINT CORE_SPEC DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY
+    DISABLE_STATUS EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV GRES GRES_FLAGS IMMEDIATE KILL_BAD_EXIT
+    LABELIO MPI_TYPE NO_KILL OVERLAP PARTITION PMI_KVS_NO_DUP_KEYS POWER PROLOG QOS REMOTE_CWD REQ_SWITCH RESERVATION
+    RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB STDERRMODE STDINMODE STDOUTMODE TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS
+    THREAD_SPEC TIMELIMIT UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR
+"""
+"""Variables SLURM_* by which srun takes options, and which sbatch does not set for a job: srun(1), INPUT ENVIRONMENT
+VARIABLES, of Slurm 22.05, without those of a step, of the job, and by which the cluster is reached."""
+
+_WITH_OPTION = {
+    "ACCTG_FREQ": "acctg-freq",
+    "CPU_FREQ_REQ": "cpu-freq",
+    "HINT": "hint",
+    "MEM_BIND*": "mem-bind",
+    "NETWORK": "network",
+    "PROFILE": "profile",
+}
+"""More of them, which sbatch sets where the job is given that option."""
+
+
 def let_through(plans: Sequence[LaunchPlan]) -> set[str]:
     """Names of the submitting shell's variables that a job of these plans gets: all let the same through."""
     given = [source for plan in plans for source in plan.system.launch.environment.values()]
@@ -174,11 +195,17 @@ def shell_values(job: Job) -> dict[str, object]:
     paths = [path for one in systems for path in (one.image.folder, one.storage.local.path, one.storage.memory.path)]
     of_paths = {name for path in paths for name in containers.VARIABLE.findall(path)}
     granted = containers.GRANTED if systems[0].slurm.gpu_request != "none" else ()
+    slurm = systems[0].slurm
+    asked = {word.partition("=")[0] for word in slurm.extra} | ({"hint"} if slurm.hint else set())
+    of_srun = [*_OF_SRUN.split(), *(name for name, option in _WITH_OPTION.items() if option not in asked)]
+    if slurm.memory is not None:  # else Slurm may set it, by the site's default
+        of_srun.append("MEM_PER_CPU")
     others = (let_through(job.plans) | (of_paths - {"TMPDIR"})) - {*granted}
     return {
         # Patterns that the template has anyway would match first.
         "kept": sorted(name for name in others if not name.startswith(("SLURM", "SPANK_"))),
         "granted": granted,
+        "of_srun": [f"SLURM_{name}" for name in of_srun],
         "plain_path": PLAIN_PATH,
         "submitted": SUBMITTED,
     }
