@@ -27,6 +27,7 @@ from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.engine import key_for_name
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.problems import problem_of
 
@@ -42,6 +43,9 @@ MAX_LEVELS = 3
 MANY_FILES = 1000
 """A folder below the root with more entries than this before its first folder holds no runs: it is a data set, or a run
 without its plan."""
+
+
+EARLIER = "made by an earlier dlbench: measure again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +169,7 @@ class Scan:
     problems: list[str] = field(default_factory=list)
     """Damaged runs, one line each; they are skipped."""
     withheld: list[str] = field(default_factory=list)
-    """Runs of other users, who let nobody read them, one line each; they are skipped."""
+    """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 
 
 def scan(root: Path, *more: Path) -> Scan:
@@ -349,6 +353,7 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
     """A JSON file of at most `limit` bytes as what it should be; None if there is no such file.
 
     Raises:
+        WithheldError: it is another user's, or a plan with settings of an earlier dlbench.
         IncompleteDataError: it is damaged.
     """
     try:
@@ -356,7 +361,10 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise IncompleteDataError(f"{path}: damaged: {problem_of(model, error)}") from None
+        problem = problem_of(model, error)
+        if problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1]):
+            raise WithheldError(f"{path.parent}: {EARLIER}") from None
+        raise IncompleteDataError(f"{path}: damaged: {problem}") from None
     except PermissionError as error:
         raise may_not_read(path, error) from None
     except (OSError, ValueError) as error:
