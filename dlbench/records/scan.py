@@ -361,11 +361,16 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        problem = problem_of(model, error)
-        if problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1]):
-            raise WithheldError(f"{path.parent}: {EARLIER}") from None
-        raise IncompleteDataError(f"{path}: damaged: {problem}") from None
+        raise refused_file(path, model, error) from None
     except PermissionError as error:
         raise may_not_read(path, error) from None
     except (OSError, ValueError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
+
+
+def refused_file(path: Path, model: type[BaseModel], error: ValidationError) -> IncompleteDataError:
+    """The error of a file that is JSON and not as its model has it: damaged, or plans of an earlier dlbench."""
+    problem = problem_of(model, error)
+    if problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1]):
+        return WithheldError(f"{path}: {EARLIER}")
+    return IncompleteDataError(f"{path}: damaged: {problem}")

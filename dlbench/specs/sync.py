@@ -182,8 +182,8 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
         return (
-            "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat, without sync.fusion own:... "
-            "and sync.inside shared-memory"
+            "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat, and leave out sync.fusion "
+            "own:... and sync.inside shared-memory"
         )
     if sync.wire == "topk" and sync.exchange != "flat":
         return "sync.wire topk: sparse messages go flat only; use sync.exchange flat"
