@@ -122,9 +122,7 @@ def _note_withheld(lines: Sequence[str]) -> None:
 
     earlier = [line for line in lines if line.endswith(EARLIER)]
     if len(earlier) > 1:
-        together = f"{len(earlier)} runs, the first {earlier[0]}"
-        lines = [*(line for line in lines if line not in earlier), together]
-
+        lines = [*(one for one in lines if one not in earlier), f"{len(earlier)} runs, the first {earlier[0]}"]
     context = click.get_current_context(silent=True)
     told: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
     for line in lines:

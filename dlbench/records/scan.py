@@ -36,6 +36,7 @@ RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
+EARLIER = "made by an earlier dlbench: measure again"
 
 MAX_LEVELS = 3
 """How deep folders of folders of runs may lie below the one that is read."""
@@ -43,9 +44,6 @@ MAX_LEVELS = 3
 MANY_FILES = 1000
 """A folder below the root with more entries than this before its first folder holds no runs: it is a data set, or a run
 without its plan."""
-
-
-EARLIER = "made by an earlier dlbench: measure again"
 
 
 @dataclass(frozen=True, kw_only=True)
