@@ -11,6 +11,7 @@ import click
 
 from dlbench.cli.options import F
 from dlbench.errors import IncompleteDataError, UserError
+from dlbench.sharing import WithheldError
 
 if TYPE_CHECKING:
     from dlbench.records.collectives_scan import CommScan
@@ -106,18 +107,22 @@ def runs_at(*paths: Path) -> Scan:
     stores = [path for path in roots if (path / MARKER).is_file()]
     folders = [path for path in roots if path not in stores]
     found = scan(*folders) if folders else Scan(root=roots[0])
-    _note_withheld(found.withheld)
     for store in stores:
         _add_history(found, store)
+    _note_withheld(found.withheld)
     if stores:
         found.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
     return found
 
 
 def _note_withheld(lines: Sequence[str]) -> None:
-    """Says once of each run which user keeps it."""
+    """Says once of each run which user keeps it, and of all runs of an earlier dlbench together."""
     from dlbench.cli.streams import cleaned
+    from dlbench.records.scan import EARLIER
 
+    earlier = [line for line in lines if line.endswith(EARLIER)]
+    if len(earlier) > 1:
+        lines = [*(one for one in lines if one not in earlier), f"{len(earlier)} runs, the first {earlier[0]}"]
     context = click.get_current_context(silent=True)
     told: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
     for line in lines:
@@ -135,6 +140,8 @@ def _add_history(found: Scan, store: Path) -> None:
     for folder in Store.at(store).listing():
         try:
             run = read_run(store / folder)
+        except WithheldError as error:
+            found.withheld.append(str(error))
         except (IncompleteDataError, UserError) as error:
             found.problems.append(str(error))
         else:

@@ -17,7 +17,7 @@ from dlbench.history.store import BATCH, History
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.rows.damage import damaged_traces
-from dlbench.records.scan import COMM_FORMAT, plan_format
+from dlbench.records.scan import COMM_FORMAT, EARLIER, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
 
@@ -158,7 +158,7 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
 def _damaged(candidate: Candidate, why: str) -> Outcome:
     # Where an archive was unpacked is nobody's business.
     reason = why.replace(str(candidate.folder.path), candidate.name) if candidate.staged else why
-    return Outcome(name=candidate.name, verdict="damaged", why=reason)
+    return Outcome(name=candidate.name, verdict="refused" if why.endswith(EARLIER) else "damaged", why=reason)
 
 
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> Outcome | None:

@@ -27,6 +27,7 @@ from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.engine import key_for_name
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.problems import problem_of
 
@@ -35,6 +36,7 @@ RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
+EARLIER = "made by an earlier dlbench: measure again"
 
 MAX_LEVELS = 3
 """How deep folders of folders of runs may lie below the one that is read."""
@@ -165,7 +167,7 @@ class Scan:
     problems: list[str] = field(default_factory=list)
     """Damaged runs, one line each; they are skipped."""
     withheld: list[str] = field(default_factory=list)
-    """Runs of other users, who let nobody read them, one line each; they are skipped."""
+    """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 
 
 def scan(root: Path, *more: Path) -> Scan:
@@ -349,6 +351,7 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
     """A JSON file of at most `limit` bytes as what it should be; None if there is no such file.
 
     Raises:
+        WithheldError: it is another user's, or a plan with settings of an earlier dlbench.
         IncompleteDataError: it is damaged.
     """
     try:
@@ -356,8 +359,16 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise IncompleteDataError(f"{path}: damaged: {problem_of(model, error)}") from None
+        raise refused_file(path, model, error) from None
     except PermissionError as error:
         raise may_not_read(path, error) from None
     except (OSError, ValueError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
+
+
+def refused_file(path: Path, model: type[BaseModel], error: ValidationError) -> IncompleteDataError:
+    """The error of a file that is JSON and not as its model has it: damaged, or plans of an earlier dlbench."""
+    problem = problem_of(model, error)
+    if problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1]):
+        return WithheldError(f"{path}: {EARLIER}")
+    return IncompleteDataError(f"{path}: damaged: {problem}")

@@ -31,8 +31,9 @@ _OTHER_NAMES = {
 
 
 def key_for_name(name: str) -> str | None:
-    """The key for what a library calls ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: no such name."""
-    return (HOROVOD_VARIABLES | _OTHER_NAMES).get(name.lower().removeprefix("horovod_"))
+    """The key, of sizes with an example, for ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: no such name."""
+    key = (HOROVOD_VARIABLES | _OTHER_NAMES).get(name.lower().removeprefix("horovod_"))
+    return f"{key}, e.g. {key}=25MiB" if key == "sync.fusion" else key
 
 
 class HorovodSettings(Spec):

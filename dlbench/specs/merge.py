@@ -82,7 +82,7 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
         path, origin = problem.path, layers.origin(problem.path)
         prefix, also = (layers.prefix, elsewhere) if origin.startswith("--") else ("", ())
         if problem.known:
-            own = key_for_name(path[-1]) if len(path) == 1 or path[0] == "engine" else None
+            own = key_for_name(path[-1]) if len(path) == 1 or path[0] in ("engine", "sync") else None
             meant = f"use {own}" if own else _meant(model, problem, layers, prefix, also)
             problem = replace(problem, what=f"unknown key; {meant}")
         raise UserError(f"{origin}: {prefix if path else ''}{problem}") from None

@@ -28,6 +28,8 @@ _OWN_WORDS = {
     "own:single": "own single message",
     "own:mgwfbp": "own buckets by MG-WFBP",
 }
+_LEAST_FUSION = 1024
+"""Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it."""
 _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 
@@ -53,6 +55,8 @@ def read_fusion(value: object) -> str:
         raise ValueError(f"fusion is switched off by {own}none, not by {text}")
     if text.startswith("size:"):
         raise ValueError(f"dlbench's own buckets are spelt own:{size}; {size} is the fusion of Horovod or DDP")
+    if num_bytes < _LEAST_FUSION:
+        raise ValueError(f"{text} is {num_bytes} byte{'s' * (num_bytes > 1)}: write {own}{num_bytes}MiB (least: 1KiB)")
     return own + exact_bytes(num_bytes)
 
 
@@ -177,7 +181,10 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
     if sync.wire == "bf16" and engine == "horovod":
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
-        return "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat and sync.fusion auto"
+        return (
+            "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat, and leave out sync.fusion "
+            "own:... and sync.inside shared-memory"
+        )
     if sync.wire == "topk" and sync.exchange != "flat":
         return "sync.wire topk: sparse messages go flat only; use sync.exchange flat"
     if sync.wire == "topk" and sync.inside == "shared-memory":

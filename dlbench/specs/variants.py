@@ -157,7 +157,8 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
     try:
         made = RunPlan.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{option}: a run of variant {which} is not possible: {problem_of(RunPlan, error)}") from None
+        why = str(problem_of(RunPlan, error)).removeprefix("workload: ")  # which names the keys itself
+        raise UserError(f"{option}: a run of variant {which} is not possible: {why}") from None
     problem = apart_problem(made)
     if problem is not None:
         raise UserError(f"{option}: a run of variant {which} is not possible: {problem}")

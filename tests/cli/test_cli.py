@@ -767,6 +767,34 @@ def test_status_of_a_damaged_record(cli: Cli, tmp_path: Path) -> None:
     assert len(content["problems"]) == 1
 
 
+EARLIER = (
+    ("horovod", "fusion_threshold_bytes", 134217728),
+    ("horovod", "compression", "none"),
+    ("ddp", "bucket_cap_bytes", 26214400),
+)
+
+
+@pytest.mark.parametrize("num_earlier", [1, 2])
+def test_runs_of_an_earlier_dlbench_are_not_called_damaged(cli: Cli, tmp_path: Path, num_earlier: int) -> None:
+    made = plans(points=(1,), repeats=3)
+    for number, plan in enumerate(made):
+        file = write_run(tmp_path / "runs", plan, TIMES).plan
+        content = json.loads(file.read_text())
+        for engine, key, value in EARLIER if number < num_earlier else ():
+            content["engine"][engine][key] = value
+        file.write_text(json.dumps(content))
+    done = cli("status")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"note: {'2 runs, the first ' * (num_earlier == 2)}runs/")
+    assert line.endswith("/plan.json: made by an earlier dlbench: measure again")
+    assert done.stdout.splitlines()[-1].startswith(f"{3 - num_earlier} run")
+    brought = cli("history", "import", "runs", "--store", "kept")
+    assert brought.returncode == 2  # refused
+    assert brought.stderr.count("made by an earlier dlbench: measure again") == num_earlier
+    assert "damaged" not in brought.stdout + brought.stderr
+
+
 def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_path: Path) -> None:
     answers = {"11": "PENDING", "12": "RUNNING", "13": "CANCELLED by 0", "14": None, "15": "RUNNING"}
     made = plans(points=(1,), repeats=5)

@@ -18,6 +18,7 @@ from dlbench.cli import cli
 from dlbench.errors import DlbenchError
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
+from dlbench.specs.engine import key_for_name
 from dlbench.specs.keys import models_in
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
 from dlbench.specs.resolve import find
@@ -305,6 +306,8 @@ def test_keys_in_the_text_exist(page: Path) -> None:
             or match[1].endswith((".conf", ".log", ".py", ".sh", ".yaml", ".md"))
         ):
             continue
+        if page.name == "CHANGELOG.md" and key_for_name(match[1].rpartition(".")[2]):
+            continue  # gone, and answered with the key in its place
         if not (is_key(match[1]) or is_name_of_code(match[1]) or match[1] in recorded_settings()):
             wrong.append(span)
     assert wrong == []

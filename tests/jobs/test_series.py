@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
 from dlbench.cli.series import streams_are_one
-from dlbench.errors import RunError, UserError
+from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.campaign.campaign import job_of, jobs_of
 from dlbench.jobs.campaign.cancelling import cancel_series
 from dlbench.jobs.campaign.completing import Submitted, begin, complete, forget
@@ -422,3 +422,12 @@ def test_damage_is_told(tmp_path: Path) -> None:
     forget(root, "s")
     assert list(root.iterdir()) == []
     assert standings(root) == ([], [])
+
+
+def test_a_series_of_an_earlier_dlbench_is_told(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    begun(root)
+    file = root / ".series" / "s.plans"
+    file.write_text(file.read_text().replace('"ddp":{', '"ddp":{"bucket_cap_bytes":26214400,'))
+    with pytest.raises(IncompleteDataError, match=r"s\.plans: made by an earlier dlbench: measure again$"):
+        completed(root)

@@ -72,11 +72,11 @@ GROUPS = {"sync.group_size": 2}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "flat none": {"sync.fusion": "own:none"},
     "flat single": {"sync.fusion": "own:single"},
-    "flat size": {"sync.fusion": "own:100B"},
+    "flat size": {"sync.fusion": "own:1KiB"},
     "flat mgwfbp": {"sync.fusion": "own:mgwfbp"},
     "hierarchical auto": {**GROUPS, "sync.exchange": "hierarchical"},
     "hierarchical none": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:none"},
-    "hierarchical size": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:100B"},
+    "hierarchical size": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:1KiB"},
     "hierarchical mgwfbp": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:mgwfbp"},
     "leader none": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:none"},
     "leader single": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:single"},
@@ -89,11 +89,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "hybrid found": {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "own:mgwfbp"},
     "all of top-k": {"sync.wire": "topk", "sync.topk_density": 1.0, "sync.fusion": "own:none"},
     "fp16": {**GROUPS, "sync.exchange": "hierarchical", "sync.wire": "fp16", "sync.fusion": "own:single"},
-    "bf16": {"sync.wire": "bf16", "sync.fusion": "own:100B"},
+    "bf16": {"sync.wire": "bf16", "sync.fusion": "own:1KiB"},
 }
 EXACT = [name for name, overrides in SCENARIOS.items() if overrides.get("sync.wire") not in ("fp16", "bf16")]
 SHARED: dict[str, dict[str, Any]] = {
-    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "own:100B"},
+    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "own:1KiB"},
     "shared hierarchical": {
         **GROUPS,
         "sync.inside": "shared-memory",
@@ -177,13 +177,14 @@ def test_messages_are_those_of_the_fusion(trained: Told) -> None:
 
     assert sorted(sizes("flat none")) == sorted(TENSORS)
     assert sizes("flat single") == [sum(TENSORS)]
-    assert all(size >= 100 for size in sizes("flat size")[:-1])
+    assert all(size >= 1024 for size in sizes("flat size")[:-1])
+    assert 1 < len(sizes("flat size")) < len(TENSORS)
     for name in SCENARIOS:
         assert sum(sizes(name)) == sum(TENSORS)
     # Gradients come in the order in which the backward pass has them ready, not as the network lists them: that of
     # the last layer is there first, and the one that never is comes last.
     assert sizes("flat none")[-1] == 3 * 4
-    assert sizes("flat none")[0] in (13 * 4, 4)
+    assert sizes("flat none")[0] in (41 * 4, 4)
 
 
 @pytest.mark.slow
@@ -294,7 +295,7 @@ def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> Non
 
 
 HOROVOD: dict[str, dict[str, Any]] = {
-    "hierarchical": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:100B"},
+    "hierarchical": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:1KiB"},
     "leader": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:mgwfbp"},
     "topk": {"sync.wire": "topk", "sync.topk_density": 0.2, "sync.fusion": "own:single"},
 }

@@ -13,6 +13,7 @@ from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.keys import keys_of
 from dlbench.specs.plan import value_text
 from dlbench.specs.requests import parse_set, parse_sweep
+from dlbench.specs.sync import read_fusion
 from dlbench.specs.system.system import SystemSpec
 from tests.support.run_factory import plans
 
@@ -111,9 +112,13 @@ def test_swept_sizes_are_one_setting_whatever_their_unit(key: str, first: object
         ("engine.horovod.compression", "sync.wire"),
         ("engine.horovod.hierarchical_allreduce", "sync.exchange=horovod-hierarchical"),
         ("engine.ddp.bucket_cap_bytes", "sync.fusion"),
+        ("sync.bucket_cap_mb", "sync.fusion"),
+        ("sync.HOROVOD_FUSION_THRESHOLD", "sync.fusion"),
+        ("sync.compression", "sync.wire"),
     ],
 )
 def test_a_name_of_the_library_is_answered_with_the_key(name: str, key: str, tmp_path: Path) -> None:
+    key += ", e.g. sync.fusion=25MiB" if key == "sync.fusion" else ""
     assert refused(overrides={name: 1}) == f"--set: {name}: unknown key; use {key}"
     *sections, last = name.split(".")
     nested = "".join(f"{'  ' * depth}{section}:\n" for depth, section in enumerate(sections))
@@ -121,8 +126,9 @@ def test_a_name_of_the_library_is_answered_with_the_key(name: str, key: str, tmp
     file.write_text(f"{SHORT}{nested}{'  ' * len(sections)}{last}: 1\n")
     assert refused(workload=str(file), preset="gpu") == f"{file}: {name}: unknown key; use {key}"
     if name.startswith("HOROVOD_"):
-        said = refused(overrides={f"system.launch.environment.{name}": "1"})
-        assert said.endswith(f"variable {name} is set by dlbench; use {key}")
+        for value in (1, "1"):
+            said = refused(overrides={f"system.launch.environment.{name}": value})
+            assert said.endswith(f"variable {name} is set by dlbench; use {key}")
 
 
 def test_other_keys_of_such_a_name_are_not_meant() -> None:
@@ -138,6 +144,10 @@ def test_other_keys_of_such_a_name_are_not_meant() -> None:
         ("size:64MiB", "own:64MiB; 64MiB is the fusion of Horovod or DDP"),
         (0, "switched off by none, not by 0"),
         ("own:0", "switched off by own:none, not by own:0"),
+        (25, "25 is 25 bytes: write 25MiB"),
+        (1, "1 is 1 byte: write 1MiB"),
+        ("own:64", "own:64 is 64 bytes: write own:64MiB"),
+        (1023, "least: 1KiB"),
         *(
             (other, "must be auto, none, or a size such as 64MiB")
             for other in ("64Mi", 1.5, True, -1, None, "own:", "")
@@ -177,6 +187,18 @@ def test_dlbenchs_own_buckets_are_never_silent(settings: dict[str, Any], own: st
 def test_the_librarys_fusion_is_refused_where_dlbench_exchanges(fusion: str, own: dict[str, Any]) -> None:
     said = refused(engine="horovod", points=(2,), overrides={"sync.fusion": fusion, **own})
     assert said.endswith(f"dlbench exchanges here; use own:{fusion}")
+
+
+@pytest.mark.parametrize(("value", "kept"), [(1024, "1KiB"), ("67108864", "64MiB"), ("own:1KiB", "own:1KiB")])
+def test_a_plain_number_is_bytes_as_horovods_own(value: object, kept: str) -> None:
+    assert read_fusion(value) == kept
+
+
+def test_powersgd_goes_with_buckets_of_ddp_of_any_size() -> None:
+    wanted = {"sync.wire": "powersgd", "sync.fusion": "64MiB"}
+    assert plans(engine="ddp", points=(2,), repeats=1, overrides=wanted)[0].sync.fusion == "64MiB"
+    said = refused(engine="ddp", points=(2,), overrides={**wanted, "sync.fusion": "own:64MiB"})
+    assert said.endswith("sync.exchange flat, and leave out sync.fusion own:... and sync.inside shared-memory")
 
 
 @pytest.mark.parametrize("key", ["sync.fusion", "engine.horovod.cycle_time_ms"])

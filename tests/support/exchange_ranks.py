@@ -35,10 +35,11 @@ class SmallNet(nn.Module):
         self.first = nn.Linear(7, 13)
         self.norm = nn.BatchNorm1d(13)
         self.unused = nn.Parameter(torch.ones(3))
-        self.last = nn.Linear(13, 1)
+        self.wide = nn.Linear(13, 41)
+        self.last = nn.Linear(41, 1)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.last(torch.relu(self.norm(self.first(inputs))))
+        result: torch.Tensor = self.last(torch.relu(self.wide(torch.relu(self.norm(self.first(inputs))))))
         return result
 
 

@@ -84,11 +84,11 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
     """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
 
     Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
-    of the same name with other content is refused. Runs that still run, or were killed, have no record and are passed
-    over: import them again when they have ended. A run that cannot be copied whole, because a file cannot be read or a
-    link, a pipe or a folder too deep lies in it, or whose samples or spans are damaged, counts as damaged and stays
-    out: a history keeps whole runs of plain files. The history is
-    made if the folder is empty or not there.
+    of the same name with other content is refused, and so is one that an earlier dlbench made and this one cannot
+    read. Runs that still run, or were killed, have no record and are passed over: import them again when they have
+    ended. A run that cannot be copied whole, because a file cannot be read or a link, a pipe or a folder too deep lies
+    in it, or whose samples or spans are damaged, counts as damaged and stays out: a history keeps whole runs of plain
+    files. The history is made if the folder is empty or not there.
 
     Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
 

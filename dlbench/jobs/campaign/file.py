@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.jobs.campaign.campaign import Packing
@@ -26,6 +26,7 @@ from dlbench.jobs.submission import read_submission
 from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
 from dlbench.records.files import is_stream, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.scan import refused_file
 from dlbench.sharing import WithheldError, may_not_read, other_owner, user_name
 from dlbench.specs.base import Flag, Name, RunName, Spec
 from dlbench.specs.collectives.plan import CommPlan
@@ -252,7 +253,7 @@ def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
     """The plans of a series' jobs.
 
     Raises:
-        IncompleteDataError: the file of plans is damaged, or lacks one.
+        IncompleteDataError: the file of plans is damaged, lacks one, or is of an earlier dlbench.
     """
     path = series_path(root, series.id, "plans")
     plans: dict[str, LaunchPlan] = {}
@@ -270,6 +271,8 @@ def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
             )
             for job in series.jobs
         ]
+    except ValidationError as error:
+        raise refused_file(path, kind, error) from None
     except (OSError, ValueError, AttributeError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
     except KeyError as error:

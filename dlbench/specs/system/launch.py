@@ -87,24 +87,31 @@ class LaunchSpec(Spec):
         given = {name: one for name, one in self.environment.items() if isinstance(one, VariableSource)}
         return frozenset(given) | {one.variable for one in given.values() if one.variable is not None}
 
-    @field_validator("environment", mode="after")
+    @field_validator("environment", mode="before")
     @classmethod
-    def _names(cls, value: dict[str, Variable]) -> dict[str, Variable]:
-        for key, given in value.items():
+    def _names(cls, value: object) -> object:
+        # Before the values: `HOROVOD_FUSION_THRESHOLD=1` is answered with the key, not with the form of a value.
+        for key in map(str, value) if isinstance(value, dict) else ():
             if not re.fullmatch(_ENVIRONMENT_NAME, key):
                 raise ValueError(f"{key!r} is not a name of an environment variable")
-            if isinstance(given, str) and "\0" in given:
-                raise ValueError(f"the value of {key} holds a NUL character")
-            if isinstance(given, str) and given and (is_secret_name(key) or is_secret_value(given)):
-                raise ValueError(
-                    f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
-                    f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
-                )
             if key.startswith("HOROVOD_") and (own := key_for_name(key)):
                 raise ValueError(f"variable {key} is set by dlbench; use {own}")
             if key.startswith("DLBENCH_") or key in _READ_ONLY:
                 raise ValueError(
                     f"variable {key} is not a site's to set: "
                     + ("bash's own" if key in _READ_ONLY else "dlbench tells ranks their place by such names")
+                )
+        return value
+
+    @field_validator("environment", mode="after")
+    @classmethod
+    def _values(cls, value: dict[str, Variable]) -> dict[str, Variable]:
+        for key, given in value.items():
+            if isinstance(given, str) and "\0" in given:
+                raise ValueError(f"the value of {key} holds a NUL character")
+            if isinstance(given, str) and given and (is_secret_name(key) or is_secret_value(given)):
+                raise ValueError(
+                    f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
+                    f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
                 )
         return value

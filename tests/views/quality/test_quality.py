@@ -581,7 +581,7 @@ def test_a_run_whose_estimate_is_negative_counts(tmp_path: Path) -> None:
 
 def test_too_few_runs_give_no_advice_on_the_batch(tmp_path: Path) -> None:
     point, _ = noise_point(tmp_path, (1.0, 1.0))
-    assert "--repeats 5) say whether larger batches pay" in point.advice
+    assert "repeat with --repeats 5 to see whether larger batches pay" in point.advice
     assert "fewer steps" not in point.advice
 
 

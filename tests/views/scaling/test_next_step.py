@@ -59,10 +59,10 @@ def test_foreign_load_goes_before_the_advice_of_a_sweep(tmp_path: Path) -> None:
     busy = {"node_rank": 0, "host": "n0", "cores": [0, 1], "window_s": 10.0, "busy_s": 20.0, "own_s": 10.0}
 
     def story(plan: RunPlan) -> Story:
-        is_loaded = plan.series.repeat == 1 and plan.sync.fusion == "single"
+        is_loaded = plan.series.repeat == 1 and plan.sync.fusion == "own:single"
         return Story(record={"load": [{**busy, "steal_s": 0.0, "pressure_s": 0.0}] if is_loaded else []})
 
-    axes = {"sync.fusion": ("none", "single")}
+    axes = {"sync.fusion": ("own:none", "own:single")}
     write_sweep(tmp_path, lambda plan: 1.0, engine="ddp", sweep=axes, repeats=2, story=story)
     (sweep,) = sweeps(tabulate(scan(tmp_path)))
     wanted = "Repeat on an idle machine: other processes used 1 of the 2 cores of node n0 (50 %)."
