@@ -73,6 +73,8 @@ from dlbench.views.sweep.settings import (
 
 _MAX_NAMED = 3
 """Settings named in a sentence; the others are counted."""
+MANY_REPEATS = 100
+"""Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +241,11 @@ def advice_words(choice: Choice) -> str:
     text = f"no setting is distinguishable from {choice.name} as the better one"
     if choice.needed_repeats is None:
         return sentence(f"{repeat_text(fewest)}: {text} in {units_text(fewest)}")
+    if choice.needed_repeats > MANY_REPEATS:
+        return (
+            f"Find what makes runs of one setting differ first: a difference of {MARGIN_TEXT} would take "
+            f"{choice.needed_repeats} repeats of each."
+        )
     return sentence(f"{repeat_text(fewest, choice.needed_repeats)}: {text}; so many show a difference of {MARGIN_TEXT}")
 
 

@@ -28,7 +28,7 @@ from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, stude
 from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
-from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
+from dlbench.views.sweep.numbers import MANY_REPEATS, Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
 from dlbench.views.sweep.view import settings_chart
 from tests.support.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
@@ -286,6 +286,14 @@ def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
     assert cell.needed_repeats == repeats_for(scatter, 0.02, 1, freedom=4)
     assert f"--repeats {cell.needed_repeats}" in cell.advice
     assert "distinguishable" in cell.advice
+
+
+def test_noise_that_hundreds_of_repeats_would_average_out_is_to_be_mended(tmp_path: Path) -> None:
+    cell = swept(
+        tmp_path, lambda plan: WOBBLE[plan.series.repeat] ** 20 if plan.sync.fusion == "own:single" else 1.0, **SINGLE
+    )
+    assert (cell.needed_repeats or 0) > MANY_REPEATS
+    assert cell.advice.startswith("Find what makes runs of one setting differ first")
 
 
 def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
