@@ -57,7 +57,7 @@ def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[J
     from dlbench.records.folder import RunFolder
 
     file = read_series(root, series)
-    before = "JOB_ID_OF_THE_JOB_BEFORE"
+    before = EARLIER.format("THE_JOB_BEFORE")
     for number, (job, known) in enumerate(written, 1):
         after = known or (before if file.chain and number > 1 else None)
         command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), after, "")

@@ -113,10 +113,19 @@ def _resume(options: dict[str, Any]) -> None:
     for param in context.command.params:
         if param.name not in of_series and context.get_parameter_source(param.name or "") is source:
             raise UserError(f"--resume {options['resume']} alone: the series has its {param.opts[0]} already")
-    for name in ("dry_run", "follow", "cancelled", "max_jobs"):
+    refuse_beside_write_only(options, "dry_run", "follow", "cancelled", "max_jobs")
+    resume_series(options)
+
+
+def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
+    """Refuses options that act on nothing where no job is submitted.
+
+    Raises:
+        UserError: one of them is given with --write-only.
+    """
+    for name in names:
         if options["write_only"] and options[name]:
             raise UserError(f"--write-only and --{name.replace('_', '-')} exclude each other")
-    resume_series(options)
 
 
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
@@ -130,8 +139,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
     from dlbench.specs.system.slurm import TIME
 
-    if options["write_only"] and (options["dry_run"] or options["follow"]):
-        raise UserError(f"--write-only and --{'dry-run' if options['dry_run'] else 'follow'} exclude each other")
+    refuse_beside_write_only(options, "dry_run", "follow")
     if options["one_run_per_job"] and options["pack"] != "points":
         raise UserError("--pack and --one-run-per-job exclude each other")
     if options["time"] is not None and not re.fullmatch(TIME, options["time"]):

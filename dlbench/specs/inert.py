@@ -11,10 +11,6 @@ from dlbench.specs.training import DECAYS_TO_AN_END
 from dlbench.specs.workload import BertModel, ImageData
 
 
-def _by_mpi(plan: RunPlan) -> bool:
-    return plan.system.launch.launcher in ("mpirun", "srun-mpi")
-
-
 def _warms_up(plan: RunPlan) -> bool:
     schedule = plan.workload.train.at_batch(plan.global_batch).schedule
     return bool(schedule.warmup_steps or schedule.warmup_epochs)
@@ -66,11 +62,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "system.launch.interface",
         lambda plan: (
             plan.layout.nodes > 1
-            and (plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not _by_mpi(plan)))
+            and (plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not plan.system.launch.by_mpi))
         ),
         "ranks of one node meet on loopback, and MPI chooses its own",
     ),
-    ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
+    ("system.launch.oversubscribe_yield", lambda plan: plan.system.launch.by_mpi, "only MPI launchers read it"),
     *(
         (
             key,

@@ -183,9 +183,9 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
         elif held == "GPU":
             place += f" ({count} GPUs held)"
         if quality is None:
-            starts = {key: _start_s(run) if is_whole else 0.0 for key, run in of_point.items()}
             seconds = {
-                key: time_to_train(samples, rates[run.plan.run_id]) + starts[key] for key, run in of_point.items()
+                key: time_to_train(samples, rates[run.plan.run_id]) + (_start_s(run) if is_whole else 0.0)
+                for key, run in of_point.items()
             }
         else:
             there = next(one for one in quality.points if (one.ranks, one.nodes) == (point.ranks, point.nodes))
@@ -216,8 +216,8 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     if quality is not None:
         notes.append("Time: start of training to the evaluation that met the target, with evaluations and checkpoints.")
     elif is_whole:
-        first_s, *_, last_s = sorted([*map(_start_s, firsts), _start_s(firsts[0])])
-        span = _span(format_seconds(first_s), format_seconds(last_s))
+        starts = [_start_s(run) for run in firsts]
+        span = _span(format_seconds(min(starts)), format_seconds(max(starts)))
         notes.append(
             f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
             "evaluations, checkpoints and the queue are not in it."
@@ -258,11 +258,8 @@ def _length(run: Run, base: Run, asked: Asked) -> Recipe | None:
 
 def _start_s(run: Run) -> float:
     """Of its slowest rank: start of the process to the first step, staging included, and unpacking before that."""
-    return (
-        max((rank.startup_s + (rank.unpacking_s or 0.0) for rank in run.record.ranks), default=0.0)
-        if run.record
-        else 0.0
-    )
+    ranks = run.record.ranks if run.record else ()
+    return max((rank.startup_s + (rank.unpacking_s or 0.0) for rank in ranks), default=0.0)
 
 
 def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: Quality | None, asked: Asked) -> str:

@@ -179,10 +179,10 @@ def told_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, li
 
     Arguments as of `sbatch_arguments`.
     """
-    options = _options(job, folder, comment)
+    told = [(option, directive(option)) for option in _options(job, folder, comment)]
     return {
-        "directives": [line for line in map(directive, options) if line],
-        "arguments": [option for option in options if not directive(option)],
+        "directives": [line for _, line in told if line],
+        "arguments": [option for option, line in told if not line],
     }
 
 
