@@ -141,7 +141,8 @@ def test_ctrl_c_ends_all_workers_quietly_and_can_be_continued(
 ) -> None:
     folder = tmp_path / "set"
     _, said = kill_when(folder, 4, workers, signal.SIGINT)
-    assert said.count("Traceback") == 1  # that of the one process that was told
+    # That of the one process that was told; a traceback may chain an error that pathlib was handling.
+    assert said.count("\nKeyboardInterrupt") == 1
     assert said.strip().endswith("KeyboardInterrupt")
     assert not (folder / PARTIAL).exists()
     produce(Noise(), folder, workers=workers)

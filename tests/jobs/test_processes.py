@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dlbench.errors import EnvironmentLacksError
@@ -48,13 +49,16 @@ def ranks_of(leftovers: Leftovers, folder: Path, *commands: Sequence[str]) -> Ra
 
 
 def supervisors(leftovers: Leftovers, count: int) -> list[int]:
-    """Numbers of the supervisors, as soon as so many programs run beside them."""
+    """Numbers of the supervisors, as soon as so many programs run beside them.
+
+    Between fork and exec a program still has the command line of its supervisor: only a child of this process is one.
+    """
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         found = leftovers.processes()
-        own = [pid for pid, words in found.items() if "-m dlbench.supervisor" in words]
-        if len(found) - len(own) >= count:
-            return own
+        programs = [pid for pid, words in found.items() if "-m dlbench.supervisor" not in words]
+        if len(programs) >= count:
+            return [child.pid for child in psutil.Process().children() if child.pid in found]
         time.sleep(0.01)
     pytest.fail(f"they never started: {found}")
 
