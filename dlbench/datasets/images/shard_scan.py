@@ -40,10 +40,7 @@ RECORD_HEAD = 12
 """Bytes of a record before its payload: length and its checksum."""
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
 LABEL_SUFFIX = "cls"
-_PATTERNS = {
-    "tar": re.compile(r".+\.tar"),
-    "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+"),
-}
+_PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
 _MAX_NAME = 200
 """Characters of a member's name that a message holds, at most."""
 _MOST_CLASSES = 10_000_000

@@ -20,10 +20,7 @@ _BATCH = 1024
 
 
 def verify_text(
-    source: Path,
-    vocabulary: str | None = None,
-    on_progress: Callable[[str], None] | None = None,
-    workers: int = 1,
+    source: Path, vocabulary: str | None = None, on_progress: Callable[[str], None] | None = None, workers: int = 1
 ) -> list[str]:
     """One line for each bad file, `<name>: <reason>`; none if all are whole.
 

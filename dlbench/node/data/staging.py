@@ -13,23 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.place import (
-    Room,
-    StagingFolder,
-    block_of,
-    staging_identity,
-    tier_path,
-)
+from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
 from dlbench.datasets.staging.replicate import changed_files, replicate
-from dlbench.datasets.staging.samples import (
-    Fetch,
-    Keeping,
-    choose_kept,
-    fill,
-    find_whole,
-    sample_sizes,
-    stored_bytes,
-)
+from dlbench.datasets.staging.samples import Fetch, Keeping, choose_kept, fill, find_whole, sample_sizes, stored_bytes
 from dlbench.datasets.staging.store import SampleStore
 from dlbench.datasets.staging.streams import Moved, Tally, told_of_disk
 from dlbench.errors import UserError

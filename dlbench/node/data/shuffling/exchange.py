@@ -270,12 +270,7 @@ class SampleExchange:
         if len(self._out) >= OPEN_AT_ONCE and idle:
             self._out.pop(idle[0][1]).close()
         self._out[peer] = made = Outgoing(
-            self._selector,
-            peer,
-            self._addresses[peer],
-            secret=self._secret,
-            rank=self._rank,
-            on_stored=self._stored,
+            self._selector, peer, self._addresses[peer], secret=self._secret, rank=self._rank, on_stored=self._stored
         )
         return made
 
@@ -374,11 +369,7 @@ class SampleExchange:
         with suppress(OSError):
             self._in.add(
                 Incoming(
-                    self._selector,
-                    connection,
-                    secret=self._secret,
-                    ranks=self._ownership.ranks,
-                    on_arrival=self._take,
+                    self._selector, connection, secret=self._secret, ranks=self._ownership.ranks, on_arrival=self._take
                 )
             )
 

@@ -29,13 +29,7 @@ class HeldOrder(ShardedOrder):
     """
 
     def __init__(
-        self,
-        ownership: Ownership,
-        *,
-        batch_size: int,
-        rank: int,
-        drop_last: bool = True,
-        start: Position | None = None,
+        self, ownership: Ownership, *, batch_size: int, rank: int, drop_last: bool = True, start: Position | None = None
     ) -> None:
         super().__init__(
             ownership.num_samples,
