@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dlbench.datasets.shuffling.ownership import Exchange, Ownership, released
-from dlbench.datasets.staging.store import DamagedSampleError, SampleStore
+from dlbench.datasets.shuffling import Exchange, Ownership, released
+from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
 from dlbench.node.data.shuffling.awaiting import lost_mark
 from dlbench.node.data.shuffling.connections import (
