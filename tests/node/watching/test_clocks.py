@@ -28,7 +28,7 @@ from dlbench.machine.clock_offset import (
 from dlbench.node.watching import clock_exchange
 from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
 from dlbench.node.watching.clock_follower import ClockFollower, publish
-from dlbench.perfetto.clocks import make_axis
+from dlbench.perfetto.rows import make_axis
 from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks
