@@ -132,7 +132,7 @@ THRESHOLDS = (
         halved="half the excess, 1.5 %, counts: hosts that differ as like machines do are excluded",
     ),
     Threshold(
-        module="views.forecast.laws",
+        module="views.scaling_laws",
         name="LEVEL",
         decides="chance of points that follow a law to miss it as far, below which nothing is extrapolated from it",
         why="a forecast from a wrong law does more harm than none from a right one",
