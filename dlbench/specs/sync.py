@@ -98,8 +98,7 @@ class SyncSpec(Spec):
     powersgd_rank: Count = Field(1, description="Rank of wire powersgd's approximation.")
     group_size: Ranks | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
     inside: Literal["backend", "shared-memory"] = Field(
-        "backend",
-        description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU).",
+        "backend", description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU)."
     )
     hybrid_threshold_bytes: Bytes | None = Field(
         None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
