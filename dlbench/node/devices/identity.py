@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.gpu.placing import place_of
-from dlbench.machine.gpu.visible import VISIBLE, Gpu, slices_listed
+from dlbench.machine.gpus import VISIBLE, Gpu, place_of, slices_listed
 from dlbench.node.ranks import RankPlace
 from dlbench.records.record import RankGpu
 

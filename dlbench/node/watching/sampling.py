@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlbench.machine.source import Source
+from dlbench.machine.sources import Source
 from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 

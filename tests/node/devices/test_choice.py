@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.gpu.visible import Gpu
+from dlbench.machine.gpus import Gpu
 from dlbench.node.devices.choice import device_for
 from dlbench.node.devices.identity import rank_gpu, require_distinct, require_own_gpu
 from dlbench.node.ranks import RankPlace
