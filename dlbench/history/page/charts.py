@@ -135,10 +135,7 @@ def _level_layers(alt: Any, levels: Rows) -> list[Any]:
         base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(
             y=alt.Y("at_first:Q"),
             y2="value:Q",
-            tooltip=[
-                alt.Tooltip("shown:N", title="level"),
-                alt.Tooltip("basis:N", title="interval"),
-            ],
+            tooltip=[alt.Tooltip("shown:N", title="level"), alt.Tooltip("basis:N", title="interval")],
         ),
     ]
 

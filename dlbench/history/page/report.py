@@ -53,9 +53,7 @@ class TrendsReport:
 
 
 def trends_of(
-    entries: Iterable[HistoryEntry],
-    metrics: Sequence[str] = FOLLOWED,
-    acknowledged: Sequence[Acknowledgement] = (),
+    entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED, acknowledged: Sequence[Acknowledgement] = ()
 ) -> TrendsReport:
     """The report over time.
 

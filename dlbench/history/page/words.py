@@ -190,12 +190,7 @@ def short_verdict(series: Trend) -> str:
 def change_lines(series: Trend, change: Change) -> list[str]:
     """A change for the terminal: the finding, then what differs, marked as items."""
     mark = "!" if change.kind == "regression" else "+"
-    beside = (
-        between_text(change),
-        commits_text(change),
-        *differences_text(change),
-        acknowledged_text(series, change),
-    )
+    beside = (between_text(change), commits_text(change), *differences_text(change), acknowledged_text(series, change))
     return [
         f"{mark} {day(change.time)} {kind_text(change)}: {change_text(change.ratio)}, {level_text(change.before)} to "
         f"{level_text(change.after)}; {change_basis(change)}; {evidence_text(change.evidence)}",

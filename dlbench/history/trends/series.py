@@ -249,9 +249,7 @@ def _moment(text: str) -> datetime | None:
 
 
 def trends(
-    entries: Iterable[HistoryEntry],
-    metrics: Sequence[Metric] = METRICS,
-    acknowledged: Sequence[Acknowledgement] = (),
+    entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
     """Every metric of every point that any run has a figure of; runs without figures are passed over.
 
