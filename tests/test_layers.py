@@ -133,8 +133,7 @@ def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
 SPEAKS_SLURM = {
     "jobs.known_schedulers": "names it",
     "jobs.preflight": "looks at Slurm's own configuration",
-    "cli.diagnose": "sacct's energy",
-    "cli.report": "sacct's accounts",
+    "cli.report": "sacct's accounts and energy",
     "cli.cost": "sacct's accounts",
     "cli.status": "sacct's accounts",
 }
