@@ -45,7 +45,7 @@ class GroupSource:
         return all_of(self.views, kind)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_oversubscribed(self) -> bool:
         """Whether ranks shared cores, which makes figures of scaling meaningless."""
         return any(doubt.code == "oversubscribed" for doubt in self.doubts)
 
