@@ -15,7 +15,7 @@ import click
 
 from dlbench.cli.choosing import note, open_store
 from dlbench.cli.options import F, InOrder, write_output
-from dlbench.cli.report import OUTPUT, FormatName, emit, format_option, prepared, require_modules
+from dlbench.cli.report import OUTPUT, FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import runs_text
 
