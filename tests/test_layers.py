@@ -64,7 +64,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.sync",
         "node.devices",
         "node.failures",
-        "node.tf32",
         "node.torch_facts",
         "node.garbage",
         "node.watching",
@@ -81,8 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
     "node.node_status": NODE_FLOOR | {"node.ranks", "node.local_sockets"},
-    "node.tf32": NODE_FLOOR,
-    "node.torch_facts": {"node.tf32"},
+    "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.failures": NODE_FLOOR,
@@ -133,8 +131,7 @@ def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
 SPEAKS_SLURM = {
     "jobs.known_schedulers": "names it",
     "jobs.preflight": "looks at Slurm's own configuration",
-    "cli.diagnose": "sacct's energy",
-    "cli.report": "sacct's accounts",
+    "cli.report": "sacct's accounts and energy",
     "cli.cost": "sacct's accounts",
     "cli.status": "sacct's accounts",
 }

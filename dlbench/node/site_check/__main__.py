@@ -126,8 +126,7 @@ def _said(call: Any) -> str:
 
 def _gpu(plan: CommPlan, place: RankPlace, binding: CoreBinding) -> tuple[str | None, str]:
     """The GPU on which this rank would compute, and why it cannot."""
-    from dlbench.node.devices.choice import device_for
-    from dlbench.node.devices.identity import rank_gpu
+    from dlbench.node.devices import device_for, rank_gpu
 
     try:
         found = rank_gpu(device_for(plan, place), binding.gpu)

@@ -21,8 +21,7 @@ from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
 from dlbench.node.data.synthetic import SyntheticSource
-from dlbench.node.devices.identity import rank_gpu
-from dlbench.node.devices.nccl_log import NcclLog
+from dlbench.node.devices import NcclLog, rank_gpu
 from dlbench.node.failures import condensed
 from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for
