@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from dlbench.history.page.report import TrendsReport
-from dlbench.history.page.words import percent_change, since_text
-from dlbench.history.trends.change_points import MIN_NIGHTS
-from dlbench.history.trends.series import Trend
+from dlbench.history.change_points import MIN_NIGHTS
+from dlbench.history.report import TrendsReport, percent_change, since_text
+from dlbench.history.series import Trend
 from dlbench.reading.scaling import Point
 from dlbench.report.charts.chart import Chart, ReportSubject, finish
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED

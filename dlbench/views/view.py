@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from dlbench.history.page.report import TrendsReport
+from dlbench.history.report import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.table import RunTable
@@ -45,7 +45,7 @@ class GroupSource:
         return all_of(self.views, kind)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_oversubscribed(self) -> bool:
         """Whether ranks shared cores, which makes figures of scaling meaningless."""
         return any(doubt.code == "oversubscribed" for doubt in self.doubts)
 

@@ -388,8 +388,7 @@ RULES: Mapping[str, Rule] = {
                 way=lambda case: _way(case, fusion="single"),
             ),
             Experiment(
-                text=lambda case: "fuse gradients (--set sync.fusion=auto)",
-                when=lambda case: _fusion(case) == "none",
+                text=lambda case: "fuse gradients (--set sync.fusion=auto)", when=lambda case: _fusion(case) == "none"
             ),
             Experiment(
                 text=lambda case: "send half the bytes (--set sync.wire=fp16; check the loss too)",

@@ -18,7 +18,7 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import rendezvous
-from dlbench.node.devices.identity import require_own_gpu
+from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.engine import Engine, MessageSpan

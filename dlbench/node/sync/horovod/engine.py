@@ -21,7 +21,7 @@ from torch import nn
 
 from dlbench.errors import RunError
 from dlbench.node import rendezvous
-from dlbench.node.devices.identity import require_own_gpu
+from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.gather_json import gather_json
