@@ -25,7 +25,7 @@ from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal, manifest
 from dlbench.datasets.text import corpus as text_corpus
 from dlbench.gate.page.assemble import ComparisonReport
-from dlbench.history.page.report import TrendsReport
+from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import state as box_state
 from dlbench.jobs.campaign.file import SeriesFile

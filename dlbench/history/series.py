@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from dlbench.history.entry import HistoryEntry
-from dlbench.history.store import Acknowledgement
-from dlbench.history.trends.change_points import (
+from dlbench.history.change_points import (
     MIN_EFFECT,
     MIN_NIGHTS,
     ChangePoint,
@@ -30,6 +28,8 @@ from dlbench.history.trends.change_points import (
     newest,
     segments,
 )
+from dlbench.history.entry import HistoryEntry
+from dlbench.history.store import Acknowledgement
 from dlbench.reading.metrics import METRICS, Metric
 from dlbench.report.wording import clean, place_text
 from dlbench.stats.estimates import Estimate
@@ -249,9 +249,7 @@ def _moment(text: str) -> datetime | None:
 
 
 def trends(
-    entries: Iterable[HistoryEntry],
-    metrics: Sequence[Metric] = METRICS,
-    acknowledged: Sequence[Acknowledgement] = (),
+    entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
     """Every metric of every point that any run has a figure of; runs without figures are passed over.
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.trends.change_points import ChangePoint, change_points_together
-from dlbench.history.trends.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
+from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
 from dlbench.reading.hosts.slow_nodes import (
     ACCUSED,
     SAFE_HOST,
@@ -61,7 +61,7 @@ class HostChange:
     ratio: Estimate
     """After over before."""
     evidence: float
-    """As of `dlbench.history.trends.series.Change`."""
+    """As of `dlbench.history.series.Change`."""
 
 
 @dataclass(frozen=True, kw_only=True)

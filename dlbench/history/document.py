@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import dlbench
-from dlbench.history.page.charts import host_charts, series_chart
-from dlbench.history.page.report import TrendsReport
-from dlbench.history.page.sheets import changes_sheet, hosts_sheet, nights_sheet, series_sheet
-from dlbench.history.page.words import (
+from dlbench.history.change_points import MIN_NIGHTS
+from dlbench.history.report import (
     METHODS,
+    TrendsReport,
     acknowledged_text,
     between_text,
     change_basis,
@@ -31,9 +30,9 @@ from dlbench.history.page.words import (
     short_verdict,
     since_text,
 )
-from dlbench.history.trends.change_points import MIN_NIGHTS
-from dlbench.history.trends.series import Change, Trend
-from dlbench.history.trends.slow_months import SlowMonths
+from dlbench.history.series import Change, Trend
+from dlbench.history.slow_months import SlowMonths
+from dlbench.history.tables import changes_sheet, host_charts, hosts_sheet, nights_sheet, series_chart, series_sheet
 from dlbench.report.document import Card, Document, Mark, Section, no_charts
 from dlbench.report.wording import clean, runs_text
 from dlbench.specs.system.hostlist import compressed

@@ -1,9 +1,8 @@
-"""`dlbench history`: runs of months in one place; its commands but `trends`."""
+"""`dlbench history`: runs of months in one place, and what they say over months."""
 
 from __future__ import annotations
 
 import getpass
-import importlib
 import os
 import sys
 from collections import Counter
@@ -14,52 +13,55 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from dlbench.cli.history.store import note, open_store, store_options, where_option
-from dlbench.cli.options import write_output
-from dlbench.cli.report import emit
-from dlbench.errors import ExitCode, UserError
+from dlbench.cli.choosing import note, open_store
+from dlbench.cli.options import F, InOrder, write_output
+from dlbench.cli.report import OUTPUT, FormatName, emit, finish, format_option, prepared, require_modules
+from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import runs_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlbench.history.importing import Candidate, Outcome
     from dlbench.history.reading import Removal
+    from dlbench.history.slow_months import SlowMonths
     from dlbench.history.store import History
+    from dlbench.history.tables import TableName
     from dlbench.records.folder import RunFolder
 
 
-# In the order of work: name, module, attribute, one line of help (so that --help imports no command).
-COMMANDS: tuple[tuple[str, str, str, str], ...] = (
-    ("import", "command", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
-    ("list", "command", "list_runs", "List the runs of a history."),
-    ("trends", "trends", "trends", "Find when runs became slower or faster, and what changed then."),
-    ("acknowledge", "command", "acknowledge", "Say that a change of level is known, and why."),
-    ("slow-nodes", "trends", "slow_nodes", "Show which nodes were slow, month by month."),
-    ("export", "command", "export_runs", "Write runs as an archive that `import` reads."),
-    ("prune", "command", "prune", "Let old runs go, or their traces."),
-    ("rebuild", "command", "rebuild", "Make the index anew from the runs."),
-)
+def store_options(function: F) -> F:
+    """`--store` and `--index`, which `open_store` takes."""
+    store = click.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        envvar="DLBENCH_HISTORY",
+        metavar="DIR",
+        help="Folder of the history (default: what DLBENCH_HISTORY names).",
+    )
+    index = click.option(
+        "--index",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="DLBENCH_HISTORY_INDEX",
+        metavar="FILE",
+        help="Its index, where that lies elsewhere (default: what DLBENCH_HISTORY_INDEX names, else index.sqlite "
+        "in the folder).",
+    )
+    return store(index(function))
 
 
-class LazyGroup(click.Group):
-    """Lists commands in the order of work and imports a command only when it is used."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, *_ in COMMANDS]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        for name, module, attribute, _ in COMMANDS:
-            if name == cmd_name:
-                command = getattr(importlib.import_module(f"dlbench.cli.history.{module}"), attribute)
-                assert isinstance(command, click.Command)
-                return command
-        return None
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, _, _, text in COMMANDS])
+def where_option(function: F) -> F:
+    """`--where`, which `dlbench.history.entry.parse_where` takes."""
+    return click.option(
+        "--where",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Only runs with this value, e.g. workload=resnet50, ranks=8, state=valid, host=n17, tag.commit=1a2b3c; "
+        "may be given several times, and all must hold.",
+    )(function)
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=InOrder)
 def history() -> None:
     """Keep runs over months; find when they became slower, and which nodes did.
 
@@ -77,7 +79,7 @@ def history() -> None:
 _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
 
-@click.command("import")
+@history.command("import", short_help="Bring runs in: folders of runs, single runs, archives.")
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
 @store_options
 def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) -> None:
@@ -149,21 +151,20 @@ def _outcome_line(outcome: Outcome) -> str:
     return "".join(c if c.isprintable() else " " for c in f"{outcome.verdict:<9} {outcome.name}{why}")
 
 
-FormatName = Literal["text", "csv", "json"]
-
-
-@click.command("list")
+@history.command("list", short_help="List the runs of a history.")
 @store_options
 @where_option
 @click.option(
     "--format",
     "form",
-    type=click.Choice(get_args(FormatName)),
+    type=click.Choice(["text", "csv", "json"]),
     default="text",
     show_default=True,
     help="text: 80 columns; csv: one line per run; json: all that the index knows.",
 )
-def list_runs(store: Path | None, index: Path | None, where: tuple[str, ...], form: FormatName) -> None:
+def list_runs(
+    store: Path | None, index: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]
+) -> None:
     """List runs by the time they ended, with step time, hosts, Slurm job and commit.
 
     \b
@@ -171,7 +172,7 @@ def list_runs(store: Path | None, index: Path | None, where: tuple[str, ...], fo
       dlbench history list --where workload=resnet50 --where host=n17
     """
     from dlbench.history.entry import parse_where
-    from dlbench.history.page.sheets import list_document, to_json
+    from dlbench.history.tables import list_document, to_json
 
     entries = open_store(store, index).entries(parse_where(where))
     if form == "json":
@@ -180,7 +181,78 @@ def list_runs(store: Path | None, index: Path | None, where: tuple[str, ...], fo
         emit(list_document(entries), form, None, "runs")
 
 
-@click.command()
+@history.command("trends", short_help="Find when runs became slower or faster, and what changed then.")
+@store_options
+@where_option
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Figure to follow; may be given several times (default: step_median_s, energy_per_sample_j and "
+    "time_to_quality_s, where runs have them; further: step_mean_s, step_p95_s).",
+)
+@click.option(
+    "--fail-on-regression",
+    is_flag=True,
+    help="For CI: end with 1 while a level is worse than before and nobody has acknowledged that, with 6 if no series "
+    "has the 12 nights that tell.",
+)
+@OUTPUT
+@format_option(*get_args(FormatName))
+@click.option(
+    "--table",
+    type=click.Choice(["changes", "series", "nights", "hosts"]),
+    help="Which table CSV holds: change points (default), series, every night, or hosts by month.",
+)
+def trends(
+    store: Path | None,
+    index: Path | None,
+    where: tuple[str, ...],
+    metrics: tuple[str, ...],
+    fail_on_regression: bool,
+    output: Path | None,
+    format_name: FormatName | None,
+    table: TableName | None,
+) -> None:
+    """Find when runs became slower or faster, and what changed then.
+
+    Runs of one configuration, machine, rank and node count are one series; runs planned together are one night. Each
+    change point has its ratio with a 95 % interval, and the commit and environment on both sides; slow changes are told
+    apart. A series needs 12 nights. Ends with 0 whatever was found, unless --fail-on-regression is given; with 4 if a
+    run is damaged.
+
+    \b
+    Examples:
+      dlbench history trends
+      dlbench history trends --where workload=resnet50 -o trends.html
+      dlbench history trends --fail-on-regression
+    """
+    chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "pandas", "scipy"))
+    from dlbench.history.document import finding, trends_document
+    from dlbench.history.entry import parse_where
+    from dlbench.history.report import FOLLOWED, regression_text, trends_of
+    from dlbench.history.store import read_acknowledged
+
+    followed = _known(metrics) or FOLLOWED
+    opened = open_store(store, index)
+    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    emit(trends_document(found), chosen, output, table or "changes")
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    worse = [(one, change) for one in found.series for change in one.open_regressions] if fail_on_regression else []
+    for series, change in worse:
+        click.echo(f"dlbench: regression: {regression_text(series, change)}", err=True)
+    if worse:
+        sys.exit(int(ExitCode.REGRESSION))
+    if found.damaged:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    if fail_on_regression and not any(series.is_long_enough for series in found.series):
+        click.echo(f"dlbench: inconclusive: {finding(found)}", err=True)
+        sys.exit(int(ExitCode.INCONCLUSIVE))
+
+
+@history.command("acknowledge", short_help="Say that a change of level is known, and why.")
 @click.argument("series")
 @click.argument("day")
 @click.option("--reason", required=True, metavar="TEXT", help="Why it is no reason to act; shown with the change.")
@@ -199,12 +271,9 @@ def acknowledge(
     Example:
       dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor told"
     """
-    from dlbench.cli.report import require_modules
-
     require_modules("history acknowledge", "numpy", "scipy")
     from dlbench.history.entry import parse_where
-    from dlbench.history.page.report import FOLLOWED, trends_of
-    from dlbench.history.page.words import percent_change
+    from dlbench.history.report import FOLLOWED, percent_change, trends_of
     from dlbench.history.store import MAX_REASON, Acknowledgement, read_acknowledged
     from dlbench.history.store import acknowledge as write
     from dlbench.units import utc_now
@@ -249,7 +318,56 @@ def acknowledge(
     click.echo(f"acknowledged: {series}, {day}: {percent_change(made.ratio)}", err=True)
 
 
-@click.command("export")
+@history.command("slow-nodes", short_help="Show which nodes were slow, month by month.")
+@store_options
+@where_option
+@click.option(
+    "--exclude",
+    is_flag=True,
+    help="Print only Slurm's option --exclude=... for nodes that are slow now, nothing if none is; the evidence goes "
+    "to standard error.",
+)
+@OUTPUT
+@format_option("json", "csv", "text")
+def slow_nodes(
+    store: Path | None,
+    index: Path | None,
+    where: tuple[str, ...],
+    exclude: bool,
+    output: Path | None,
+    format_name: FormatName | None,
+) -> None:
+    """Show which nodes were slow, month by month, since when, and whether they still are.
+
+    Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
+    workload count; runs on one host say nothing. Slow: shown to be more than 3 % by a t test over five nights or more,
+    all hosts together. A slow link: exchanges end that much later than on the other hosts; it is named and not
+    excluded, because either end may be to blame. Ends with 4 if a run is damaged.
+
+    \b
+    Examples:
+      dlbench history slow-nodes
+      dlbench history slow-nodes -o hosts.csv
+      sbatch $(dlbench history slow-nodes --exclude) job.sh
+    """
+    suffixes: dict[str, FormatName] = {".json": "json", ".csv": "csv", ".txt": "text"}
+    needs = ("numpy", "pandas", "scipy")
+    chosen = prepared("history slow-nodes", output, format_name, suffixes=suffixes, needs=needs)
+    if exclude and chosen != "text":
+        raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
+    from dlbench.history.document import nodes_document
+    from dlbench.history.entry import parse_where
+    from dlbench.history.slow_months import slow_months
+
+    found = slow_months(open_store(store, index).entries(parse_where(where)))
+    if exclude:
+        _write_option(found, output)
+    else:
+        emit(nodes_document(found), chosen, output, "hosts")
+    finish(found.damaged)
+
+
+@history.command("export", short_help="Write runs as an archive that `import` reads.")
 @click.option(
     "-o",
     "--output",
@@ -284,7 +402,7 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
     click.echo(f"wrote {output}: {runs}, {format_bytes(output.stat().st_size)}", err=True)
 
 
-@click.command()
+@history.command("prune", short_help="Let old runs go, or their traces.")
 @click.option("--keep-days", type=float, required=True, metavar="N", help="Keep all runs of the last N days.")
 @click.option(
     "--keep-last",
@@ -346,7 +464,7 @@ def _removal_lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -
     yield f"{verb} {total} of {len(chosen)} of {runs_text(num_runs)}"
 
 
-@click.command()
+@history.command("rebuild", short_help="Make the index anew from the runs.")
 @store_options
 def rebuild(store: Path | None, index: Path | None) -> None:
     """Make the index anew from the folders of runs.
@@ -357,3 +475,28 @@ def rebuild(store: Path | None, index: Path | None) -> None:
     opened.rebuild()
     runs = len(opened.entries())
     click.echo(f"{runs} run{'' if runs == 1 else 's'} indexed")
+
+
+def _known(metrics: Sequence[str]) -> Sequence[str]:
+    from dlbench.reading.metrics import by_name
+
+    for name in metrics:
+        if name not in by_name():
+            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
+    return metrics
+
+
+def _write_option(found: SlowMonths, output: Path | None) -> None:
+    """Slurm's option alone; the evidence on stderr."""
+    from dlbench.history.document import exclude_option, unsafe_text
+    from dlbench.history.report import host_sentence
+    from dlbench.reading.hosts.slow_nodes import TO_EXCLUDE
+    from dlbench.report.wording import clean
+
+    option = exclude_option(found)
+    for host in found.slow:
+        mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
+        click.echo(f"dlbench: {mark}: {host_sentence(host)}", err=True)
+    write_output(f"{option}\n".encode() if option else b"", output)
+    for name in found.unsafe:
+        click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)
