@@ -210,12 +210,10 @@ OPENED_OTHERWISE = {
     "opening": "the one way",
     # The kernel's own files.
     "machine/arithmetic": "/proc",
-    "machine/cgroup": "/sys/fs/cgroup",
-    "machine/host": "/proc",
     "machine/environment": "/proc and /sys",
-    "machine/readings": "/sys",
+    "machine/sources": "/proc and /sys",
     "machine/page_cache": "/proc",
-    "machine/storage_reads": "/proc",
+    "machine/storage": "/proc",
     "node/cores": "/sys",
     "node/watching/core_load": "/proc",
     "jobs/box/host": "/proc",
@@ -223,7 +221,7 @@ OPENED_OTHERWISE = {
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.
     "bundled": "the installer's list of files",
-    "machine/cuda/build_parts": "NCCL's header",
+    "machine/cuda_parts": "NCCL's header",
     "report/formats/html": "the bundled page",
     "datasets/text/python_text": "the sources of Python's standard library",
     "datasets/images/photo_crops": "photographs of installed packages",
@@ -245,7 +243,6 @@ OPENED_OTHERWISE = {
     "jobs/box/box": "logs of daemons in the box's folder",
     "jobs/box/trust": "the box's folder, with a look at who owns it",
     "jobs/processes": "/proc",
-    "machine/memory_kills": "/proc and /sys/fs/cgroup",
     "process_tree": "/proc, and locks of its own folders",
     "records/files": "opened to be written",
 }

@@ -14,7 +14,6 @@ from dlbench.report.charts.chart import Chart, ReportSubject, finish
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import (
-    ENGINE_TITLES,
     basis_text,
     figure_text,
     interval_text,
@@ -25,6 +24,7 @@ from dlbench.report.wording import (
     units_text,
     value_text,
 )
+from dlbench.specs.engine import engine_title
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.experiments import CAUSE_TITLES
@@ -269,7 +269,7 @@ def _name(group: Group, alike: Sequence[Group]) -> str:
 
 def _value(name: str, value: str) -> str:
     if name == "engine":
-        return ENGINE_TITLES.get(value, value)
+        return engine_title(value)
     words = {
         "preset": "{} preset",
         "scaling": "{} scaling",

@@ -14,9 +14,9 @@ from torch import nn
 
 from dlbench.errors import RunError, UserError
 from dlbench.machine import environment
-from dlbench.machine.gpu.placing import numa_nodes_of
-from dlbench.machine.image import unpacked
-from dlbench.machine.resident import peak_resident_bytes
+from dlbench.machine.environment import unpacked
+from dlbench.machine.gpus import numa_nodes_of
+from dlbench.machine.memory import peak_resident_bytes
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation

@@ -1,19 +1,86 @@
-"""The GPUs that CUDA will show a process, in its order, told before torch is imported: by NVML and /sys.
+"""The GPUs of a machine: where they, adapters and processors are by PCI and NUMA, and which CUDA shows a process.
 
-CUDA numbers devices by PCI bus where CUDA_DEVICE_ORDER is PCI_BUS_ID, as NVML always does; CUDA_VISIBLE_DEVICES hides
-and reorders (CUDA Programming Guide, environment variables). Of MIG slices CUDA shows a process the first one only.
+Told before torch is imported, by NVML and /sys. CUDA numbers devices by PCI bus where CUDA_DEVICE_ORDER is PCI_BUS_ID,
+as NVML always does; CUDA_VISIBLE_DEVICES hides and reorders (CUDA Programming Guide, environment variables). Of MIG
+slices CUDA shows a process the first one only.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dlbench.machine.gpu.placing import bus_of_nvml, place_of
+from dlbench.machine.sources import ReadingFailedError, read_line
+
+_NVIDIA = "0x10de"
+_DISPLAY_CLASS = "0x03"
+"""Base class of PCI devices: display controllers, those without a display among them (PCI Code and ID Assignment)."""
+
+
+def nvidia_buses(root: Path = Path("/")) -> tuple[str, ...]:
+    """PCI addresses of all NVIDIA GPUs of the machine, in order: also of those that a control group hides."""
+    found = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        is_gpu = _text(device / "class").startswith(_DISPLAY_CLASS) and _text(device / "vendor") == _NVIDIA
+        if is_gpu:
+            found.append(device.name)
+    return tuple(found)
+
+
+def place_of(bus: str, root: Path = Path("/")) -> tuple[int | None, frozenset[int]]:
+    """NUMA node of a PCI device and the processors beside it (Linux, Documentation/ABI/testing/sysfs-bus-pci)."""
+    device = root / "sys/bus/pci/devices" / bus
+    node = _text(device / "numa_node")
+    if not node.isdecimal():  # -1: the firmware does not say
+        return None, frozenset()
+    return int(node), cpu_list(_text(device / "local_cpulist"))
+
+
+def numa_nodes_of(cores: Sequence[int], root: Path = Path("/")) -> tuple[int, ...]:
+    """NUMA nodes that hold these processors; none where the machine does not tell."""
+    nodes = set()
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        if cpu_list(_text(folder / "cpulist")).intersection(cores):
+            nodes.add(int(folder.name.removeprefix("node")))
+    return tuple(sorted(nodes))
+
+
+def adapters(root: Path = Path("/")) -> dict[str, int]:
+    """NUMA node of each InfiniBand or RoCE adapter that has one, by its name."""
+    found = {}
+    for adapter in sorted((root / "sys/class/infiniband").glob("*")):
+        node = _text(adapter / "device/numa_node")
+        if node.isdecimal():
+            found[adapter.name] = int(node)
+    return found
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """``0-3,8,10-11`` as numbers; empty where it is no such list."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        return frozenset()
+    ends = [part.partition("-") for part in text.split(",")]
+    return frozenset(cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1))
+
+
+def bus_of_nvml(text: str) -> str:
+    """NVML's ``00000000:1B:00.0`` as /sys writes it: ``0000:1b:00.0``; a domain of more digits keeps them."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain or '0', 16):04x}:{rest}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_line(path)
+    except ReadingFailedError:
+        return ""
+
 
 ORDER, VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 BY_BUS = "PCI_BUS_ID"
@@ -38,27 +105,45 @@ class Gpu:
         return self.uuid.startswith("MIG-")
 
 
-def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA will show, in its order; none where that is not known.
-
-    Args:
-        environment: of the process; `CUDA_DEVICE_ORDER` and `CUDA_VISIBLE_DEVICES` are read.
-        root: where `sys` is.
-    """
+@contextmanager
+def nvml_session() -> Iterator[ModuleType | None]:
+    """NVML, read-only, for as long as it is used; None without the package, the library or a driver."""
     try:
         import pynvml
     except ImportError:
-        return ()
+        yield None
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        yield None
+        return
     try:
-        boards = list(_boards(pynvml, root))
-    except (pynvml.NVMLError, UnicodeDecodeError, AttributeError):
-        return ()
+        yield pynvml
     finally:
-        _shut_down(pynvml)
+        shut_down(pynvml)
+
+
+def shut_down(nvml: ModuleType) -> None:
+    """Gives NVML back."""
+    try:
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return  # the driver went away meanwhile; there is nothing left to give back
+
+
+def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA will show, in its order; none where that is not known.
+
+    Of the environment `CUDA_DEVICE_ORDER` and `CUDA_VISIBLE_DEVICES` are read; `root` is where `sys` is.
+    """
+    boards: list[tuple[Gpu, list[Gpu]]] = []
+    with nvml_session() as nvml:
+        if nvml is not None:
+            with suppress(nvml.NVMLError, UnicodeDecodeError, AttributeError):
+                boards = list(_boards(nvml, root))
+    if not boards:
+        return ()
     whole = [board for board, _ in boards]
     if len(whole) > 1 and environment.get(ORDER, "FASTEST_FIRST") != BY_BUS:
         # FASTEST_FIRST, CUDA's own choice: which number a GPU gets is not documented. UUIDs still name it.
@@ -128,20 +213,12 @@ def gpu_trouble(uuid: str, wait_s: float = 5.0) -> str:
 
 
 def _trouble(uuid: str) -> str:
-    try:
-        import pynvml
-    except ImportError:
-        return ""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ""
-    try:
-        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-    except pynvml.NVMLError as error:
-        return str(error)
-    finally:
-        _shut_down(pynvml)
+    with nvml_session() as nvml:
+        if nvml is not None:
+            try:
+                nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+            except nvml.NVMLError as error:
+                return str(error)
     return ""
 
 
@@ -183,10 +260,3 @@ def _slices(nvml: ModuleType, handle: Any) -> list[str]:
 
 def _as_text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _shut_down(nvml: ModuleType) -> None:
-    try:
-        nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return  # the driver went away meanwhile
