@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbench.collectives.results.predictions import Wanted, predict_all
+from dlbench.collectives.predictions import Wanted, predict_all
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.link_fit import Observation, fit_network, hold_out_largest
 from dlbench.costs.predictions import features, predict
