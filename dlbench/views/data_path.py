@@ -21,12 +21,11 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
 from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, runs_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import telling
 from dlbench.views.model import Group
 from dlbench.views.reading import complement, storage_share
 from dlbench.views.view import GroupSource, GroupView, place_columns
@@ -368,7 +367,7 @@ def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoin
     return Sheet(
         name="data-path",
         title="Input by rank count",
-        columns=telling(columns, points),
+        columns=drop_empty_columns(columns, points),
         rows=points,
         caption=" ".join([STALLS_CAPTION] * any(point.stalled for point in points) + [UTILISATION_CAPTION] * on_gpu),
         is_drawn=True,
@@ -437,7 +436,7 @@ def _charts(group: Group, found: DataPath) -> list[Chart]:
             name="data-path",
             title="Waiting for samples",
             alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
-            table=_input_sheet(found.points, on_gpu=group.on_gpu).people(),
+            table=_input_sheet(found.points, on_gpu=group.on_gpu).to_display(),
             size=(WIDE - 60, max(60, 34 * len(places))),
         )
     ]

@@ -86,15 +86,20 @@ def finish(
     spec["title"] = {"text": title, "subtitle": subtitle}
     spec["usermeta"] = {"axes": axes, "series": switchable(spec)}
     if not isinstance(table, TextTable):
-        table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).people()
+        table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).to_display()
     return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)
 
 
 def tooltips(titles: Mapping[str, str]) -> list[Any]:
-    """What a mark says under the pointer: fields with their types (`place:N`), and what each is called."""
+    """What a mark says under the pointer: fields, which are texts, or `step:Q`, or `share:Q:.1%`, and their titles."""
     import altair as alt
 
-    return [alt.Tooltip(field, title=title) for field, title in titles.items()]
+    found = []
+    for field, title in titles.items():
+        name, _, rest = field.partition(":")
+        kind, _, form = rest.partition(":")
+        found.append(alt.Tooltip(f"{name}:{kind or 'N'}", title=title, format=form or alt.Undefined))
+    return found
 
 
 def _clean(value: Any) -> Any:
