@@ -31,7 +31,7 @@ from dlbench.records.answers.reading_rate import ReadingRate
 from dlbench.specs.base import Spec
 from dlbench.specs.problems import problem_of
 
-READING = "dlbench.node.data.reading.rate"
+READING = "dlbench.node.data.reading_rate"
 
 
 def reader_command(python: str) -> list[str]:
@@ -43,7 +43,7 @@ def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     """Reads as the order says; returns when all its repeats are done.
 
     Args:
-        order: as `dlbench.node.data.reading.rate` wants it, ready for JSON.
+        order: as `dlbench.node.data.reading_rate` wants it, ready for JSON.
         python: the interpreter of the compute side.
 
     Raises:

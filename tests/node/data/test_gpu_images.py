@@ -12,9 +12,8 @@ import torch
 from PIL import Image
 
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data import gpu_images
-from dlbench.node.data.gpu_images import RegionDecoder
-from dlbench.node.data.images import open_images
+from dlbench.node.data import images as gpu_images
+from dlbench.node.data.images import RegionDecoder, open_images
 from dlbench.node.data.reader import BatchReader
 from dlbench.specs.workload import ImageData, ResNetModel, TextData
 
