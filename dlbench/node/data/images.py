@@ -368,7 +368,7 @@ class RegionDecoder:
             if self._is_whole:
                 left, top, right, bottom = box
                 region = region[top:bottom, left:right]
-            resized = _resized_gpu_images(region, self._size)
+            resized = _resized_float(region, self._size)
             pixels[place] = resized.flip(1) if is_mirrored else resized
         return {"image": pixels, "label": batch["label"].to(self._device, non_blocking=True)}, decoded
 
@@ -391,7 +391,7 @@ class RegionDecoder:
         return found
 
 
-def _resized_gpu_images(region: torch.Tensor, size: int) -> torch.Tensor:
+def _resized_float(region: torch.Tensor, size: int) -> torch.Tensor:
     """(H, W, 3) uint8 -> (size, size, 3) uint8, bilinear with anti-aliasing, in floating point: CUDA has no other."""
     planes = region.permute(2, 0, 1)[None].float()
     resized = torch.nn.functional.interpolate(planes, (size, size), mode="bilinear", antialias=True)

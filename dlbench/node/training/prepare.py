@@ -365,8 +365,7 @@ def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> Host
     train = plan.workload.train
     if train.optimizer_state == "device":
         return None
-    from dlbench.node.memory.host_copies import host_parameters
-    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.memory.host_update import HostUpdate, host_parameters
 
     return HostUpdate(
         network.model,

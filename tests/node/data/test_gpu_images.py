@@ -76,7 +76,7 @@ def test_what_a_gpu_decodes_keeps_its_bytes_and_draws_the_crops_of_the_reader(tm
         image = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         left, top, right, bottom = fetched.batch["box"][place].tolist()
         region = torch.from_numpy(image[top:bottom, left:right].copy())
-        expected = gpu_images._resized(region, 32)
+        expected = gpu_images._resized_float(region, 32)
         if fetched.batch["is_mirrored"][place]:
             expected = expected.flip(1)
         assert (expected.int() - ours["image"][place].int()).abs().max() <= 1
