@@ -25,11 +25,10 @@ from dlbench.report.table import Sheet
 from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
 from dlbench.views.exchange import view as exchange_view
 from dlbench.views.exchange.numbers import ExchangePoint, exchange_points, fitted_line
 from dlbench.views.exchange.view import ExchangeView, exchange_charts
+from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
 
 GRADIENTS = (

@@ -21,11 +21,10 @@ from dlbench.records.scan import Run, scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
 from dlbench.views.forecast import anchors, laws
 from dlbench.views.forecast.numbers import Forecast
 from dlbench.views.forecast.view import CURVE, ForecastView, forecast_charts
+from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import Story, constant, plans, write_run
 
 SCALINGS: tuple[laws.Scaling, ...] = ("weak", "strong")
