@@ -27,7 +27,7 @@ from dlbench.datasets.text import corpus as text_corpus
 from dlbench.gate.page.assemble import ComparisonReport
 from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
-from dlbench.jobs.box import state as box_state
+from dlbench.jobs.box import host as box_host
 from dlbench.jobs.campaign.file import SeriesFile
 from dlbench.jobs.submission import Submission
 from dlbench.node import rendezvous
@@ -238,7 +238,7 @@ def format_versions() -> str:
         ("`.production.jsonl` of a data set that is being made", journal.FORMAT, journal.VERSION),
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
         ("`corpus.json` of a tokenised text", *_pair(text_corpus.SAVED_FORMAT)),
-        ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
+        ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
         ("report as JSON", report_model.FORMAT, report_model.VERSION),
     ]
     old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]

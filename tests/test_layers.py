@@ -216,8 +216,7 @@ OPENED_OTHERWISE = {
     "machine/storage": "/proc",
     "node/cores": "/sys",
     "node/watching/core_load": "/proc",
-    "jobs/box/host": "/proc",
-    "jobs/box/storage": "/sys",
+    "jobs/box/host": "/proc, /sys, and the box's folder, with a look at who owns it",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.
     "bundled": "the installer's list of files",
@@ -241,7 +240,6 @@ OPENED_OTHERWISE = {
     "datasets/containers/hdf5": "HDF5, after `require_file`",
     # The box: folders of root's alone.
     "jobs/box/box": "logs of daemons in the box's folder",
-    "jobs/box/trust": "the box's folder, with a look at who owns it",
     "jobs/processes": "/proc",
     "process_tree": "/proc, and locks of its own folders",
     "records/files": "opened to be written",
