@@ -62,11 +62,9 @@ class Box:
         an earlier box in the folder are forgotten. If anything goes wrong on the way, all that was
         started is ended again.
 
-        Raises:
-            UserError: a size or a folder that cannot be, a folder that others could write, or a box that already runs
-                there.
-            EnvironmentLacksError: the machine lacks something; the message says what and the remedy.
-            RunError: the cluster did not come up within `timeout_s` seconds; the message names the log.
+        Raises `UserError`: a size or a folder that cannot be, a folder that others could write, or a box that already
+        runs there. `EnvironmentLacksError`: the machine lacks something; the message says what and the remedy.
+        `RunError`: the cluster did not come up within `timeout_s` seconds; the message names the log.
         """
         deadline = time.monotonic() + timeout_s
         config.check_size(nodes, cpus_per_node)
@@ -113,8 +111,7 @@ class Box:
     def attach(cls, folder: Path) -> Box:
         """The box that was started in `folder`, by whichever process.
 
-        Raises:
-            UserError: there is none, or its state file is none that this version can read.
+        Raises `UserError`: there is none, or its state file is none that this version can read.
         """
         plan, processes = host.load_state(folder)
         return cls(plan, processes)
@@ -157,8 +154,7 @@ class Box:
     def node_states(self) -> dict[str, str]:
         """Slurm's word for the state of each node, such as ``idle`` or ``mixed``.
 
-        Raises:
-            RunError: the controller does not answer.
+        Raises `RunError`: the controller does not answer.
         """
         lines = host.call(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment=self.environment)
         return {line.split()[0]: line.split()[1] for line in lines.splitlines() if line.strip()}
@@ -168,9 +164,7 @@ class Box:
 
         Traffic with the login node is limited too; traffic inside a node and the file system are not.
 
-        Raises:
-            UserError: the rate is none.
-            RunError: the kernel has no token bucket filter.
+        Raises `UserError`: the rate is none. `RunError`: the kernel has no token bucket filter.
         """
         for command in config.shape(self.plan, rate):
             host.call(command)
@@ -190,9 +184,8 @@ class Box:
 
         What an interrupted start left is removed too.
 
-        Raises:
-            UserError: another process is starting it at this moment.
-            RunError: something could not be removed; calling `stop` again tries again.
+        Raises `UserError`: another process is starting it at this moment. `RunError`: something could not be removed;
+        calling `stop` again tries again.
         """
         if not host.is_present(self.plan.folder):
             return

@@ -26,11 +26,7 @@ _FACTOR = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def parse_rate(text: str) -> int:
-    """Bytes a second of a rate such as ``10MB/s``.
-
-    Raises:
-        UserError: it is none.
-    """
+    """Bytes a second of a rate such as ``10MB/s``. Raises `UserError`: it is none."""
     match = _RATE.fullmatch(text)
     if match is None:
         raise UserError(f"{text!r} is no rate of a file system: write a number and kB/s, MB/s or GB/s, e.g. 10MB/s")
@@ -156,11 +152,7 @@ class Equipment:
 
 
 def check_equipment(equipment: Equipment, nodes: int, cpus_per_node: int) -> None:
-    """Refuses what no box can have.
-
-    Raises:
-        UserError: names the option's value.
-    """
+    """Refuses what no box can have. Raises `UserError`: names the option's value."""
     for text in equipment.gres:
         if not _OF_NODE.fullmatch(text):
             raise UserError(f"{text!r} is no gres: write gpu:4, gpu:a100:4, or n1=gpu:a100:4 for one node")
@@ -331,11 +323,7 @@ class BoxPlan:
 
 
 def check_size(nodes: int, cpus_per_node: int) -> None:
-    """Refuse a number of nodes or processors that no box can have.
-
-    Raises:
-        UserError: one of them is out of range.
-    """
+    """Refuse a number of nodes or processors that no box can have. Raises `UserError`: one of them is out of range."""
     if not 1 <= nodes <= MAX_NODES:
         raise UserError(f"a box has 1 to {MAX_NODES} nodes, not {nodes}")
     if not 1 <= cpus_per_node <= 512:
@@ -345,8 +333,7 @@ def check_size(nodes: int, cpus_per_node: int) -> None:
 def absolute_folder(folder: Path) -> Path:
     """The folder as an absolute path, if Slurm can be told of it.
 
-    Raises:
-        UserError: a character that slurm.conf cannot hold, or a path too long for Slurm's sockets.
+    Raises `UserError`: a character that slurm.conf cannot hold, or a path too long for Slurm's sockets.
     """
     absolute = folder.absolute()
     # Slurm's configuration has no quoting: a space ends a value, # begins a comment, % begins a pattern.
@@ -462,8 +449,7 @@ def network_up(plan: BoxPlan) -> list[list[str]]:
 def shape(plan: BoxPlan, rate: str | None) -> list[list[str]]:
     """The commands that limit every link to a rate such as ``200mbit`` in both directions, or free it (None).
 
-    Raises:
-        UserError: the rate is none that `tc` understands.
+    Raises `UserError`: the rate is none that `tc` understands.
     """
     if rate is not None and not re.fullmatch(r"[1-9]\d{0,5}(\.\d{1,3})?[kmg]bit", rate):
         raise UserError(f"{rate!r} is no rate of a link: write a number and kbit, mbit or gbit, e.g. 200mbit")

@@ -83,11 +83,7 @@ def boot_id() -> str:
 
 
 def program(name: str) -> str:
-    """The path of a program.
-
-    Raises:
-        EnvironmentLacksError: it is not installed.
-    """
+    """The path of a program. Raises `EnvironmentLacksError`: it is not installed."""
     path = shutil.which(name, path=SEARCH_PATH)
     if path is None:
         raise EnvironmentLacksError(f"no program {name}: install {_PACKAGE_OF.get(name, 'it')}")
@@ -99,9 +95,8 @@ def call(
 ) -> str:
     """Run a command to its end and return its output.
 
-    Raises:
-        EnvironmentLacksError: the program is not installed.
-        RunError: it failed, or took longer than `timeout_s` seconds.
+    Raises `EnvironmentLacksError`: the program is not installed. `RunError`: it failed, or took longer than `timeout_s`
+    seconds.
     """
     command = [program(argv[0]), *argv[1:]]
     variables = {**os.environ, **DAEMON_ENVIRONMENT, **(environment or {})}
@@ -314,11 +309,8 @@ MAX_STATE_BYTES = 2**20
 def check_folder(folder: Path) -> None:
     """Refuses a folder, there or yet to be made, that somebody else could write or replace.
 
-    Args:
-        folder: absolute.
-
-    Raises:
-        UserError: names the folder, or the one above it, that is not to be trusted, and why.
+    `folder`: absolute.
+    Raises `UserError`: names the folder, or the one above it, that is not to be trusted, and why.
     """
     if folder.is_symlink():
         raise UserError(f"a box cannot be kept in {folder}: it is a symbolic link; name the folder itself")
@@ -334,9 +326,7 @@ def check_folder(folder: Path) -> None:
 def check_entries(folder: Path) -> None:
     """Refuses a folder that holds a link, or anything that somebody else owns or may write.
 
-    Raises:
-        UserError: names it.
-        OSError: the folder cannot be read.
+    Raises `UserError`: names it. `OSError`: the folder cannot be read.
     """
     for entry in sorted(folder.iterdir()):
         found = entry.lstat()
@@ -355,8 +345,7 @@ def make_folder(folder: Path) -> None:
 def write_new(path: Path, content: str, mode: int = 0o644) -> None:
     """Writes a file anew: never into one that is there, never through a link.
 
-    Raises:
-        OSError: the file system refuses.
+    Raises `OSError`: the file system refuses.
     """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -367,11 +356,8 @@ def write_new(path: Path, content: str, mode: int = 0o644) -> None:
 def read_trusted(path: Path) -> str:
     """A file that only root or the caller can have written.
 
-    Raises:
-        UserError: it is a link, somebody else's or writable by others, or far too long.
-        FileNotFoundError: there is none.
-        OSError: it is no regular file, or cannot be read.
-        ValueError: it is no text.
+    Raises `UserError`: it is a link, somebody else's or writable by others, or far too long. `FileNotFoundError`: there
+    is none. `OSError`: it is no regular file, or cannot be read. `ValueError`: it is no text.
     """
     if path.is_symlink():
         raise UserError(f"{path} is a symbolic link; a box writes a file there")
@@ -424,8 +410,7 @@ def why_no_storage() -> str | None:
 def loop_device(backing: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> str:
     """A new loop device on a file, whose path may name one of `pass_fds`.
 
-    Raises:
-        RunError: there is none to be had.
+    Raises `RunError`: there is none to be had.
     """
     for attempt in range(5):
         try:
@@ -461,9 +446,8 @@ def provide_storage(
 
     `environment` marks the programs that do it.
 
-    Raises:
-        EnvironmentLacksError: this machine cannot have one.
-        RunError: a step failed; `withdraw` takes back what was done.
+    Raises `EnvironmentLacksError`: this machine cannot have one. `RunError`: a step failed; `withdraw` takes back what
+    was done.
     """
     if (reason := why_no_storage()) is not None:
         raise EnvironmentLacksError(reason)
@@ -523,8 +507,7 @@ def _stopped(folder: Path) -> Path:
 def save_state(plan: BoxPlan, processes: Iterable[Process], first: bool = False) -> None:
     """Write the state in one piece; with `first`, only if no other process did so in the meantime.
 
-    Raises:
-        UserError: another box is being started in this folder.
+    Raises `UserError`: another box is being started in this folder.
     """
     state: dict[str, Any] = {
         "format": _FORMAT,
@@ -550,9 +533,8 @@ def save_state(plan: BoxPlan, processes: Iterable[Process], first: bool = False)
 def load_state(folder: Path) -> tuple[BoxPlan, list[Process]]:
     """The plan and the processes of the box in a folder.
 
-    Raises:
-        UserError: there is none, its state is none that this version can read, or somebody else could have written it:
-            then it is no evidence of what this box started.
+    Raises `UserError`: there is none, its state is none that this version can read, or somebody else could have written
+    it: then it is no evidence of what this box started.
     """
     path = _running(folder.absolute())
     check_folder(path.parent)
@@ -602,8 +584,7 @@ def _is_strange(entry: Path) -> bool:
 def clear_state(folder: Path) -> None:
     """Make the folder, or remove what a stopped box left in it.
 
-    Raises:
-        UserError: it cannot be made, it holds files that are no box's, or others can write in it.
+    Raises `UserError`: it cannot be made, it holds files that are no box's, or others can write in it.
     """
     check_folder(folder)
     try:
