@@ -177,12 +177,7 @@ def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) ->
 
 
 def compare_pairs(
-    points: Sequence[PairedPoint],
-    *,
-    both: Side,
-    metrics: Collection[str],
-    rule: Rule,
-    floors: Sequence[Floor] = (),
+    points: Sequence[PairedPoint], *, both: Side, metrics: Collection[str], rule: Rule, floors: Sequence[Floor] = ()
 ) -> Comparison:
     """Side b against side a of runs that were interleaved (`dlbench run --ab`).
 
@@ -212,14 +207,7 @@ def compare_pairs(
 
 
 def _whole(
-    a: Side,
-    b: Side,
-    drafts: Sequence[_Draft],
-    rule: Rule,
-    *,
-    paired: bool,
-    only_b: Sequence[SidePoint],
-    history: str,
+    a: Side, b: Side, drafts: Sequence[_Draft], rule: Rule, *, paired: bool, only_b: Sequence[SidePoint], history: str
 ) -> Comparison:
     gated = [sample for draft in drafts for _, sample, counts in draft.samples if counts]
     judged = iter(judge(gated, rule))
@@ -296,13 +284,7 @@ class _Draft:
                 b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor * one, metric.unit)
             metrics.append(
                 ComparedMetric(
-                    metric=metric,
-                    gated=gated,
-                    a=a,
-                    b=b,
-                    values_a=values_a,
-                    values_b=values_b,
-                    judgement=judgement,
+                    metric=metric, gated=gated, a=a, b=b, values_a=values_a, values_b=values_b, judgement=judgement
                 )
             )
         return ComparedPoint(

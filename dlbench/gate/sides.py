@@ -280,11 +280,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     )
 
 
-def _point(
-    runs: Sequence[Run],
-    content: Content,
-    members: Mapping[str, SideRun],
-) -> SidePoint:
+def _point(runs: Sequence[Run], content: Content, members: Mapping[str, SideRun]) -> SidePoint:
     plan = runs[0].plan
     _refuse_unlike(runs)
     tags = [run.plan.tags for run in runs]

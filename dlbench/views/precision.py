@@ -382,12 +382,7 @@ def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
         Column("runs_reached", "", lambda row: row.num_reached),
     )
     return Sheet(
-        name="precision",
-        title=found.label,
-        columns=columns,
-        rows=found.rows,
-        caption=found.caption,
-        in_terminal=True,
+        name="precision", title=found.label, columns=columns, rows=found.rows, caption=found.caption, in_terminal=True
     )
 
 

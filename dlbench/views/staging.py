@@ -333,12 +333,7 @@ class BreakEvenView(ReportView):
         if not found:
             return ()
         return (
-            Section(
-                id=self.id,
-                title=self.title,
-                headline=_pays_briefly(found[-1]),
-                sheets=(_pairs_sheet(found),),
-            ),
+            Section(id=self.id, title=self.title, headline=_pays_briefly(found[-1]), sheets=(_pairs_sheet(found),)),
         )
 
 
