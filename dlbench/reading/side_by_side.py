@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NoReturn, TypeVar
 
 from dlbench.reading.measures import RunMeasures, measured_or_why
@@ -66,6 +67,13 @@ def pair_key(run: Run, session: str, apart: Collection[str]) -> RunKey:
     series = run.plan.series
     axes = (f"{key}={value}" for key, value in sorted(series.axes.items()) if key not in apart)
     return KnownKey.of(" ".join([series.id, run.plan.created, *axes]), series.repeat, session)
+
+
+def last_loss(run: Run) -> float | None:
+    """Loss of the last step, mean over ranks; None where it is not finite on one."""
+    losses = [] if run.record is None else [rank.last_loss for rank in run.record.ranks]
+    finite = [loss for loss in losses if loss is not None]
+    return fmean(finite) if finite and len(finite) == len(losses) else None
 
 
 # Groups of a report
