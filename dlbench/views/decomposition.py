@@ -143,7 +143,7 @@ def _point(found: Twins) -> Decomposition:
             differences.append(difference(what, {k: (plain[k], parts[variant][k]) for k in pairs}))
         elif variant in found.planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
-    facts = {
+    facts: dict[str, dict[str, Mapping[str, str]]] = {
         variant: {run.plan.run_id: told_of(run) for run, _ in by_repeat.values()}
         for variant, by_repeat in found.runs.items()
         if by_repeat
