@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import dlbench
-from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
-from dlbench.gate.content import KeyDifference
-from dlbench.gate.floors import FLOOR
-from dlbench.gate.sides import SidePoint, SideRun, point_label, versus
+from dlbench.gate.comparison import FLOOR, ComparedMetric, ComparedPoint, Comparison
+from dlbench.gate.sides import KeyDifference, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
 from dlbench.report.table import Cell, times_cell, unit_cell
 from dlbench.report.wording import runs_text, value_text, within_text

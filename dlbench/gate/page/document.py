@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from dlbench.errors import DlbenchError
-from dlbench.gate.content import KeyDifference
 from dlbench.gate.page.assemble import (
     ComparisonReport,
     MetricResult,
@@ -31,6 +30,7 @@ from dlbench.gate.page.assemble import (
     ratio_text,
     share_text,
 )
+from dlbench.gate.sides import KeyDifference
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Column, Sheet, unit_cell
@@ -220,9 +220,8 @@ def next_step(report: ComparisonReport) -> str:
 
 def paired_lines(scan: Scan) -> list[str]:
     """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
-    from dlbench.gate.comparison import compare_pairs
+    from dlbench.gate.comparison import compare_pairs, paired_points
     from dlbench.gate.page.assemble import assemble
-    from dlbench.gate.pairs import paired_points
     from dlbench.gate.verdicts import Rule
     from dlbench.reading.metrics import DEFAULT_METRICS
 
