@@ -25,13 +25,13 @@ from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal, manifest
 from dlbench.datasets.text import corpus as text_corpus
 from dlbench.gate.page.assemble import ComparisonReport
-from dlbench.history.page.report import TrendsReport
+from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import state as box_state
 from dlbench.jobs.campaign.file import SeriesFile
 from dlbench.jobs.submission import Submission
 from dlbench.node import rendezvous
-from dlbench.node.watching import clock_follower
+from dlbench.node.watching import clocks
 from dlbench.records.answers.preflight import PreflightReport, SeenRank
 from dlbench.records.collectives import CommRecord
 from dlbench.records.record import Record
@@ -221,7 +221,7 @@ def format_versions() -> str:
         ("`rank-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
         ("`rank-NNNN.spans` (header)", SPANS_FORMAT, SPANS_VERSION),
         ("`node-NNNN.samples` (header)", SAMPLES_FORMAT, SAMPLES_VERSION),
-        ("`clock.json`", clock_follower.FORMAT, clock_follower.VERSION),
+        ("`clock.json`", clocks.FORMAT, clocks.VERSION),
         ("`watch-cost.json`", *stamped(WatchCost)),
         ("`node-NNNN.status.json`", *stamped(NodeStatuses)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),

@@ -89,7 +89,7 @@ THRESHOLDS = (
         halved="hosts that are barely slower than 3 % take more nights to be named",
     ),
     Threshold(
-        module="history.trends.change_points",
+        module="history.change_points",
         name="MIN_EVIDENCE",
         decides="Bayes factor of a change point, before all trends are counted",
         why="with looks every fourth night for 110 nights, six trends of a hundred whose nights resemble each other "
@@ -97,7 +97,7 @@ THRESHOLDS = (
         halved="changes are named a few nights earlier, and about twice as many are none",
     ),
     Threshold(
-        module="history.trends.change_points",
+        module="history.change_points",
         name="NAMED",
         decides="share of ordinary nights beyond the usual range",
         why="about four nights of a year",

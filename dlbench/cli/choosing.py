@@ -14,6 +14,7 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.sharing import WithheldError
 
 if TYPE_CHECKING:
+    from dlbench.history.store import History
     from dlbench.records.collectives_scan import CommScan
     from dlbench.records.scan import Run, Scan
 
@@ -166,3 +167,21 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
             raise UserError(f"{text}: matches no folder of runs")
         found += [Path(match) for match in matches if Path(match).is_dir()]
     return found
+
+
+def open_store(store: Path | None, index: Path | None, *, create: bool = False) -> History:
+    """The history that was asked for, its index brought up to date; what happens to the index is said on stderr.
+
+    Raises:
+        UserError: none was named, or it is none.
+    """
+    from dlbench.history.reading import open_history
+
+    if store is None:
+        raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")
+    return open_history(store, index=index, create=create, notify=note)
+
+
+def note(line: str) -> None:
+    """One line on stderr, without control characters."""
+    click.echo("dlbench: history: " + "".join(c if c.isprintable() else " " for c in line), err=True)

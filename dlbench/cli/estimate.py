@@ -64,10 +64,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained (default of RUNS: their recipe's)."
 )
 @click.option(
-    "--epoch-samples",
-    metavar="N",
-    callback=_whole,
-    help="Samples of an epoch (default: what RUNS or WORKLOAD say).",
+    "--epoch-samples", metavar="N", callback=_whole, help="Samples of an epoch (default: what RUNS or WORKLOAD say)."
 )
 @click.option("--samples", metavar="N", callback=_whole, help="Samples trained, instead of epochs.")
 @click.option(

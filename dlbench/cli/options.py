@@ -85,7 +85,7 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
 
 def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
     """What a person should know of presets and recipes where they are to run, in sentences, each once."""
-    from dlbench.specs.recipes.reach import recipe_note
+    from dlbench.specs.training import recipe_note
 
     found = [
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
@@ -499,7 +499,7 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
 
 
 def _require_weights(plan: RunPlan) -> None:
-    from dlbench.specs.recipes.weights_file import KEY, require_weights
+    from dlbench.specs.weights_file import KEY, require_weights
 
     path = plan.checkpoint.initialize_from or ""
     _require_path(path, KEY, "; give a safetensors file or a run's folder")

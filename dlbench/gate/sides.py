@@ -29,7 +29,8 @@ from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
-from dlbench.report.wording import ENGINE_TITLES, place_text, ranks_text, runs_text
+from dlbench.report.wording import place_text, ranks_text, runs_text
+from dlbench.specs.engine import engine_title
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
 
@@ -205,7 +206,7 @@ def setting_label(point: SidePoint, without: Collection[str] = ()) -> str:
     words = (
         told.get("workload", ""),
         f"{told['preset']} preset" if "preset" in told else "",
-        ENGINE_TITLES.get(told.get("engine", ""), told.get("engine", "")),
+        engine_title(told.get("engine", "")),
         told.get("precision", ""),
         batch,
         f"{told['scaling']} scaling" if "scaling" in told else "",
@@ -224,7 +225,7 @@ def versus(allowed: Sequence[KeyDifference]) -> str:
         return ""
     first = min(allowed, key=lambda one: one.key != "engine")
     a, b = (
-        ENGINE_TITLES.get(value, value) if first.key == "engine" else f"{first.title} {shorten(value, _VALUE_WIDTH)}"
+        engine_title(value) if first.key == "engine" else f"{first.title} {shorten(value, _VALUE_WIDTH)}"
         for value in (first.a or "none", first.b or "none")
     )
     return f"{b} (B) against {a} (A)"

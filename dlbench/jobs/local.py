@@ -21,7 +21,7 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.jobs.verdict import Outcome, verdict, what_became
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
-from dlbench.machine.memory_kills import MemoryKills
+from dlbench.machine.memory import MemoryKills
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 from dlbench.records.job.log import killed_by_signal

@@ -35,8 +35,7 @@ class Submission(Spec):
     )
     submitted: str = Field(description="UTC, ISO 8601.")
     runs: tuple[RunName, ...] = Field(
-        (),
-        description="All runs of the job in their order, where it holds several; empty: this run alone.",
+        (), description="All runs of the job in their order, where it holds several; empty: this run alone."
     )
     log: Log = Field(description="Slurm's output, from the folder of all runs: RUN/slurm-ID.out.")
 

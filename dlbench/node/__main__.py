@@ -129,9 +129,7 @@ def _train(
     progress: Progress,
     sampler: NodeSampler | None,
 ) -> ExitCode:
-    from dlbench.node.devices.choice import device_for
-    from dlbench.node.devices.identity import rank_gpu
-    from dlbench.node.devices.nccl_log import NcclLog
+    from dlbench.node.devices import NcclLog, device_for, rank_gpu
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training.instruments import RankWatch
     from dlbench.node.training.pauses.stop_request import StoppedEarlyError
@@ -196,7 +194,7 @@ def _exchange(
     plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
 ) -> ExitCode:
     from dlbench.node.collectives.run import CommRun
-    from dlbench.node.devices.choice import device_for
+    from dlbench.node.devices import device_for
     from dlbench.node.training.watchdog import Watchdog
 
     device = device_for(plan, place)

@@ -58,7 +58,7 @@ def measure(plan: RunPlan) -> MemoryProfile:
     seat = Seat(rank=0, host=place.host, cores=binding.cores, threads=plan.layout.cores_per_rank, pinned=binding.pinned)
     import torch
 
-    from dlbench.node.devices.choice import device_for
+    from dlbench.node.devices import device_for
     from dlbench.node.models.build import build_model, loss_for
     from dlbench.node.training.activations import workbench
     from dlbench.node.training.precision import Precision

@@ -1,6 +1,6 @@
 """One table for people and for programs: `Column`s over rows make header, cells, CSV columns and records alike.
 
-Text is made last: a sheet holds rows and functions of them; formats ask for `people` (cells of text) or `records`
+Text is made last: a sheet holds rows and functions of them; formats ask for `to_display` (cells of text) or `records`
 (raw numbers by column name). Text from outside is made harmless here, whatever format asks for it.
 """
 
@@ -177,7 +177,7 @@ class Sheet(Generic[R]):
         for name in ("title", "caption"):
             object.__setattr__(self, name, clean(getattr(self, name)))
 
-    def people(self, *, brief: bool = False) -> TextTable:
+    def to_display(self, *, brief: bool = False) -> TextTable:
         """Header and cells of text; with `brief`, the brief columns alone."""
         rows = [row for row in self.rows if self.is_shown(row)]
         if self.order is not None:

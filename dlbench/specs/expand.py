@@ -131,12 +131,7 @@ class _Chosen:
 
 
 def _plan(
-    request: Request,
-    chosen: _Chosen,
-    place: SeriesSpec,
-    point: tuple[int, int],
-    machine_cores: int,
-    moment: datetime,
+    request: Request, chosen: _Chosen, place: SeriesSpec, point: tuple[int, int], machine_cores: int, moment: datetime
 ) -> RunPlan:
     index, count = point
     choices, system = chosen.of(place)

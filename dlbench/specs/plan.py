@@ -13,10 +13,9 @@ from pydantic import Field, model_validator
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, Ranks, Repeats, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
-from dlbench.specs.recipes.reach import goal_problem
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
 from dlbench.specs.system.system import SystemSpec
-from dlbench.specs.training import MeasureSpec, QualitySpec
+from dlbench.specs.training import MeasureSpec, QualitySpec, goal_problem
 from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import Workload
 from dlbench.units import exact_bytes
@@ -274,7 +273,7 @@ class RunPlan(LaunchPlan):
     @property
     def engine_words(self) -> str:
         """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients."""
-        is_own = self.sync.is_own and self.engine.name != "single" and self.layout.ranks > 1
+        is_own = self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1
         return f"{self.engine.name} with {self.sync.own_words}" if is_own else self.engine.name
 
     @property
@@ -316,8 +315,8 @@ class RunPlan(LaunchPlan):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.engine.name == "single" and self.layout.ranks != 1:
-            raise ValueError(f"engine 'single' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
+        if not self.engine.kind.synchronises and self.layout.ranks != 1:
+            raise ValueError(f"engine '{self.engine.name}' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
         if self.engine.ddp.static_graph and self.workload.train.gradient_accumulation > 1:
             # An assertion of reducer.cpp (torch 2.13) ends the first step: its first parts are in no_sync().
             raise ValueError(

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import dlbench
-from dlbench.history.page.report import TrendsReport
+from dlbench.history.report import TrendsReport
 from dlbench.reading import environments, scaling
 from dlbench.reading.comparability import (
     AFTER_INTERRUPTION,
@@ -122,7 +122,9 @@ def _verdict(source: GroupSource, unit: str) -> str:
     """One or two sentences: on quality where the runs trained to one, and on speed."""
     quality = source.of(Quality)
     subject = f"{clean(source.group.sample.plan.workload.title)} ({_short_conditions(source.group)})"
-    speed = verdict(unit, source.group.points, is_crowded=source.is_crowded, causes=source.of(LostPercent))
+    speed = verdict(
+        unit, source.group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent)
+    )
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
 
 

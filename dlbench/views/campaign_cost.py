@@ -16,7 +16,7 @@ from dlbench.report.document import Document, Section
 from dlbench.report.runs import MAX_LISTED
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import number_text, optional, percent, runs_text
-from dlbench.views.columns import telling
+from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
 
@@ -463,7 +463,7 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     return Sheet(
         name="cost-points",
         title="What a result cost",
-        columns=telling(columns, found.points, keep=("queue_wait_s",)),
+        columns=drop_empty_columns(columns, found.points, keep=("queue_wait_s",)),
         rows=found.points,
         in_terminal=True,
         caption="Each: node-hours for a run with figures. Wait: median over jobs. Switches: leaf switches a run spans.",
@@ -490,7 +490,7 @@ def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
     return Sheet(
         name="cost-runs",
         title="Run by run",
-        columns=telling(columns, found.runs),
+        columns=drop_empty_columns(columns, found.runs),
         rows=found.runs,
         is_sortable=True,
         is_folded=True,

@@ -12,7 +12,9 @@ from dlbench.stats.estimates import Estimate
 R = TypeVar("R")
 
 
-def telling(columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()) -> tuple[Column[R], ...]:
+def drop_empty_columns(
+    columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()
+) -> tuple[Column[R], ...]:
     """The columns, for people without those that have zero, nothing or an empty text in every row.
 
     Those named in `keep` stay: zero may be what tells one row from another.

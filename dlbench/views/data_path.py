@@ -25,7 +25,7 @@ from dlbench.report.wording import PART_TITLES, figure_text, number_text, percen
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import telling
+from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Group
 from dlbench.views.reading import complement, storage_share
 from dlbench.views.view import GroupSource, GroupView, place_columns
@@ -363,7 +363,7 @@ def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoin
     return Sheet(
         name="data-path",
         title="Input by rank count",
-        columns=telling(columns, points),
+        columns=drop_empty_columns(columns, points),
         rows=points,
         caption=" ".join([STALLS_CAPTION] * any(point.stalled for point in points) + [UTILISATION_CAPTION] * on_gpu),
         is_drawn=True,
@@ -432,7 +432,7 @@ def _charts(group: Group, found: DataPath) -> list[Chart]:
             name="data-path",
             title="Waiting for samples",
             alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
-            table=_input_sheet(found.points, on_gpu=group.on_gpu).people(),
+            table=_input_sheet(found.points, on_gpu=group.on_gpu).to_display(),
             size=(WIDE - 60, max(60, 34 * len(places))),
         )
     ]

@@ -466,7 +466,7 @@ def _joules_chart(group: Group, found: Energy) -> Chart | None:
         name="energy",
         title="Energy per sample",
         alt=f"Joules per sample over ranks, in the measured window. {words}.",
-        table=_energy_sheet(found.points).people(brief=True),
+        table=_energy_sheet(found.points).to_display(brief=True),
         size=(NARROW, HEIGHT),
     )
 

@@ -24,7 +24,7 @@ from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import telling
+from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
 
@@ -287,7 +287,7 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     return Sheet(
         name="memory",
         title="Memory by rank count",
-        columns=telling(columns, found.points),
+        columns=drop_empty_columns(columns, found.points),
         rows=found.points,
         caption=f"In the measured steps. {allocator if on_gpu else ''}".rstrip(),
         is_drawn=True,
@@ -327,7 +327,7 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
     """Peak memory by batch and precision where several ran, else by rank count."""
     batches = [(batch, batch.peak_bytes) for batch in found.batches if batch.peak_bytes]
     if len(batches) > 1:
-        what, title, table = "batch and precision", "Peak memory by batch", batches_sheet(found.batches).people()
+        what, title, table = "batch and precision", "Peak memory by batch", batches_sheet(found.batches).to_display()
         rows: Rows = [
             {
                 "at": f"batch {batch.batch}, {batch.precision}" + (f", {batch.parts} parts" if batch.parts > 1 else ""),
@@ -339,7 +339,7 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
             for batch, peak in batches
         ]
     else:
-        what, title, table = "rank count", "Peak memory of a rank", points_sheet(found).people(brief=True)
+        what, title, table = "rank count", "Peak memory of a rank", points_sheet(found).to_display(brief=True)
         rows = [
             {
                 "at": place_text(point.ranks, point.nodes),

@@ -17,7 +17,7 @@ from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import telling
+from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
@@ -360,7 +360,7 @@ def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
     return Sheet(
         name="readers",
         title="Readers by rank count",
-        columns=telling(columns, points),
+        columns=drop_empty_columns(columns, points),
         rows=points,
         caption=READERS_CAPTION + (STORAGE_CAPTION if stored else ""),
     )
@@ -421,7 +421,7 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
     return Sheet(
         name="reads",
         title="What was read, epoch by epoch",
-        columns=telling(columns, epochs, keep=("epoch",)),
+        columns=drop_empty_columns(columns, epochs, keep=("epoch",)),
         rows=epochs,
         caption=EPOCHS_CAPTION if is_known else "",
         is_folded=not (is_known and any(one.is_whole for one in epochs)),

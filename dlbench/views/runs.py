@@ -8,7 +8,7 @@ from dlbench.report.document import Section
 from dlbench.report.runs import MAX_LISTED, warnings_cell, without_figures
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import runs_text
-from dlbench.views.columns import telling
+from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import EnvironmentDifference, Report, RunRow
 from dlbench.views.view import ReportView
 
@@ -68,7 +68,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
     return Sheet(
         name="runs",
         title="All runs",
-        columns=telling(columns, runs),
+        columns=drop_empty_columns(columns, runs),
         rows=runs,
         caption=CAPTION,
         is_sortable=True,

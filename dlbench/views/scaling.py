@@ -93,13 +93,15 @@ def _work(run: Run) -> dict[str, Any]:
     return {**workload, "device": device, "phases": run.plan.measure.phases}
 
 
-def verdict(unit: str, all_points: tuple[Point, ...], *, is_crowded: bool, causes: LostPercent | None = None) -> str:
+def verdict(
+    unit: str, all_points: tuple[Point, ...], *, is_oversubscribed: bool, causes: LostPercent | None = None
+) -> str:
     """What the largest scaling point says, in two sentences: the efficiency with its interval, and what it lost.
 
     Args:
         unit: what a sample is called.
         all_points: points of the group, baseline first.
-        is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
+        is_oversubscribed: whether ranks shared cores, which makes a scaling figure meaningless.
         causes: the account of the lost percent, where there is one.
     """
     base, last = all_points[0], all_points[-1]
@@ -113,7 +115,7 @@ def verdict(unit: str, all_points: tuple[Point, ...], *, is_crowded: bool, cause
         f"Scaling efficiency {figure_text(last.efficiency)} at {where} "
         f"({place_text(base.ranks, base.nodes)} = 100 %; {basis_text(last.efficiency)})."
     )
-    if is_crowded:
+    if is_oversubscribed:
         return f"{sentence} Ranks shared cores: this says nothing about the scaling of the machine."
     more = _explanation(last, None if causes is None else causes.at(last))
     return f"{sentence} {more}" if more else sentence

@@ -18,7 +18,7 @@ from dlbench.report.document import Mark, Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
 from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
-from dlbench.views.columns import telling
+from dlbench.views.columns import drop_empty_columns
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import METRIC_TITLES
@@ -339,7 +339,7 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
     return Sheet(
         name="shuffle-audit",
         title="Shuffle audit",
-        columns=telling(columns, points),
+        columns=drop_empty_columns(columns, points),
         rows=points,
         caption=POINTS_CAPTION if mixed else "",
         is_shown=lambda point: is_telling,
@@ -375,7 +375,7 @@ def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
     return Sheet(
         name="shuffle-epochs",
         title="Who read what, epoch by epoch",
-        columns=telling(columns, rows, keep=("epoch",)),
+        columns=drop_empty_columns(columns, rows, keep=("epoch",)),
         rows=rows,
         caption=EPOCHS_CAPTION,
         is_folded=True,
@@ -483,7 +483,7 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
         name="learning",
         title=f"{title[:1].upper()}{title[1:]} by way of shuffling",
         alt=f"{title} over epochs, a line for each run, a colour for each way of shuffling. Last values: {last}.",
-        table=compared_sheet(found).people(),
+        table=compared_sheet(found).to_display(),
         size=(WIDE, HEIGHT),
     )
 

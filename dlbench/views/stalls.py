@@ -382,7 +382,7 @@ def _chart(number: int, points: Sequence[Stalls]) -> Chart:
         name="stalls",
         title="What a step waits for",
         alt=f"Parts of the mean step by rank count, found by difference. {words}.",
-        table=_parts_sheet(points).people(brief=True),
+        table=_parts_sheet(points).to_display(brief=True),
         size=(WIDE - 60, max(60, 34 * len(points))),
     )
 

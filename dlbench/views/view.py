@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from dlbench.history.page.report import TrendsReport
+from dlbench.history.report import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.table import RunTable
@@ -18,7 +18,7 @@ from dlbench.records.scan import Scan
 from dlbench.report.document import Level, Missing, Section
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
-from dlbench.report.wording import ENGINE_TITLES, place_text
+from dlbench.report.wording import place_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.model import Group, Report, all_of
 
@@ -45,7 +45,7 @@ class GroupSource:
         return all_of(self.views, kind)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_oversubscribed(self) -> bool:
         """Whether ranks shared cores, which makes figures of scaling meaningless."""
         return any(doubt.code == "oversubscribed" for doubt in self.doubts)
 
@@ -66,8 +66,8 @@ class ReportSource:
 
 def engine_title(plan: RunPlan) -> str:
     """Who exchanges gradients, e.g. `Horovod`, or `own buckets of 64 MiB over Horovod` where dlbench groups them."""
-    title = ENGINE_TITLES[plan.engine.name]
-    return f"{plan.sync.own_words} over {title}" if plan.sync.is_own and plan.engine.name != "single" else title
+    title = plan.engine.kind.title
+    return f"{plan.sync.own_words} over {title}" if plan.sync.is_own and plan.engine.kind.synchronises else title
 
 
 def place_of(row: Any) -> str:

@@ -26,7 +26,7 @@ def main(plan_file: Path, out: Path) -> None:
 
     import torch
 
-    from dlbench.node.devices.choice import device_for
+    from dlbench.node.devices import device_for
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import Trainee, TrainingLoop

@@ -228,7 +228,7 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
 
     import torch
 
-    from dlbench.node.devices.choice import device_for
+    from dlbench.node.devices import device_for
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import TrainingLoop

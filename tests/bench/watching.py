@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.watching.rank_spans import RankSpans
+from dlbench.node.watching.spans import RankSpans
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS
 from tests.bench import overhead, planted

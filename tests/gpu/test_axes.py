@@ -16,7 +16,7 @@ from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer, update_evidence
-from dlbench.node.tf32 import lacking_tf32, set_tf32, tf32_products
+from dlbench.node.torch_facts import lacking_tf32, set_tf32, tf32_products
 from dlbench.node.training.precision import Precision
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec, TrainSpec

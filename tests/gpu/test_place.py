@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlbench.machine.gpu.visible import BY_BUS, ORDER, gpu_trouble, gpus_of_node
-from dlbench.node.devices.identity import rank_gpu
-from dlbench.node.devices.nccl_log import parsed
+from dlbench.machine.gpus import BY_BUS, ORDER, gpu_trouble, gpus_of_node
+from dlbench.node.devices import parsed, rank_gpu
 from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch
 
 pytestmark = pytest.mark.gpu
@@ -22,9 +21,9 @@ def test_nvml_and_cuda_name_the_same_gpus_in_the_same_order() -> None:
     """In a process of its own: the order must be set before CUDA starts."""
     code = (
         "import os\nfrom pathlib import Path\n"
-        "from dlbench.machine.gpu.visible import gpus_of_node\n"
+        "from dlbench.machine.gpus import gpus_of_node\n"
         "told = gpus_of_node(os.environ)\n"
-        "import torch\nfrom dlbench.node.devices.identity import rank_gpu\n"
+        "import torch\nfrom dlbench.node.devices import rank_gpu\n"
         "found = [rank_gpu(torch.device('cuda', n)) for n in range(torch.cuda.device_count())]\n"
         "assert [one.uuid for one in told] == [one.uuid for one in found], (told, found)\n"
         "known = [rank_gpu(torch.device('cuda', n), one) for n, one in enumerate(told)]\n"
@@ -54,7 +53,7 @@ def test_where_a_gpu_is_the_kernel_knows() -> None:
 
 NCCL = """
 import os, tempfile, torch, torch.distributed as dist
-from dlbench.node.devices.nccl_log import NcclLog
+from dlbench.node.devices import NcclLog
 log = NcclLog()
 store = dist.TCPStore("127.0.0.1", 0, 1, True)
 device = torch.device("cuda", 0)

@@ -9,7 +9,7 @@ import torch
 
 from dlbench.costs.utilisation import datasheet_peak
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node import tf32
+from dlbench.node import torch_facts as facts_module
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import TrainSpec
@@ -25,7 +25,7 @@ def train_of(precision: str, **changes: object) -> TrainSpec:
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     yield
-    tf32.set_tf32(False)
+    facts_module.set_tf32(False)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_both_interfaces_tell_what_was_set(is_on: bool) -> None:
-    tf32.set_tf32(is_on)
-    assert tf32.tf32_products() == {"matmul": is_on, "cudnn": is_on}
+    facts_module.set_tf32(is_on)
+    assert facts_module.tf32_products() == {"matmul": is_on, "cudnn": is_on}
     # torch raises here where one interface was written and the other is read.
     assert torch.backends.cuda.matmul.allow_tf32 is is_on
     assert torch.backends.cudnn.allow_tf32 is is_on
@@ -51,10 +51,10 @@ def test_both_interfaces_tell_what_was_set(is_on: bool) -> None:
 @pytest.mark.usefixtures("ampere")
 def test_a_precision_switches_it() -> None:
     precision = Precision(train_of("tf32"), GPU)
-    assert tf32.tf32_products() == {"matmul": True, "cudnn": True}
+    assert facts_module.tf32_products() == {"matmul": True, "cudnn": True}
     assert "TF32" in precision.text
     assert Precision(train_of("fp32"), GPU).text == "fp32, TF32 off"
-    assert tf32.tf32_products() == {"matmul": False, "cudnn": False}
+    assert facts_module.tf32_products() == {"matmul": False, "cudnn": False}
 
 
 @pytest.mark.parametrize("emulates", [False, True])
@@ -64,7 +64,7 @@ def test_a_cpu_has_none_and_emulates_none(emulates: bool) -> None:
 
 
 def test_older_gpus_and_nvidias_switch_refuse_it(ampere: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tf32.OVERRIDE, "0")
+    monkeypatch.setenv(facts_module.OVERRIDE, "0")
     with pytest.raises(EnvironmentLacksError, match="NVIDIA_TF32_OVERRIDE=0 switches it off"):
         Precision(train_of("tf32"), GPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))

@@ -18,13 +18,13 @@ import torch
 
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.single import SingleEngine
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.gathering import watch_doubts, with_layers_told
 from dlbench.node.training.instruments import RankWatch, accounted_overhead
 from dlbench.node.training.run import RankRun
 from dlbench.node.training.step_schedule import plan_course
 from dlbench.node.watching.agent import NodeSampler
-from dlbench.node.watching.profiler import ANCHOR
+from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import RankResult, Record

@@ -579,7 +579,7 @@ def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> No
         for text in section.words:
             assert markdown.escape(text) in written
         for sheet in section.sheets:
-            table = sheet.people()
+            table = sheet.to_display()
             if table.rows:
                 assert html_text(sheet.title) in plain or sheet.is_drawn
                 assert markdown.escape(sheet.caption) in written

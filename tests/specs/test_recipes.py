@@ -13,10 +13,9 @@ from dlbench.node.models.schedule import LearningRate
 from dlbench.specs.choices import WorkloadFile
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.recipes.rate_table import RatePoint, place_in
-from dlbench.specs.recipes.reach import recipe_note
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
+from dlbench.specs.training import RatePoint, place_in, recipe_note
 
 BUNDLED = [
     (name, preset)

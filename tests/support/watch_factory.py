@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlbench.node.watching.byte_budget import sample_bytes, span_bytes, window_ranks
+from dlbench.node.watching.agent import sample_bytes, span_bytes, window_ranks
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record

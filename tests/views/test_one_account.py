@@ -132,7 +132,7 @@ def strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Sheet):
-        table = value.people()
+        table = value.to_display()
         yield from (value.title, value.caption, *table.header)
         yield from (str(cell) for row in table.rows for cell in row.cells)
     elif isinstance(value, Section):
@@ -272,7 +272,7 @@ def _table(sheet: Sheet[Any], points: Mapping[int, CausePoint]) -> Iterator[str]
     """Of the table of the account: what it shows is what the account holds, and sums."""
     if sheet.name != "parts":
         return
-    table = sheet.people()
+    table = sheet.to_display()
     for place, title in enumerate(table.header[1:], start=1):
         point = points[int(re.findall(r"(\d+) rank", title)[0])]
         is_lost = title.startswith("Lost")

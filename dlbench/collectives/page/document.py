@@ -332,10 +332,7 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         level="answer",
         words=(group.advice, fusion),
         caption=lead,
-        sheets=(
-            tables.best_sheet(group),
-            *((tables.crossovers_sheet(group),) if group.crossovers else ()),
-        ),
+        sheets=(tables.best_sheet(group), *((tables.crossovers_sheet(group),) if group.crossovers else ())),
         notes=same,
         brief=(fusion, *same),
     )

@@ -376,9 +376,7 @@ def _pieces(name: LevelName, level: Level | None) -> Iterator[LevelCosts]:
         )
 
 
-def _real_groups(
-    found: Sequence[tuple[CollectiveGroup, Series]],
-) -> tuple[list[tuple[CollectiveGroup, Series]], str]:
+def _real_groups(found: Sequence[tuple[CollectiveGroup, Series]]) -> tuple[list[tuple[CollectiveGroup, Series]], str]:
     """Groups inside one node say nothing of messages between nodes: beside real ones they are left out."""
     pretended = [one for one in found if one[0].sample.plan.layout.nodes == 1 and one[0].layout.num_groups > 1]
     if len(pretended) == len(found) or not any(group.sample.plan.layout.nodes > 1 for group, _ in found):

@@ -55,12 +55,7 @@ class Box:
 
     @classmethod
     def start(
-        cls,
-        folder: Path,
-        nodes: int = 2,
-        cpus_per_node: int = 2,
-        timeout_s: float = 60,
-        has: Equipment = _PLAIN,
+        cls, folder: Path, nodes: int = 2, cpus_per_node: int = 2, timeout_s: float = 60, has: Equipment = _PLAIN
     ) -> Box:
         """Start a box that keeps its files in `folder`, and wait until every node is idle.
 

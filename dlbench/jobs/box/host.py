@@ -81,10 +81,7 @@ def program(name: str) -> str:
 
 
 def call(
-    argv: list[str],
-    timeout_s: float = 20,
-    environment: Mapping[str, str] | None = None,
-    pass_fds: Sequence[int] = (),
+    argv: list[str], timeout_s: float = 20, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
 ) -> str:
     """Run a command to its end and return its output.
 

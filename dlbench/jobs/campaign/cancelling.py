@@ -15,14 +15,7 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.completing import forget, keep_found, take_back
-from dlbench.jobs.campaign.file import (
-    SeriesJob,
-    held,
-    jobs_of_series,
-    require_own,
-    standing,
-    write_series,
-)
+from dlbench.jobs.campaign.file import SeriesJob, held, jobs_of_series, require_own, standing, write_series
 from dlbench.jobs.scheduler import Queue, QueuedJob, Scheduler, UnansweredError, array_of
 from dlbench.jobs.submission import Submission
 from dlbench.records.folder import RunFolder

@@ -107,11 +107,7 @@ def standing(root: Path, series_id: str) -> Standing:
     series = read_series(root, series_id)
     known = known_jobs(root, series_id)
     told = [_state(root, job, known) for job in series.jobs]
-    return Standing(
-        series=series,
-        states=tuple(state for state, _ in told),
-        ids=tuple(job_id for _, job_id in told),
-    )
+    return Standing(series=series, states=tuple(state for state, _ in told), ids=tuple(job_id for _, job_id in told))
 
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:

@@ -266,10 +266,7 @@ def _not_submitted(run: LaunchedRun) -> Outlook:
         if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
             return Outlook(run_id=run_id, state=state, story="its script was written, and not submitted yet")
         return Outlook(
-            run_id=run_id,
-            state=state,
-            story="not started; nobody knows whether its job was submitted",
-            ahead="unknown",
+            run_id=run_id, state=state, story="not started; nobody knows whether its job was submitted", ahead="unknown"
         )
     if state == "incomplete" and (host := _left_by_all(run.statuses)):
         return Outlook(

@@ -93,10 +93,7 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
     for plan in job.plans:
         is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
         words = launch.launcher_command(
-            plan,
-            RunFolder(Path(f"/{folder}")),
-            python_of(job, plan, f"/{unpacked}", python),
-            hosts if is_part else "",
+            plan, RunFolder(Path(f"/{folder}")), python_of(job, plan, f"/{unpacked}", python), hosts if is_part else ""
         )
         way = {
             "plan": plan,

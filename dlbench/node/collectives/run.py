@@ -18,7 +18,7 @@ from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.measure import Measurement
 from dlbench.node.collectives.participants import Lineup
 from dlbench.node.cores import CoreBinding, Seat, settle
-from dlbench.node.devices.identity import rank_gpu, require_own_gpu
+from dlbench.node.devices import rank_gpu, require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads

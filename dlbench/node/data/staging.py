@@ -33,7 +33,7 @@ from dlbench.datasets.staging.samples import (
 from dlbench.datasets.staging.store import SampleStore
 from dlbench.datasets.staging.streams import Moved, Tally, told_of_disk
 from dlbench.errors import UserError
-from dlbench.machine.memory_room import lies_in_memory, memory_room
+from dlbench.machine.memory import lies_in_memory, memory_room
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.staged import HeldReader, KeepingReader, ReplicaReader
 from dlbench.opening import read_bytes

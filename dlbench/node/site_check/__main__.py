@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import DlbenchError, ExitCode, UserError
-from dlbench.machine.gpu.visible import gpus_of_node
+from dlbench.machine.gpus import gpus_of_node
 from dlbench.node.cores import CoreBinding, bind
 from dlbench.node.preflight import require_machine
 from dlbench.node.ranks import RankPlace, detect
@@ -126,8 +126,7 @@ def _said(call: Any) -> str:
 
 def _gpu(plan: CommPlan, place: RankPlace, binding: CoreBinding) -> tuple[str | None, str]:
     """The GPU on which this rank would compute, and why it cannot."""
-    from dlbench.node.devices.choice import device_for
-    from dlbench.node.devices.identity import rank_gpu
+    from dlbench.node.devices import device_for, rank_gpu
 
     try:
         found = rank_gpu(device_for(plan, place), binding.gpu)

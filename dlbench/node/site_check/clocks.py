@@ -9,8 +9,7 @@ from pathlib import Path
 from dlbench.errors import RunError
 from dlbench.machine.clock_offset import estimate
 from dlbench.node.rendezvous import own_address
-from dlbench.node.watching.clock_exchange import ClockServer, compare
-from dlbench.node.watching.clock_follower import FORMAT, MAX_BYTES, publish
+from dlbench.node.watching.clocks import FORMAT, MAX_BYTES, ClockServer, compare, publish
 from dlbench.opening import read_json
 from dlbench.records.answers.preflight import SeenClock
 

@@ -10,7 +10,7 @@ import torch
 from dlbench.machine import environment
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.naming import data_set
-from dlbench.node.devices.nccl_log import together
+from dlbench.node.devices import together
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
@@ -22,7 +22,7 @@ from dlbench.node.training.prepare import Prepared
 from dlbench.node.training.shuffling import Shuffled
 from dlbench.node.training.staging import staging_result
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
-from dlbench.node.watching.byte_budget import window_ranks
+from dlbench.node.watching.agent import window_ranks
 from dlbench.node.watching.core_load import node_loads
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.memory import MemoryResult

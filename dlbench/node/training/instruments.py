@@ -20,12 +20,9 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.training.step_schedule import Course
-from dlbench.node.watching.agent import NodeSampler
-from dlbench.node.watching.byte_budget import window_ranks
+from dlbench.node.watching.agent import NodeSampler, window_ranks
 from dlbench.node.watching.core_load import CoreLoad
-from dlbench.node.watching.layers import LayerWatch
-from dlbench.node.watching.profiler import ProfileWindow
-from dlbench.node.watching.rank_spans import RankSpans
+from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult
 from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP

@@ -18,7 +18,7 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.arithmetic import native_precisions, no_arithmetic
-from dlbench.node.tf32 import lacking_tf32, set_tf32
+from dlbench.node.torch_facts import lacking_tf32, set_tf32
 from dlbench.specs.training import TrainSpec
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

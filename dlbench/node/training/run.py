@@ -14,15 +14,14 @@ from torch import nn
 
 from dlbench.errors import RunError, UserError
 from dlbench.machine import environment
-from dlbench.machine.gpu.placing import numa_nodes_of
-from dlbench.machine.image import unpacked
-from dlbench.machine.resident import peak_resident_bytes
+from dlbench.machine.environment import unpacked
+from dlbench.machine.gpus import numa_nodes_of
+from dlbench.machine.memory import peak_resident_bytes
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
 from dlbench.node.data.synthetic import SyntheticSource
-from dlbench.node.devices.identity import rank_gpu
-from dlbench.node.devices.nccl_log import NcclLog
+from dlbench.node.devices import NcclLog, rank_gpu
 from dlbench.node.failures import condensed
 from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for

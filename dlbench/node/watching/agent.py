@@ -1,7 +1,7 @@
-"""The sampler of a node, as seen from the rank that starts it: local rank 0.
+"""The sampler of a node, as seen from the rank that starts it (local rank 0), and who may write how much.
 
 Nothing in it fails a run or makes it wait without a limit: what goes wrong is in `problem`, and the run has one thing
-less to tell.
+less to report.
 """
 
 from __future__ import annotations
@@ -13,17 +13,59 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from pydantic import ValidationError
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.watching.byte_budget import sample_bytes
-from dlbench.node.watching.sampler_command import SamplerOrder
+from dlbench.node.watching.sampling import SamplerOrder
 from dlbench.records.folder import RunFolder
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
+
+STAGE_BYTES = 2_000
+"""Room of a rank outside of the window: its stages, and nothing else."""
+
+
+def window_ranks(plan: RunPlan) -> tuple[int, ...]:
+    """Ranks whose layers and messages are watched, ascending; none without a window.
+
+    They are spread evenly over the run, rank 0 among them, and over the places of a node: with a fixed stride they
+    would often all be first on their node, beside its sampler.
+    """
+    watch, ranks = plan.watch, plan.layout.ranks
+    if watch is None or watch.window_steps == 0:
+        return ()
+    number = min(watch.window_ranks, ranks)
+    edges = [part * ranks // number for part in range(number + 1)]
+    return tuple(first + part % (end - first) for part, (first, end) in enumerate(pairwise(edges)))
+
+
+def sample_bytes(plan: RunPlan) -> int:
+    """Bytes of one node's samples: a third of the limit, shared evenly over the nodes; 0 where nothing is watched."""
+    return _third(plan) // plan.layout.nodes
+
+
+def span_bytes(plan: RunPlan, rank: int) -> int:
+    """Bytes of one rank's spans: two thirds of the limit; ranks outside of the window have room for stages only.
+
+    0 where nothing is watched.
+    """
+    total, ranks = 2 * _third(plan), plan.layout.ranks
+    window = window_ranks(plan)
+    if not window:
+        return total // ranks
+    outside = min(STAGE_BYTES, total // ranks)
+    if rank not in window:
+        return outside
+    return (total - outside * (ranks - len(window))) // len(window)
+
+
+def _third(plan: RunPlan) -> int:
+    return plan.watch.max_bytes // 3 if plan.watch is not None else 0
+
 
 COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
 

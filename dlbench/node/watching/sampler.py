@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import DlbenchError, ExitCode
-from dlbench.machine.sampling import open_sources
+from dlbench.machine.host import open_sources
 from dlbench.node.rendezvous import own_address
-from dlbench.node.watching.clock_exchange import ClockServer
-from dlbench.node.watching.clock_follower import ClockFollower, publish
-from dlbench.node.watching.sampler_command import Commands, SamplerOrder, await_termination
-from dlbench.node.watching.sampling import Sampling
+from dlbench.node.watching.clocks import ClockFollower, ClockServer, publish
+from dlbench.node.watching.sampling import Commands, SamplerOrder, Sampling, await_termination
 
 NICENESS = 5
 """Where cores are shared, ranks go first; how late samples are because of it is in each of them."""

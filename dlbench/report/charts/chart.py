@@ -86,7 +86,7 @@ def finish(
     spec["title"] = {"text": title, "subtitle": subtitle}
     spec["usermeta"] = {"axes": axes, "series": switchable(spec)}
     if not isinstance(table, TextTable):
-        table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).people()
+        table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).to_display()
     return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)
 
 

@@ -232,7 +232,7 @@ def _shown(
         group = str(section.where.get("group", ""))
     sheets = []
     for sheet in section.sheets:
-        table = sheet.people()
+        table = sheet.to_display()
         if table.rows:
             kept = table.rows[: sheet.max_rows]
             sheets.append(

@@ -84,7 +84,7 @@ def _card(card: Card) -> Iterator[str]:
 
 
 def _sheet(sheet: Sheet[object], level: int) -> Iterator[str]:
-    table = sheet.people()
+    table = sheet.to_display()
     if not table.rows:
         return
     yield f"{'#' * min(level, MAX_LEVEL)} {escape(sheet.title)}"

@@ -155,7 +155,7 @@ def _full(section: Section, width: int) -> Iterator[Block]:
         yield Block(tuple(_named(section.facts, width)))
     yield from _sentences(section.words, width)
     for sheet in section.sheets:
-        table = sheet.people()
+        table = sheet.to_display()
         if table.rows:
             title = _wrapped(sheet.title, width) if sheet.title != section.title else []
             yield Block(("", *title, *whole(table, width), *_wrapped(sheet.caption, width)))
@@ -180,7 +180,7 @@ def _brief(section: Section, width: int, most: int | None = None) -> Iterator[Bl
 def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Block]:
     shown = [sheet for sheet in section.sheets if sheet.in_terminal]
     for sheet in shown:
-        table = sheet.people(brief=True)
+        table = sheet.to_display(brief=True)
         if table.rows:
             title = _wrapped(sheet.title, width) if len(shown) > 1 else []
             kept = TextTable(table.header, table.rows[: sheet.max_rows])

@@ -33,12 +33,7 @@ def extras() -> tuple[str, ...]:
 
 
 def prepare(
-    folder: Path,
-    chosen: Sequence[str],
-    *,
-    with_horovod: bool,
-    data: Path | None,
-    say: Callable[[str], None],
+    folder: Path, chosen: Sequence[str], *, with_horovod: bool, data: Path | None, say: Callable[[str], None]
 ) -> int:
     """Makes the folder; returns its bytes.
 

@@ -27,7 +27,7 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.wording import ENGINE_TITLES, number_text, ranks_text, runs_text, value_text
+from dlbench.report.wording import number_text, ranks_text, runs_text, value_text
 from dlbench.specs.collectives.network import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
@@ -202,7 +202,7 @@ def _way(run: Run, result: ExchangeResult) -> Way:
     groups = "1 group" if result.num_groups == 1 else f"{result.num_groups} groups"
     return Way(
         carrier=result.carrier,
-        by="dlbench" if result.by == "dlbench" else ENGINE_TITLES[run.plan.engine.name],
+        by="dlbench" if result.by == "dlbench" else run.plan.engine.kind.title,
         exchange=result.exchange,
         fusion=result.fusion,
         wire=result.wire,
@@ -303,15 +303,12 @@ def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], tab
     return ratio_estimate(ideal, steps, "fraction"), mean
 
 
-_THREADS = {"horovod": "Horovod's background thread", "ddp": "the threads of torch.distributed"}
-
-
 def _cores(run: Run, result: ExchangeResult) -> str:
     """What communication takes from the ranks' cores, as far as it is known."""
     record, cores = run.record, run.plan.layout.cores_per_rank
     if record is None or not record.ranks[0].device.startswith("cpu"):
         return ""
-    who = "dlbench's thread of exchange" if result.by == "dlbench" else _THREADS.get(run.plan.engine.name, "the engine")
+    who = "dlbench's thread of exchange" if result.by == "dlbench" else run.plan.engine.kind.thread
     during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
     most = "its one core, shared" if cores == 1 else f"one of its {cores} cores if it is busy all along"
     return f"{who} takes core time from a rank's backward pass ({most}) for {during} of a step, which no model here has"

@@ -48,20 +48,20 @@ class Forecast:
         return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
 
-def forecast(group: Group, table: RunTable, *, is_crowded: bool = False) -> Forecast | None:
+def forecast(group: Group, table: RunTable, *, is_oversubscribed: bool = False) -> Forecast | None:
     """Fits, anchors and forecasts; None for a group of one point, which scales against nothing.
 
     Args:
         group: comparable runs.
         table: all runs.
-        is_crowded: whether ranks shared cores: such points say nothing of a machine with more ranks.
+        is_oversubscribed: whether ranks shared cores: such points say nothing of a machine with more ranks.
     """
     if len(group.points) == 1:
         return None
     fitted = law_of(group, table)
     law = None if fitted is None else fitted.law
-    found = () if fitted is None or is_crowded else forecasts(group, fitted)
-    doubt = "no law is fitted" if law is None else "ranks shared cores" if is_crowded else law.doubt
+    found = () if fitted is None or is_oversubscribed else forecasts(group, fitted)
+    doubt = "no law is fitted" if law is None else "ranks shared cores" if is_oversubscribed else law.doubt
     known = anchors.beside(group.sample)
     return Forecast(
         law=law,

@@ -254,7 +254,7 @@ class ForecastView(GroupView):
     key = "forecast"
 
     def numbers(self, source: GroupSource) -> Forecast | None:
-        return forecast(source.group, source.table, is_crowded=source.is_crowded)
+        return forecast(source.group, source.table, is_oversubscribed=source.is_oversubscribed)
 
     def section(self, group: Group) -> Section | None:
         found = group.of(Forecast)

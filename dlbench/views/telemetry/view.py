@@ -258,7 +258,7 @@ def telemetry_charts(group: Group, found: Telemetry) -> list[Chart]:
         "subtitle": textwrap.wrap(f"{timeline.run_id}, {group.label}", int(_WIDTH / SUBTITLE_PIXELS), max_lines=3),
     }
     spec["usermeta"] = {"axes": "", "series": None}
-    table = timeline_sheet(timeline).people()
+    table = timeline_sheet(timeline).to_display()
     return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=table)]
 
 

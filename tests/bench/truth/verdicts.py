@@ -314,4 +314,4 @@ def said(generator: np.random.Generator, group: Group, repeats: int, scatter: fl
         main_straggler=None,
         exclude=(),
     )
-    return f"{diagnose(case, None).line} {verdict('images', (base, last), is_crowded=False)}"
+    return f"{diagnose(case, None).line} {verdict('images', (base, last), is_oversubscribed=False)}"

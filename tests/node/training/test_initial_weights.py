@@ -19,8 +19,7 @@ from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import build_model
 from dlbench.node.training.beginning.initial_weights import load_initial
 from dlbench.node.training.pauses.checkpoint import Progress, write_checkpoint
-from dlbench.specs.recipes.public_names import own_name
-from dlbench.specs.recipes.weights_file import bert_shapes, require_weights
+from dlbench.specs.weights_file import bert_shapes, own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12

@@ -25,10 +25,9 @@ from dlbench.machine.clock_offset import (
     every_second,
     worth_keeping,
 )
-from dlbench.node.watching import clock_exchange
-from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
-from dlbench.node.watching.clock_follower import ClockFollower, publish
-from dlbench.perfetto.clocks import make_axis
+from dlbench.node.watching import clocks
+from dlbench.node.watching.clocks import ClockFollower, ClockServer, compare, greeting, publish
+from dlbench.perfetto.rows import make_axis
 from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks
@@ -307,7 +306,7 @@ def test_garbage_on_the_port_leaves_the_others_alone(serve: Serve, noise: bytes)
 
 def test_many_silent_connections_do_not_keep_others_out(serve: Serve) -> None:
     server = serve()
-    silent = [socket.create_connection((server.address, server.port)) for _ in range(clock_exchange.MAX_WAITING + 10)]
+    silent = [socket.create_connection((server.address, server.port)) for _ in range(clocks.MAX_WAITING + 10)]
     try:
         assert len(compare(server.address, server.port, "t", 20, timeout_s=10)) == 20
         silent[0].settimeout(10)
@@ -318,7 +317,7 @@ def test_many_silent_connections_do_not_keep_others_out(serve: Serve) -> None:
 
 
 def test_a_silent_connection_is_closed_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_exchange, "GREETING_S", 0.05)
+    monkeypatch.setattr(clocks, "GREETING_S", 0.05)
     server = serve()
     with socket.create_connection((server.address, server.port)) as silent:
         silent.settimeout(10)
@@ -335,13 +334,13 @@ def test_who_greets_and_asks_nothing_is_let_go_in_time(serve: Serve) -> None:
 
 
 def test_who_asks_slowly_is_let_go_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_exchange, "BURST_S", 0.0)
+    monkeypatch.setattr(clocks, "BURST_S", 0.0)
     server = serve()
     assert len(compare(server.address, server.port, "t", 500, timeout_s=10)) == 1
 
 
 def test_no_connection_is_answered_for_ever(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_exchange, "MAX_ROUNDS", 30)
+    monkeypatch.setattr(clocks, "MAX_ROUNDS", 30)
     server = serve()
     assert len(compare(server.address, server.port, "t", 1000, timeout_s=10)) == 30
 

@@ -20,13 +20,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.machine.source import Field
+from dlbench.machine.sources import Field
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching import agent
-from dlbench.node.watching.agent import COMMAND, NodeSampler, SamplerProcess, order_for
-from dlbench.node.watching.byte_budget import STAGE_BYTES, sample_bytes, span_bytes, window_ranks
-from dlbench.node.watching.sampler_command import SamplerOrder
-from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, Sampling
+from dlbench.node.watching.agent import (
+    COMMAND,
+    STAGE_BYTES,
+    NodeSampler,
+    SamplerProcess,
+    order_for,
+    sample_bytes,
+    span_bytes,
+    window_ranks,
+)
+from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, SamplerOrder, Sampling
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.watch import NodeWatch
@@ -515,7 +522,7 @@ RANK = """
 import os, sys, time
 from dataclasses import replace
 from dlbench.node.watching.agent import SamplerProcess
-from dlbench.node.watching.sampler_command import SamplerOrder
+from dlbench.node.watching.sampling import SamplerOrder
 order = SamplerOrder.from_line(sys.argv[1].encode())
 sampler = SamplerProcess(replace(order, parent=os.getpid()))
 sampler.start()
@@ -610,8 +617,8 @@ def test_the_end_of_its_input_writes_what_it_holds(tmp_path: Path) -> None:
 def test_a_call_that_hangs_does_not_keep_it_alive(tmp_path: Path, started: Start) -> None:
     hung = (
         "import time\n"
-        "from dlbench.node.watching import sampler, sampler_command\n"
-        "sampler_command.GRACE_S = 0.1\n"
+        "from dlbench.node.watching import sampler, sampling\n"
+        "sampling.GRACE_S = 0.1\n"
         "def open_sources():\n    open({mark!r}, 'w').close()\n    time.sleep(3600)\n"
         "sampler.open_sources = open_sources\n"
         "sampler.main()\n"

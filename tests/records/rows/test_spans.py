@@ -25,11 +25,9 @@ from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.resnet import ResNet
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.clocks import HostClock
-from dlbench.node.watching import layers
-from dlbench.node.watching.byte_budget import span_bytes
-from dlbench.node.watching.layers import LayerWatch
-from dlbench.node.watching.profiler import ANCHOR, ProfileWindow
-from dlbench.node.watching.rank_spans import RankSpans
+from dlbench.node.watching import spans as node_spans
+from dlbench.node.watching.agent import span_bytes
+from dlbench.node.watching.spans import ANCHOR, LayerWatch, ProfileWindow, RankSpans
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, LANES, STAGE, SpanReader
 from dlbench.specs.plan import RunPlan
@@ -336,7 +334,7 @@ def test_odd_modules_are_seen_as_often_as_they_are_called() -> None:
 
 
 def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MAX_HELD_CALLS", 2)
+    monkeypatch.setattr(node_spans, "MAX_HELD_CALLS", 2)
     model, told = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))), Told()
     watch = LayerWatch(model, HostClock(), collector(told))
     watch.open()

@@ -105,7 +105,7 @@ def charts(group: model.Group, view: str) -> list[Chart]:
 
 def rows(sheet: Sheet[Any]) -> list[tuple[str, ...]]:
     """Lines for people."""
-    return [tuple(map(str, row.cells)) for row in sheet.people().rows]
+    return [tuple(map(str, row.cells)) for row in sheet.to_display().rows]
 
 
 def cells(sheet: Sheet[Any]) -> set[str]:
@@ -124,7 +124,9 @@ def test_report_and_diagnose_say_the_same(folder: Path, made: model.Report) -> N
         for one in outer.sections:
             if one.id.startswith(("causes-", "stragglers-")):
                 assert own[one.id].words == one.words
-                assert [sheet.people() for sheet in own[one.id].sheets] == [sheet.people() for sheet in one.sheets]
+                assert [sheet.to_display() for sheet in own[one.id].sheets] == [
+                    sheet.to_display() for sheet in one.sheets
+                ]
     words = " ".join(section(made.groups[0], "causes").words)
     for point in lost(found.groups[0]).diagnosed.points:
         assert point.verdict.line in words
@@ -216,7 +218,7 @@ def test_rows_sum_to_the_loss_of_the_headline(group: model.Group) -> None:
 
 
 def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group) -> None:
-    assert "Forecast (nothing measured)" not in sheets(group, "causes")["experiments"].people().header
+    assert "Forecast (nothing measured)" not in sheets(group, "causes")["experiments"].to_display().header
     one = NextExperiment(
         text="half of the bytes",
         forecast_gain=0.18,
@@ -226,7 +228,7 @@ def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group
     )
     verdict = dataclasses.replace(lost(group).diagnosed.points[-1].verdict, experiments=(one,))
     sheet = sheets(with_diagnosed(group, verdict=verdict), "causes")["experiments"]
-    column = sheet.people().header.index("Forecast (nothing measured)")
+    column = sheet.to_display().header.index("Forecast (nothing measured)")
     assert rows(sheet)[-1][column] == "forecast +18 % [12, 25] throughput"
     assert rows(sheet)[-1][column + 1] == "messages of the runs"
     assert sheet.records()[-1]["forecast_throughput_gain_fraction"] == 0.18
@@ -336,7 +338,7 @@ def all_text(found: Section) -> Iterator[str]:
         yield from (chart.title, chart.alt, json.dumps(chart.spec, ensure_ascii=False))
         yield from (str(cell) for row in chart.table.rows for cell in row.cells)
     for sheet in found.sheets:
-        yield from (sheet.title, sheet.caption, *sheet.people().header, *cells(sheet))
+        yield from (sheet.title, sheet.caption, *sheet.to_display().header, *cells(sheet))
         yield from (str(value) for row in sheet.records() for value in row.values())
 
 
@@ -349,7 +351,7 @@ def test_every_sheet_is_whole_and_its_section_says_where_it_is_from(group: model
         for sheet in found.sheets:
             assert re.fullmatch(r"[a-z-]+", sheet.name)
             names.append(sheet.name)
-            assert {len(row) for row in rows(sheet)} == {len(sheet.people().header)}
+            assert {len(row) for row in rows(sheet)} == {len(sheet.to_display().header)}
             assert all(tuple(row) == sheet.names for row in sheet.records())
             assert sheet.caption
     assert len(set(names)) == len(names)

@@ -189,7 +189,7 @@ def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
     found = report.groups[0].of(Reading)
     assert found is not None
     assert (found.epochs[0].storage_bytes, found.epochs[0].temperature) == (None, "not known")
-    header = sections(document)["reading"].sheets[1].people().header
+    header = sections(document)["reading"].sheets[1].to_display().header
     assert not {"Of it from storage", "From the page cache"} & set(header)
 
 

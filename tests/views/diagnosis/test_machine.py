@@ -171,7 +171,7 @@ def test_no_samples_in_the_window_are_words_too(tmp_path: Path) -> None:
     section = TelemetryView().section(group)
     assert section is not None
     assert section.headline == "fewer than 3 samples in the measured steps: too short a run"
-    assert not section.sheets or not section.sheets[0].people().rows
+    assert not section.sheets or not section.sheets[0].to_display().rows
     (told,) = runs_of(as_json(tmp_path))
     (node,) = told["nodes"]
     assert (node["fields"], node["clock_reasons"], node["missing"]) == ({}, {}, 1.0)

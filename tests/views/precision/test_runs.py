@@ -121,7 +121,7 @@ def test_few_repeats_carry_no_verdict_and_losses_that_are_not_finite_are_counted
     assert "has too few runs for a verdict against" in found.verdict
     row = found.rows[3]
     assert (row.num_not_finite, row.loss.n if row.loss else None) == (1, 1)
-    assert "not finite in 1 run" in " ".join(texts(sheet(report, "precision").people())[3])
+    assert "not finite in 1 run" in " ".join(texts(sheet(report, "precision").to_display())[3])
 
 
 # Differences
@@ -154,7 +154,7 @@ def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
     # A value stands for exactly the runs that have it.
     for item in report.all_of(RunDifference):
         assert sum(value.num_runs for value in item.values) == 5
-    matrix = sheet(report, "differences-matrix").people()
+    matrix = sheet(report, "differences-matrix").to_display()
     names = group_names(report.groups)
     engines = {line[0]: line[1:] for line in texts(matrix)}["engine"]
     assert sorted(engines) == ["ddp", "horovod"]
@@ -176,7 +176,7 @@ def test_many_values_are_counted(tmp_path: Path) -> None:
     report = assemble(scan(tmp_path))
     (item,) = report.all_of(RunDifference)
     assert (item.num_values, len(item.values)) == (20, 12)
-    assert "and 8 more values" in {line[2] for line in texts(sheet(report, "differences").people())}
+    assert "and 8 more values" in {line[2] for line in texts(sheet(report, "differences").to_display())}
 
 
 def test_differences_know_every_setting_of_a_plan(tmp_path: Path) -> None:
@@ -321,6 +321,6 @@ def test_hostile_tags_and_environments_stay_text(tmp_path: Path) -> None:
     for one in mine:
         assert f'id="{one.id}"' in page
         for found in one.sheets:
-            table = found.people()
+            table = found.to_display()
             assert {len(row.cells) for row in table.rows} == {len(table.header)}
             assert all(set(row) == set(found.names) for row in found.records())

@@ -135,11 +135,11 @@ def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
     for point in steps_of(group).points:
         for index in LISTED:
             text = wording.figure_text(point.quantiles[index].seconds)
-            assert text in cells(found["step-quantiles"].people())
+            assert text in cells(found["step-quantiles"].to_display())
             assert text in cells(chart.table)
         # 60 steps a run: three lie beyond the 95 % quantile, none beyond that of 99 %.
         for figure in (point.p50, point.p95, point.longest, point.fence):
-            assert wording.figure_text(figure) in cells(found["steps"].people())
+            assert wording.figure_text(figure) in cells(found["steps"].to_display())
         assert wording.figure_text(point.p95) in chart.alt
     rows = found["step-quantiles"].records()
     assert [row["seconds"] for row in rows] == [q.seconds.value for p in steps_of(group).points for q in p.quantiles]
@@ -167,9 +167,9 @@ def test_quantiles_are_listed_where_the_runs_have_steps_enough(
 ) -> None:
     write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
     (found,) = assemble(scan(tmp_path)).groups
-    rows = sheets(found, "steps")["step-quantiles"].people().rows
+    rows = sheets(found, "steps")["step-quantiles"].to_display().rows
     assert {str(row.cells[0]) for row in rows} == (told or {f"{percent} %" for percent in LISTED})
-    header = sheets(found, "steps")["steps"].people().header
+    header = sheets(found, "steps")["steps"].to_display().header
     assert ("p95" in header, "p99" in header) == (steps == 100, steps == 100)
 
 
@@ -215,7 +215,7 @@ def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> No
     assert [(row["run_id"], row["step"], row["ratio_to_median"]) for row in sheet.records()] == [
         (one.run_id, one.step, one.ratio) for one in listed
     ]
-    table = sheet.people()
+    table = sheet.to_display()
     assert len(table.rows) == min(MAX_OUTLIERS, len(listed))
     for one in listed:
         assert f"{one.ratio:.2f}x" in cells(table)
@@ -265,7 +265,7 @@ def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
     (chart,) = charts(group, "ranks")
     assert chart.alt.startswith(steps_of(group).map.finding)
     (sheet,) = section(group, "ranks").sheets
-    assert tuple(map(str, sheet.people().rows[0].cells[:2])) == ("rank 3", "n1")
+    assert tuple(map(str, sheet.to_display().rows[0].cells[:2])) == ("rank 3", "n1")
     assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
 
 
@@ -388,7 +388,7 @@ def test_many_rows_are_cut_in_the_table_and_whole_behind_the_chart(group: model.
     times = dataclasses.replace(steps_of(group), map=a_map(values, 1))
     changed = with_steps(group, times)
     (sheet,) = section(changed, "ranks").sheets
-    table = sheet.people()
+    table = sheet.to_display()
     assert len(table.rows) == MAX_ROWS
     assert str(table.rows[0].cells[0]) == "rank 40"
     (chart,) = charts(changed, "ranks")

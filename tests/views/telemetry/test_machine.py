@@ -302,7 +302,7 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
     (node,) = of(group, Telemetry).nodes
     assert (node.num_gpus, node.num_power) == (2, telling)
     assert node.gpu_power_w == (pytest.approx(600) if telling == 2 else None)
-    table = sheet(group, "telemetry").people()
+    table = sheet(group, "telemetry").to_display()
     cells = dict(zip(table.header, map(str, table.rows[0].cells), strict=True))
     assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "of 1 of 2 GPUs only")
     assert cells["Received"] == "2 MiB/s"
@@ -374,7 +374,7 @@ def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
     reasons = {item.what: item.reason for item in of(group, Telemetry).unavailable}
     assert reasons["gpu"] == "no NVML library"
     assert "\x1b" not in json.dumps(as_plain(of(group, Telemetry)), ensure_ascii=False)
-    assert "\x1b" not in str(sheet(group, "telemetry-missing").people())
+    assert "\x1b" not in str(sheet(group, "telemetry-missing").to_display())
     text = " ".join(section(group, "telemetry").words)
     assert "3 samples did not fit" in text
     assert "dlbench doctor" in view("energy").remedy(group)

@@ -21,7 +21,7 @@ from uuid import uuid4
 import torch
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.machine.memory_room import lies_in_memory
+from dlbench.machine.memory import lies_in_memory
 from dlbench.node.memory.tiers.slots import ALIGNMENT, Slots, aligned
 from dlbench.node.memory.tiers.tier import Transfer
 from dlbench.units import format_bytes

@@ -18,8 +18,7 @@ from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.training.pauses.checkpoint import Checkpoint, find_checkpoint
 from dlbench.opening import file_sha256, require_file, why_unreadable
 from dlbench.records.record import Setting
-from dlbench.specs.recipes.public_names import POSITIONS, Fit, UnfitNamesError, fit_names
-from dlbench.specs.recipes.weights_file import KEY
+from dlbench.specs.weights_file import KEY, POSITIONS, Fit, UnfitNamesError, fit_names
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 

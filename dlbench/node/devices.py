@@ -1,0 +1,309 @@
+"""The device of a rank: its own GPU by what is visible, else the CPU; its UUID; and what NCCL's own log says.
+
+NCCL writes the log from the first communicator on, and a ring or tree is connected when it is first used: it is read
+when all steps are done. Subsystem TUNING is left out: NCCL writes a line of it for each collective of each step.
+Lines have the forms of NCCL 2.18 to 2.28 (init.cc, transport/*.cc, net.cc).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.machine.gpus import VISIBLE, Gpu, place_of, slices_listed
+from dlbench.node.ranks import RankPlace
+from dlbench.opening import read_end
+from dlbench.records.exchange import NcclTransport
+from dlbench.records.record import RankGpu
+from dlbench.specs.plan import LaunchPlan
+
+
+def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
+    """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
+
+    A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met:
+    see `dlbench.node.devices`.
+
+    Raises:
+        EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
+    """
+    asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
+    if not torch.cuda.is_available():
+        if asked != "none":
+            raise EnvironmentLacksError(
+                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: check the driver and torch's "
+                "build, or set gpu_request to none to train on CPUs"
+            )
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if visible > 1 and place.local_size > visible:
+        raise EnvironmentLacksError(
+            f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
+            "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    index = 0 if visible == 1 else place.local_rank
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+_SLICE = " MIG "
+"""In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+
+
+def rank_gpu(
+    device: torch.device, told: Gpu | None = None, environment: Mapping[str, str] = os.environ
+) -> RankGpu | None:
+    """The GPU of this rank as CUDA has it; None on a CPU.
+
+    Args:
+        device: where this rank computes.
+        told: what NVML said before torch was imported; believed where CUDA says nothing against it.
+        environment: of the process.
+    """
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    named = str(properties.uuid)
+    uuid = named if named.upper()[:4] in ("GPU-", "MIG-") else f"GPU-{named}"
+    is_slice = _SLICE in properties.name
+    slices = slices_listed(environment.get(VISIBLE))
+    if is_slice and (slices or (told is not None and told.is_slice)):
+        # What CUDA's runtime calls a slice depends on the driver: its own UUID, or that of the board.
+        uuid = slices[0] if slices else told.uuid if told is not None else uuid
+    known = told if told is not None and (told.uuid == uuid or not told.uuid) else None
+    bus = known.pci_bus_id if known is not None else _bus(properties)
+    numa = known.numa_node if known is not None else place_of(bus)[0] if bus else None
+    return RankGpu(
+        uuid=uuid,
+        pci_bus_id=bus or None,
+        numa_node=numa,
+        is_slice=is_slice or uuid.startswith("MIG-"),
+        visible=torch.cuda.device_count(),
+        no_peer_access=_unreachable(device),
+    )
+
+
+def _bus(properties: Any) -> str:
+    """A PCI address from what torch tells of it, from 2.7 on; empty before."""
+    parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if any(not isinstance(part, int) for part in parts):
+        return ""
+    domain, bus, device = parts
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _unreachable(device: torch.device) -> tuple[int, ...]:
+    own = device.index or 0
+    others = [number for number in range(torch.cuda.device_count()) if number != own]
+    return tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number))
+
+
+def require_own_gpu(
+    gpu: RankGpu | None, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, by_nccl: bool
+) -> None:
+    """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one.
+
+    Args:
+        gpu: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none.
+        place: this rank.
+        gather: what every rank, or every rank of this node, says.
+        by_nccl: whether NCCL carries the messages.
+
+    Raises:
+        EnvironmentLacksError: they do.
+    """
+    if place.size == 1 or gpu is None:
+        return
+    told = [place.rank, place.host, gpu.uuid, gpu.pci_bus_id or ""]
+    require_distinct([(int(rank), str(host), str(uuid), str(bus)) for rank, host, uuid, bus in gather(told)], by_nccl)
+
+
+def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) -> None:
+    """The same, of ranks as (rank, host, UUID, PCI address or nothing).
+
+    Raises:
+        EnvironmentLacksError: two ranks have the same GPU, or NCCL would have to join two slices of one.
+    """
+    shared = _alike(ranks, lambda one: one[2])
+    if shared:
+        numbers, host, uuid = shared
+        raise EnvironmentLacksError(
+            f"ranks {numbers} share GPU {uuid} of {host}: each rank needs one of its own; use fewer ranks per node, or "
+            "show each rank its own (slurm.gpu_bind, CUDA_VISIBLE_DEVICES)"
+        )
+    slices = [one for one in ranks if one[2].startswith("MIG-")]
+    if by_nccl and (shared := _alike(slices, lambda one: one[3])):
+        numbers, host, bus = shared
+        raise EnvironmentLacksError(
+            f"ranks {numbers} have MIG slices of one GPU ({bus} of {host}), which NCCL refuses to join; use one slice "
+            "of each GPU, or engine ddp with engine.ddp.backend gloo"
+        )
+
+
+def _alike(
+    ranks: Sequence[tuple[int, str, str, str]], key: Callable[[tuple[int, str, str, str]], str]
+) -> tuple[str, str, str] | None:
+    """The first value that two ranks of a host have: the ranks as text, the host, the value."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for one in ranks:
+        if key(one):
+            groups.setdefault((one[1], key(one)), []).append(one[0])
+    for (host, value), numbers in groups.items():
+        if len(numbers) > 1:
+            return ", ".join(map(str, sorted(numbers))), host, value
+    return None
+
+
+SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
+MAX_BYTES = 16 * 2**20
+"""Of a rank's log: the end of a longer one is read."""
+_MAX_WARNINGS = 5
+
+_DEBUG = "NCCL_DEBUG"
+_VARIABLES = (_DEBUG, "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+
+_MARK = re.compile(r"NCCL (INFO|WARN) (.*)$")
+_VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
+_NETWORK = re.compile(r"^Using network (.+)$")
+_PLUGIN = re.compile(r"^(?:P2P plugin (?:v\d+ )?|NET/Plugin: Loaded net plugin )(\S.*?)(?: \(v\d+\))?$")
+_CONNECTION = re.compile(
+    r"^Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\](?: \[(send|receive)\])? via (\S.*?)(?: comm .*)?$"
+)
+_RING = re.compile(r"^Channel (\d+)/(\d+) ?:(?: +\d+)+ *$")
+_TREES = re.compile(r"^Trees ((?:\[\d+\] \S+ ?)+)")
+_COUNTS = re.compile(r"^(?:comm 0x\w+ ?,? ?)?(\d+) coll channels,.*?(?:(\d+) nvls channels)?(?:,|$)")
+_NVLS = re.compile(r"^NVLS multicast support is available")
+
+
+class NcclLog:
+    """The log of NCCL in this process."""
+
+    def __init__(self, variables: MutableMapping[str, str] = os.environ) -> None:
+        """Asks NCCL for a log; before anything has started it. Not where the user has asked for one himself."""
+        self._variables = variables
+        self._folder: str | None = None
+        self.why = ""
+        """Why there is no log."""
+        if variables.get(_DEBUG):
+            self.why = "NCCL_DEBUG is set: dlbench leaves NCCL's log alone"
+            return
+        self._folder = tempfile.mkdtemp(prefix="dlbench-nccl-")
+        self._before = {name: variables.get(name) for name in _VARIABLES}
+        self._file = Path(self._folder) / "nccl.log"
+        variables.update({_DEBUG: "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "NCCL_DEBUG_FILE": str(self._file)})
+
+    def read(self) -> dict[str, Any] | None:
+        """What this rank's NCCL said; None where there is no log. The variables are the user's again after that."""
+        if self._folder is None:
+            return None
+        for name, value in self._before.items():
+            if value is None:
+                self._variables.pop(name, None)
+            else:
+                self._variables[name] = value
+        try:
+            text = read_end(self._file, MAX_BYTES).decode(errors="replace")
+        except OSError:
+            self.why = "NCCL wrote no log: it was not started"
+            return None
+        return parsed(text.splitlines()).model_dump(mode="json")
+
+    def close(self, *, failed: bool = False) -> None:
+        """Deletes the log; of a rank that fails, NCCL's warnings go to its own log before."""
+        if self._folder is None:
+            return
+        if failed and (told := self.read()):
+            for line in told["warnings"]:
+                print(f"NCCL WARN {line}", file=sys.stderr, flush=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+
+
+def parsed(lines: Iterable[str]) -> NcclTransport:
+    """What the lines of one rank's log say; lines that say nothing of interest are passed over."""
+    found: dict[str, Any] = {}
+    ways: Counter[str] = Counter()
+    counts: list[tuple[int, int | None]] = []
+    rings = trees = 0
+    warnings: dict[str, None] = {}
+    for line in lines:
+        if version := _VERSION.search(line):
+            found.setdefault("version", version[1])
+        marked = _MARK.search(line)
+        if marked is None:
+            continue
+        words = marked[2].strip()
+        if marked[1] == "WARN":
+            warnings[words] = None
+        elif connection := _CONNECTION.match(words):
+            # Both ends of a connection over the network are in a log; what is sent counts.
+            if connection[1] != "receive":
+                ways[way_of(connection[2])] += 1
+        elif ring := _RING.match(words):
+            rings = max(rings, int(ring[2]))
+        elif several := _TREES.match(words):
+            trees = max(trees, several[1].count("["))
+        elif count := _COUNTS.match(words):
+            nvls = re.search(r"(\d+) nvls channels", words)
+            counts.append((int(count[1]), int(nvls[1]) if nvls else None))
+        elif network := _NETWORK.match(words):
+            found["network"] = network[1]
+        elif plugin := _PLUGIN.match(words):
+            found["plugin"] = plugin[1]
+        elif _NVLS.match(words):
+            found["nvls"] = True
+    return NcclTransport(
+        **found,
+        channels=dict(sorted(ways.items())),
+        collective_channels=max((count for count, _ in counts), default=None),
+        nvls_channels=max((nvls for _, nvls in counts if nvls is not None), default=None),
+        rings=rings,
+        trees=trees,
+        warnings=tuple(warnings)[:_MAX_WARNINGS],
+    )
+
+
+def way_of(text: str) -> str:
+    """A way without the number of its adapter: ``NET/IB/3/GDRDMA`` and ``NET/IB/2(0)/GDRDMA`` are one way."""
+    return "/".join(part for part in text.strip().split("/") if not re.fullmatch(r"\d+(\(\d+\))?", part))
+
+
+def together(told: Sequence[dict[str, Any] | None]) -> NcclTransport | None:
+    """What the logs of all ranks say together; None where no rank has one. Numbers of connections add up."""
+    logs = [NcclTransport.model_validate(one) for one in told if one is not None]
+    if not logs:
+        return None
+    ways: Counter[str] = Counter()
+    for log in logs:
+        ways.update(log.channels)
+    return NcclTransport(
+        version=_texts([log.version for log in logs]),
+        network=_texts([log.network for log in logs]),
+        plugin=_texts([log.plugin for log in logs]),
+        channels=dict(sorted(ways.items())),
+        collective_channels=_most([log.collective_channels for log in logs]),
+        nvls_channels=_most([log.nvls_channels for log in logs]),
+        nvls=any(log.nvls for log in logs),
+        rings=max(log.rings for log in logs),
+        trees=max(log.trees for log in logs),
+        warnings=tuple(dict.fromkeys(line for log in logs for line in log.warnings))[:_MAX_WARNINGS],
+    )
+
+
+def _texts(values: Sequence[str | None]) -> str | None:
+    """One text where ranks agree, else all of them."""
+    return ", ".join(dict.fromkeys(value for value in values if value)) or None
+
+
+def _most(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

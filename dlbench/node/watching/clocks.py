@@ -1,0 +1,324 @@
+"""Clocks compared over TCP: node 0's sampler answers with the time, the others ask, through the whole run.
+
+Messages are of fixed size. A connection begins with a greeting (mark, SHA-256 of the run's token); a wrong one is
+closed. Then each request, a number, is answered by the number and two readings of node 0's clock: right after the
+request came, right before the answer goes. Bursts are served one after the other: 127 nodes that asked at the same
+time would otherwise all measure each other's queue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dlbench.machine.clock_offset import Exchange, OffsetEstimate, estimate, every_second, worth_keeping
+from dlbench.opening import read_json
+from dlbench.records.files import write_json
+
+Clock = Callable[[], int]
+"""Reads a clock, nanoseconds."""
+
+GREETING_S = 5.0
+"""How long a connection may take to greet."""
+BURST_S = 2.0
+"""How long one connection is served."""
+PAUSE_S = 0.2
+"""How long it may pause between two requests; others wait for their turn."""
+MAX_ROUNDS = 1000
+"""Requests answered on one connection."""
+MAX_WAITING = 64
+"""Connections that have not greeted yet; one more, and the oldest is closed."""
+
+_MARK = b"DLBCLK01"
+_GREETING = struct.Struct("<8s32s")
+_REQUEST = struct.Struct("<q")
+_ANSWER = struct.Struct("<qqq")
+
+
+def greeting(token: str) -> bytes:
+    """What a connection says first, 40 bytes."""
+    return _GREETING.pack(_MARK, hashlib.sha256(token.encode()).digest())
+
+
+class ClockServer:
+    """Tells the time, on a thread of its own.
+
+    Args:
+        address: IPv4 address to listen at.
+        token: of the run.
+        clock: what is read; for tests.
+
+    Raises:
+        OSError: cannot listen at this address.
+    """
+
+    def __init__(self, address: str, token: str, *, clock: Clock = time.monotonic_ns) -> None:
+        self._greeting = greeting(token)
+        self._clock = clock
+        self._listener = socket.create_server((address, 0), backlog=1024)
+        self._listener.setblocking(False)
+        self._wake, self._woken = socket.socketpair()
+        self._waiting: dict[socket.socket, tuple[bytes, float]] = {}
+        self._thread = threading.Thread(target=self._run, name="clock server", daemon=True)
+        self.address, self.port = self._listener.getsockname()[:2]
+        self.problem = ""
+        """Why it answers no longer; empty while it does."""
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread and all connections."""
+        with suppress(OSError):
+            self._wake.send(b"x")
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._wake.close()
+        self._woken.close()
+        self._listener.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            try:
+                while self._turn(selector):
+                    pass
+            except OSError as error:
+                self.problem = f"answers about the clock ended: {error.strerror or error}"
+            for connection in list(self._waiting):
+                self._drop(selector, connection)
+
+    def _turn(self, selector: selectors.BaseSelector) -> bool:
+        oldest = min((since for _, since in self._waiting.values()), default=None)
+        wait_s = None if oldest is None else max(0.0, oldest + GREETING_S - time.monotonic())
+        ready = [key.fileobj for key, _ in selector.select(wait_s)]
+        if self._woken in ready:
+            return False
+        for connection in [one for one in ready if one is not self._listener]:
+            assert isinstance(connection, socket.socket)
+            self._hear(selector, connection)
+        now = time.monotonic()
+        for connection in [one for one, (_, since) in self._waiting.items() if now >= since + GREETING_S]:
+            self._drop(selector, connection)
+        if self._listener in ready:
+            self._accept(selector)
+        return True
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            # The caller is gone again, or this process has no descriptors left: later, and not in a busy loop.
+            time.sleep(0.01)
+            return
+        connection.setblocking(False)
+        if len(self._waiting) == MAX_WAITING:
+            self._drop(selector, next(iter(self._waiting)))
+        self._waiting[connection] = (b"", time.monotonic())
+        selector.register(connection, selectors.EVENT_READ)
+
+    def _drop(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        del self._waiting[connection]
+        connection.close()
+
+    def _hear(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Takes in a part of a greeting; serves the connection once it is complete and right."""
+        said, since = self._waiting[connection]
+        try:
+            more = connection.recv(_GREETING.size - len(said))
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        said += more
+        if more and len(said) < _GREETING.size:
+            self._waiting[connection] = (said, since)
+            return
+        is_right = hmac.compare_digest(said, self._greeting)
+        if is_right:
+            with suppress(OSError):
+                self._serve(connection)
+        self._drop(selector, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        clock = self._clock
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(PAUSE_S)
+        deadline = time.monotonic() + BURST_S
+        for _ in range(MAX_ROUNDS):
+            request = _receive(connection, _REQUEST.size)
+            received = clock()
+            (number,) = _REQUEST.unpack(request)
+            connection.sendall(_ANSWER.pack(number, received, clock()))
+            if time.monotonic() > deadline:
+                return
+
+
+def compare(
+    address: str, port: int, token: str, rounds: int, *, timeout_s: float, clock: Clock = time.monotonic_ns
+) -> list[Exchange]:
+    """A burst of exchanges with node 0; fewer than asked for if the connection ended on the way.
+
+    Args:
+        address: where node 0 listens.
+        port: where node 0 listens.
+        token: of the run.
+        rounds: exchanges.
+        timeout_s: for all of it, waiting for one's turn included.
+        clock: what is read here; for tests.
+
+    Raises:
+        OSError: no connection, or no answer in time.
+        ValueError: an answer to another question, or clocks that cannot be compared.
+    """
+    deadline = time.monotonic() + timeout_s
+    found: list[Exchange] = []
+    with socket.create_connection((address, port), timeout=timeout_s) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(greeting(token))
+        try:
+            for number in range(rounds):
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                found.append(_ask(connection, number, clock))
+        except OSError:
+            if not found:
+                raise
+    return found
+
+
+def _ask(connection: socket.socket, number: int, clock: Clock) -> Exchange:
+    request = _REQUEST.pack(number)
+    sent = clock()
+    connection.sendall(request)
+    answer = _receive(connection, _ANSWER.size)
+    returned = clock()
+    echoed, received, answered = _ANSWER.unpack(answer)
+    if echoed != number:
+        raise ValueError(f"node 0 answered request {echoed} instead of {number}")
+    return Exchange(sent_ns=sent, received_ns=received, answered_ns=answered, returned_ns=returned)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ConnectionError("the connection was closed")
+        data += more
+    return data
+
+
+FORMAT, VERSION = "dlbench.clock", 1
+
+MAX_BYTES = 1 << 16
+"""Of `clock.json` at most: it holds an address."""
+BURST_ROUNDS = 200
+"""Exchanges at the start and at the end of a run."""
+SHORT_ROUNDS = 20
+"""Exchanges in between."""
+EVERY_S = 60.0
+MAX_ESTIMATES = 64
+"""With more of them every second one is forgotten, and the time between two doubles."""
+WAIT_S = 180.0
+"""How long node 0's address is waited for, beside the sampling; shared file systems show new files late."""
+START_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
+
+
+def publish(path: Path, server: ClockServer, token: str) -> None:
+    """Says where node 0 answers, in `clock.json`.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    content = {"address": server.address, "port": server.port, "token": token}
+    write_json(path, {"format": FORMAT, "version": VERSION, **content})
+
+
+class ClockFollower:
+    """Asks node 0 for the time now and then, on a thread of its own: at the start, every minute, at the end.
+
+    Args:
+        path: `clock.json`.
+        token: of the run.
+        clock: what is read; for tests.
+    """
+
+    def __init__(self, path: Path, token: str, *, clock: Clock = time.monotonic_ns) -> None:
+        self._path = path
+        self._token = token
+        self._clock = clock
+        self._every_s = EVERY_S
+        self._ending = threading.Event()
+        self._estimates: list[OffsetEstimate] = []
+        self._failure = "the run ended before clocks were compared"
+        self._thread = threading.Thread(target=self._run, name="clock follower", daemon=True)
+
+    def start(self) -> None:
+        """Begins to wait for node 0."""
+        self._thread.start()
+
+    def finish(self, timeout_s: float = END_TIMEOUT_S + 1) -> tuple[tuple[OffsetEstimate, ...], str]:
+        """A last burst; then all estimates that are worth keeping, and why there is none or only one."""
+        self._ending.set()
+        self._thread.join(timeout_s)
+        found = worth_keeping(list(self._estimates))
+        if self._thread.is_alive():
+            self._failure = f"the last comparison took longer than {timeout_s:g} s"
+        return found, "" if len(found) > 1 else self._failure
+
+    def _run(self) -> None:
+        place = self._await_place()
+        if place is None:
+            return
+        self._burst(place, BURST_ROUNDS, START_TIMEOUT_S)
+        # Directly behind the first burst another tells nothing more: no slope can be drawn between the two.
+        is_over = self._ending.is_set() and bool(self._estimates)
+        retry_s = 1.0
+        while not self._ending.wait(self._every_s if self._estimates else retry_s):
+            retry_s = min(2 * retry_s, self._every_s)
+            self._burst(place, SHORT_ROUNDS if self._estimates else BURST_ROUNDS, START_TIMEOUT_S)
+            if len(self._estimates) > MAX_ESTIMATES:
+                self._estimates = every_second(self._estimates)
+                self._every_s *= 2
+        if not is_over:
+            self._burst(place, BURST_ROUNDS, END_TIMEOUT_S)
+
+    def _await_place(self) -> tuple[str, int] | None:
+        """Node 0's address and port, as soon as it has published them for this start of the run."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            # Looked at once more after the end was asked for: a run of seconds has one point at least.
+            is_last = self._ending.is_set() or time.monotonic() > deadline
+            try:
+                content = read_json(self._path, MAX_BYTES)
+                if content["token"] == self._token and content["format"] == FORMAT:
+                    return str(content["address"]), int(content["port"])
+            except (OSError, ValueError, LookupError, TypeError):  # not there yet, or not as node 0 writes it
+                pass
+            if is_last:
+                self._failure = f"node 0 did not say in {self._path.name} where it answers about its clock"
+                return None
+            self._ending.wait(0.1)
+
+    def _burst(self, place: tuple[str, int], rounds: int, timeout_s: float) -> None:
+        try:
+            one = estimate(compare(*place, self._token, rounds, timeout_s=timeout_s, clock=self._clock))
+        except (OSError, ValueError) as error:
+            self._failure = f"node 0's clock at {place[0]} port {place[1]}: {error}"
+            return
+        if not self._estimates or one.local_ns > self._estimates[-1].local_ns:
+            self._estimates.append(one)
+            self._failure = "clocks were compared once only"

@@ -1,1 +1,0 @@
-"""Published recipes: rates by global batch, and which targets they reach."""

@@ -1,0 +1,223 @@
+"""What a file of weights holds, by its header alone: whether a network can begin with them, before a rank starts.
+
+A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, JSON: name -> type,
+shape and place of each tensor, and what is no tensor under ``__metadata__``.
+
+Of BERT's public parameter names (Devlin et al.'s release, as PyTorch libraries carry it) those with and without the
+prefix ``bert.`` are known, norms as weight and bias or as gamma and beta, dense layers that hold their activation
+(``dense_act``), and ``module.`` in front of all. The decoder of the masked-LM head is tied to the word embeddings: a
+copy of it must be equal to them. Vocabularies are padded to multiples of 8 to 128 for the sake of matrix products, and
+tables of positions may be longer than sequences: rows beyond ours belong to no token and no position.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.opening import open_file, parse_json, why_unreadable
+from dlbench.specs.workload import BertModel, ModelSpec
+
+Shape = tuple[int, ...]
+
+WORDS, POSITIONS, BIAS = "word_embedding.weight", "position_embedding.weight", "mlm_bias"
+MAX_PADDING = 127
+"""Rows that padding to a multiple of 128 adds to a vocabulary at most."""
+
+_LAYER = {
+    "attention.self.query": "attention.query",
+    "attention.self.key": "attention.key",
+    "attention.self.value": "attention.value",
+    "attention.output.dense": "attention.output",
+    "attention.output.LayerNorm": "attention_norm",
+    "intermediate.dense": "expand",
+    "output.dense": "reduce",
+    "output.LayerNorm": "output_norm",
+}
+_OUTSIDE = {
+    "embeddings.word_embeddings": "word_embedding",
+    "embeddings.position_embeddings": "position_embedding",
+    "embeddings.token_type_embeddings": "type_embedding",
+    "embeddings.LayerNorm": "embedding_norm",
+    "pooler.dense": "pooler",
+    "cls.predictions.transform.dense": "mlm_transform",
+    "cls.predictions.transform.LayerNorm": "mlm_norm",
+    "cls.seq_relationship": "nsp_classifier",
+}
+_SAME_AS = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": BIAS}
+"""Public names that repeat what stands under another one; that of the bias may also stand alone."""
+_CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
+"""Saved by some libraries: no weights, the same in every file."""
+_LAYER_NAME = re.compile(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
+
+
+class UnfitNamesError(ValueError):
+    """Tensors of a file are not those of the network; one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Which tensor of a file becomes which of the network."""
+
+    source: Mapping[str, str]
+    """Our name -> the file's; every tensor of the network has one."""
+    copies: Mapping[str, str]
+    """The file's name of a repeated tensor -> our name of what it must equal."""
+    constants: tuple[str, ...]
+    """The file's names of what is no weight."""
+    cut: Mapping[str, tuple[int, int]]
+    """Our name -> rows of the file, rows used, where those differ."""
+
+
+def own_name(public: str) -> str | None:
+    """The name here of a public one; None for a name of something else."""
+    name = public.removeprefix("module.").removeprefix("bert.")
+    name = name.replace(".dense_act.", ".dense.")
+    name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
+    name = re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
+    if name == "cls.predictions.bias":
+        return BIAS
+    if name in _SAME_AS:
+        return _SAME_AS[name]
+    found = _LAYER_NAME.fullmatch(name)
+    if found is not None:
+        part = _LAYER.get(found[2])
+        return f"layers.{int(found[1])}.{part}.{found[3]}" if part else None
+    stem, _, kind = name.rpartition(".")
+    return f"{_OUTSIDE[stem]}.{kind}" if stem in _OUTSIDE and kind in ("weight", "bias") else None
+
+
+def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
+    """Accounts for every tensor of a file and of the network.
+
+    Args:
+        there: name -> shape in the file.
+        here: name -> shape in the network.
+
+    Raises:
+        UnfitNamesError: one is missing, unknown, there twice, or of another shape; says which, and how many more.
+    """
+    source: dict[str, str] = {}
+    copies: dict[str, str] = {}
+    constants, unknown, twice = [], [], []
+    for name in sorted(there):
+        plain = name.removeprefix("module.").removeprefix("bert.")
+        ours = own_name(name)
+        if plain in _CONSTANTS:
+            constants.append(name)
+        elif ours is None or ours not in here:
+            unknown.append(name)
+        elif plain in _SAME_AS:
+            copies[name] = ours
+        elif ours in source:
+            twice.append(f"{source[ours]} and {name}")
+        else:
+            source[ours] = name
+    for name, ours in list(copies.items()):
+        if ours == BIAS and ours not in source:
+            source[ours] = name
+            del copies[name]
+    _refuse("is no tensor of this network", unknown)
+    _refuse("are the same tensor", twice)
+    _refuse("of this network is missing", sorted(here.keys() - source.keys()))
+    cut = _cut(there, here, source)
+    for name, ours in copies.items():
+        if there[name] != there[source[ours]]:
+            raise UnfitNamesError(f"{name} repeats {source[ours]}, but has another shape")
+    return Fit(source=source, copies=copies, constants=tuple(constants), cut=cut)
+
+
+def _cut(
+    there: Mapping[str, Shape], here: Mapping[str, Shape], source: Mapping[str, str]
+) -> dict[str, tuple[int, int]]:
+    """Rows beyond ours of vocabulary and positions; every other shape must be the same."""
+    cut, wrong = {}, []
+    for ours, shape in here.items():
+        found = there[source[ours]]
+        if found == shape:
+            continue
+        more = found[0] - shape[0] if len(found) == len(shape) and found[1:] == shape[1:] else -1
+        if more > 0 and (ours == POSITIONS or (ours in (WORDS, BIAS) and more <= MAX_PADDING)):
+            cut[ours] = (found[0], shape[0])
+        else:
+            wrong.append(f"{source[ours]} has shape {list(found)}, this network's {ours} {list(shape)}")
+    _refuse("", wrong)
+    if (WORDS in cut) != (BIAS in cut):
+        raise UnfitNamesError("word embeddings and the bias of the masked-LM head are of different vocabularies")
+    return cut
+
+
+def _refuse(what: str, names: list[str]) -> None:
+    if names:
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        raise UnfitNamesError(f"{names[0]} {what}".rstrip() + more)
+
+
+KEY = "checkpoint.initialize_from"
+MOST_HEADER = 100_000_000
+"""Bytes: as much as the library that reads the tensors takes."""
+
+
+def require_weights(path: Path, model: ModelSpec) -> None:
+    """Proves of a file with public names that every tensor of it and of the network has its counterpart.
+
+    Of dlbench's own checkpoints, and of a run's folder, ranks find out by themselves.
+
+    Raises:
+        UserError: it is of another network.
+        IncompleteDataError: it is no safetensors file.
+    """
+    if path.is_dir():
+        return
+    try:
+        header = _header(path)
+        metadata = header.pop("__metadata__", None) or {}
+        there = {name: tuple(int(edge) for edge in entry["shape"]) for name, entry in header.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+    if "dlbench" in metadata:
+        return
+    if not isinstance(model, BertModel):
+        raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
+    try:
+        fit_names(there, bert_shapes(model))
+    except UnfitNamesError as error:
+        raise UserError(f"{KEY} {path}: does not fit: {error}") from None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with open_file(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= MOST_HEADER:
+            raise ValueError("it does not begin with the length of a header")
+        content = parse_json(file.read(length))
+    if not isinstance(content, dict):
+        raise TypeError("its header holds no object")
+    return content
+
+
+def bert_shapes(model: BertModel) -> dict[str, Shape]:
+    """Name -> shape of every parameter of `dlbench.node.models.bert.BertForPreTraining`."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    found: dict[str, Shape] = {
+        "word_embedding.weight": (model.vocab_size, hidden),
+        "position_embedding.weight": (model.max_positions, hidden),
+        "type_embedding.weight": (model.type_vocab_size, hidden),
+        "mlm_bias": (model.vocab_size,),
+    }
+    linears = {"pooler": (hidden, hidden), "mlm_transform": (hidden, hidden), "nsp_classifier": (2, hidden)}
+    norms = ["embedding_norm", "mlm_norm"]
+    for number in range(model.num_layers):
+        layer = f"layers.{number}"
+        linears |= {f"{layer}.attention.{part}": (hidden, hidden) for part in ("query", "key", "value", "output")}
+        linears |= {f"{layer}.expand": (inner, hidden), f"{layer}.reduce": (hidden, inner)}
+        norms += [f"{layer}.attention_norm", f"{layer}.output_norm"]
+    for name, shape in linears.items():
+        found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    for name in norms:
+        found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+    return found
