@@ -20,11 +20,11 @@ from pydantic import BaseModel, TypeAdapter
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.cli.options import OPTION_GROUPS, GroupedCommand
-from dlbench.collectives.page.report import CollectivesReport
+from dlbench.collectives.report import CollectivesReport
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal, manifest
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.gate.page.assemble import ComparisonReport
+from dlbench.gate.page import ComparisonReport
 from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import state as box_state

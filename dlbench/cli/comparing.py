@@ -18,7 +18,7 @@ from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, re
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison, Floor
-    from dlbench.gate.page.assemble import ComparisonReport
+    from dlbench.gate.page import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
 
@@ -271,7 +271,7 @@ def paired_comparison(
 
 def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
     """Writes every output that was asked for, and ends with the verdict's exit code."""
-    from dlbench.gate.page.assemble import assemble
+    from dlbench.gate.page import assemble
 
     report = assemble(found)
     formats: list[tuple[Path | None, FormatName]] = [(options["json_file"], "json"), (options["junit_file"], "junit")]
@@ -293,10 +293,10 @@ def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name:
 
 def _render(report: ComparisonReport, format_name: FormatName, name: str, *, full: bool = True) -> bytes:
     if format_name == "junit":
-        from dlbench.gate.page.document import to_junit
+        from dlbench.gate.page import to_junit
 
         return to_junit(report, name).encode("utf-8")
-    from dlbench.gate.page.document import document_of
+    from dlbench.gate.page import document_of
 
     return render(document_of(report), format_name, full=full).encode("utf-8")
 

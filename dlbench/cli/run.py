@@ -138,7 +138,7 @@ def _tell_comparison(request: Request, found: Scan) -> None:
     Raises:
         RunError: a file cannot be written.
     """
-    from dlbench.gate.page.document import paired_lines
+    from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH
     from dlbench.report.wording import clean
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.collectives.results.fits import Fits
-from dlbench.collectives.results.measurements import GIGA, CollectiveGroup, Measurement, SeriesName
+from dlbench.collectives.fits import Fits
+from dlbench.collectives.measurements import GIGA, CollectiveGroup, Measurement, SeriesName
 from dlbench.costs import predictions
 from dlbench.specs.collectives.network import LineCost
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
@@ -120,7 +120,7 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
     """The fastest series at each size, by size.
 
     Args:
-        group: its series are `dlbench.collectives.page.report`.
+        group: its series are `dlbench.collectives.report`.
     """
     return tuple(_best(group, size) for size in group.sizes)
 

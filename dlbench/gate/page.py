@@ -1,21 +1,39 @@
-"""A comparison becomes a `ComparisonReport`: every number beside its verdict, the verdict in words."""
+"""A comparison as a `Document`: the verdict, one table of all comparisons, and each point with its evidence.
+
+The same as JUnit XML, the form of test results that CI servers show. Regressed and missed are failures. Inconclusive
+and insufficient are errors: the test could not tell, and what could not be told must not look like a pass; only where
+the reference is not there yet a case is skipped, because there is nothing to mend. The others pass. Metrics that do not
+decide are no test cases.
+
+Elements and attributes are those that junit-10.xsd of Jenkins' xUnit plugin allows. GitLab shows an element's text and
+not its message; Jenkins shows both, and for a skipped case the text only where there is no message.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+from xml.etree import ElementTree
 
 import dlbench
+from dlbench.errors import DlbenchError
 from dlbench.gate.comparison import FLOOR, ComparedMetric, ComparedPoint, Comparison
 from dlbench.gate.sides import KeyDifference, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
-from dlbench.report.table import Cell, times_cell, unit_cell
-from dlbench.report.wording import runs_text, value_text, within_text
+from dlbench.report.document import Document, Mark, Section
+from dlbench.report.formats.terminal import WIDTH, shorten, to_text
+from dlbench.report.table import Cell, Column, Sheet, times_cell, unit_cell
+from dlbench.report.wording import DASH, basis_text, clean, place_text, runs_text, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import whole_seconds
+
+if TYPE_CHECKING:
+    from dlbench.records.scan import Scan
 
 
 def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> str:
@@ -301,7 +319,7 @@ T = TypeVar("T")
 
 def assemble(found: Comparison) -> ComparisonReport:
     """The report of a comparison; equal comparisons give equal reports."""
-    points = _with_unique_labels(tuple(_point(point, found) for point in found.points))
+    points = _with_unique_labels(tuple(_point_result(point, found) for point in found.points))
     environment = _of_all([point.environment for point in points])
     cautions = _of_all([point.cautions for point in points])
     points = tuple(
@@ -349,7 +367,7 @@ def _of_all(lists: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(one for one in lists[0] if all(one in other for other in lists[1:])) if lists else ()
 
 
-def _point(found: ComparedPoint, whole: Comparison) -> PointResult:
+def _point_result(found: ComparedPoint, whole: Comparison) -> PointResult:
     a, b = found.a, found.b
     runs_b = () if b is None else b.runs
     return PointResult(
@@ -370,8 +388,8 @@ def _point(found: ComparedPoint, whole: Comparison) -> PointResult:
         tags_b=_tags({} if b is None else b.tags),
         allowed=found.allowed,
         environment=found.environment,
-        cautions=tuple(_cautions(found, whole)),
-        metrics=tuple(_metric(one) for one in found.metrics),
+        cautions=tuple(_point_cautions(found, whole)),
+        metrics=tuple(_metric_result(one) for one in found.metrics),
     )
 
 
@@ -420,7 +438,7 @@ def _tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(tags.items()))
 
 
-def _metric(found: ComparedMetric) -> MetricResult:
+def _metric_result(found: ComparedMetric) -> MetricResult:
     judged, metric = found.judgement, found.metric
     return MetricResult(
         name=metric.name,
@@ -439,7 +457,7 @@ def _metric(found: ComparedMetric) -> MetricResult:
     )
 
 
-def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
+def _point_cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
     if found.b is None:
         yield "B has no run with figures here: nothing is compared."
         return
@@ -486,3 +504,357 @@ def _spacing(found: ComparedPoint) -> str:
         else "one after the other"
     )
     return f"The sides were run {far}: a drift of the machine in between counts as a difference; {advice}"
+
+
+# What XML 1.0, section 2.2, does not allow in a document, even escaped.
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
+    """One test suite, a test case for each point and metric that decides, and one for damaged data, if there is any.
+
+    Args:
+        report: the comparison.
+        name: of the suites as a whole.
+    """
+    cases = [_case(point, metric) for point, metric in report.each()]
+    cases += [_damaged(line) for line in report.damaged]
+    counts = {"tests": str(len(cases))}
+    for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        counts[count] = str(sum(case.find(tag) is not None for case in cases))
+    counts |= _time([point.wall_s for point in report.points if point.gated])
+    root = _element("testsuites", {"name": name, **{key: value for key, value in counts.items() if key != "skipped"}})
+    suite = _element("testsuite", {"name": f"{report.b} against {report.a}", **counts})
+    if moments := [point.finished_b[1] for point in report.points if point.finished_b[1]]:
+        suite.set("timestamp", _legal(max(moments).removesuffix("Z")))
+    root.append(suite)
+    suite.append(
+        _properties(
+            [
+                ("verdict", report.verdict),
+                ("headline", report.headline),
+                ("tolerance", f"{report.tolerance:.6g}"),
+                ("level", f"{report.level:.6g}"),
+                ("paired", str(report.paired).lower()),
+                ("dlbench_version", report.dlbench_version),
+            ]
+        )
+    )
+    suite.extend(cases)
+    if said := [*remarks(report)]:
+        suite.append(_text("system-out", {}, said))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
+    # The time is that of runs, which all cases of a point judge: each has its part, so that sums are what they took.
+    time = _time([None if point.wall_s is None else point.wall_s / len(point.gated)])
+    case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", **time})
+    told = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
+    lines = [*_evidence(point, metric)]
+    if metric.verdict in ("regressed", "missed"):
+        case.append(_text("failure", told, [metric.reason, *lines]))
+    elif metric.awaits_reference:
+        case.append(_text("skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}", *lines]))
+    elif metric.verdict in ("inconclusive", "insufficient"):
+        case.append(_text("error", told, [metric.reason, *lines]))
+    else:
+        case.append(_text("system-out", {}, [told["message"], metric.reason, *lines]))
+    return case
+
+
+def _time(seconds: list[float | None]) -> dict[str, str]:
+    """The attribute; none where runs do not tell when they began."""
+    told = [one for one in seconds if one is not None]
+    return {"time": f"{sum(told):.3f}"} if told and len(told) == len(seconds) else {}
+
+
+def _text(tag: str, attributes: dict[str, str], lines: list[str]) -> ElementTree.Element:
+    found = _element(tag, attributes)
+    found.text = _legal("\n".join(lines))
+    return found
+
+
+def _evidence(point: PointResult, metric: MetricResult) -> Iterator[str]:
+    a, b, both = metric.sides
+    sides = f"{a} {_amount(metric.a)}; {b} {_amount(metric.b)}"
+    yield sides if metric.ratio is None else f"{sides}; {both} {ratio_text(metric.ratio)}"
+    yield point.caption
+    if metric.tested:
+        yield f"p worse {p_against(metric.tested.p_worse, metric.tested.level_worse)}; {metric.tested.method}"
+    yield from filter(None, [power_text(metric)])
+    yield from (
+        f"differs on purpose: {one.title}: {one.a or 'none'} against {one.b or 'none'}" for one in point.allowed
+    )
+    yield from remarks(point)
+
+
+def _damaged(line: str) -> ElementTree.Element:
+    case = _element("testcase", {"classname": "dlbench", "name": f"data: {line[:120]}"})
+    case.append(_text("error", {"type": "damaged"}, [line]))
+    return case
+
+
+def _properties(pairs: list[tuple[str, str]]) -> ElementTree.Element:
+    properties = _element("properties", {})
+    for name, value in pairs:
+        properties.append(_element("property", {"name": name, "value": value}))
+    return properties
+
+
+def _element(tag: str, attributes: dict[str, str]) -> ElementTree.Element:
+    return ElementTree.Element(tag, {key: _legal(value) for key, value in attributes.items()})
+
+
+def _legal(text: str) -> str:
+    return "\n".join(_ILLEGAL.sub("", clean(line)) for line in text.split("\n"))
+
+
+MAX_ENVIRONMENT = 6
+"""Differing keys of the environment that are shown; JSON has all."""
+MAX_LEFT_OUT = 5
+_VALUE_WIDTH = 30
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of the table of all comparisons."""
+
+    point: PointResult
+    metric: MetricResult
+
+
+def document_of(report: ComparisonReport) -> Document:
+    """The comparison, ready for every format."""
+    rows = [_Row(point, metric) for point, metric in report.each()]
+    title, a, b = "dlbench comparison of B against A", "A", "B"
+    if report.is_of_floors:
+        title, a, b = "dlbench check against a floor", "Against", "Runs"
+    verdict = Section(
+        id="verdict",
+        title=f"Verdict: {report.verdict}",
+        level="answer",
+        words=(report.headline,),
+        facts=((a, report.a), (b, report.b)),
+        sheets=(_comparisons(rows),),
+        marks=tuple(_cautions(report)),
+        sections=tuple(_point(number, point, report) for number, point in enumerate(report.points)),
+        next_step=next_step(report),
+        brief=(report.headline, f"{a}: {report.a}", f"{b}: {report.b}"),
+        is_group=True,
+    )
+    methods = Section(
+        id="methods",
+        title="How the verdicts are made",
+        level="appendix",
+        facts=report.methods,
+        are_methods=True,
+        brief=(),
+    )
+    return Document(
+        title=f"{title}: {report.verdict}",
+        dlbench_version=report.dlbench_version,
+        notices=report.notices,
+        sections=(verdict, methods),
+        data=report,
+        command="dlbench compare A B",
+    )
+
+
+def next_step(report: ComparisonReport) -> str:
+    """What would bring a verdict, or what to look at; empty where there is nothing to do."""
+    gated = [metric for point in report.points for metric in point.gated if metric.verdict == report.verdict]
+    if not gated:
+        return ""
+    if report.verdict in ("insufficient", "inconclusive"):
+        reasons = dict.fromkeys(metric.reason for metric in gated if metric.reason)
+        # How many units show a slowdown says nothing of how near a floor a machine may lie.
+        compared = [metric for metric in gated if not metric.is_floor]
+        tests = [(metric.tested, metric) for metric in compared if metric.tested and metric.repeats_text]
+        if report.verdict == "insufficient":
+            return f"{next(iter(reasons), '')}: repeat with --repeats {MIN_RUNS} or more."
+        if tests:
+            most = max(tests, key=lambda one: one[0].repeats or 0)
+            return f"{most[1].repeats_text} would show {share_text(most[0].wanted)} (--detect)."
+        return f"{next(iter(reasons), '')}."
+    if report.verdict == "missed":
+        return f"dlbench diagnose {report.b} says where the time goes."
+    return "dlbench diagnose on both sides says where the time went." if report.verdict == "regressed" else ""
+
+
+def paired_lines(scan: Scan) -> list[str]:
+    """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
+    from dlbench.gate.comparison import compare_pairs, paired_points
+    from dlbench.gate.verdicts import Rule
+    from dlbench.reading.metrics import DEFAULT_METRICS
+
+    try:
+        points, both = paired_points(scan, str(scan.root), {}, "--where")
+    except DlbenchError as error:
+        return textwrap.wrap(f"No comparison of the sides: {clean(str(error))}", WIDTH)
+    report = assemble(compare_pairs(points, both=both, metrics=DEFAULT_METRICS, rule=Rule()))
+    return to_text(document_of(report)).splitlines()
+
+
+def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
+    """Cautions at a point, or at all: environments that differ, and reasons to read verdicts with care."""
+    if found.environment:
+        keys = _keys(found.environment)
+        more = f"; and {len(keys) - MAX_ENVIRONMENT} more" if len(keys) > MAX_ENVIRONMENT else ""
+        yield f"Environments of A and B differ: {'; '.join(keys[:MAX_ENVIRONMENT])}{more}."
+    yield from found.cautions
+
+
+def _comparisons(rows: list[_Row]) -> Sheet[_Row]:
+    """A line for each comparison; the setting only where there are several."""
+    settings = {_setting(row.point) for row in rows}
+    places = {(row.point.ranks, row.point.nodes) for row in rows}
+    # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form; of floors the
+    # throughput keeps it.
+    kinds = {row.metric.is_floor for row in rows}
+    are_floors = kinds == {True}
+    of_floors = ", of a throughput floor below 1" if True in kinds else ""
+    is_one = len(places) == 1 or are_floors
+    a, b, both = rows[0].metric.sides if are_floors else ("A", "B", "B / A")
+    columns: tuple[Column[_Row], ...] = (
+        Column("", "Verdict", lambda row: row.metric.verdict, is_brief=True),
+        Column(
+            "", both, lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=not are_floors
+        ),
+        Column("", "Metric", lambda row: row.metric.title, is_brief=not are_floors),
+        Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
+        *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
+        Column(
+            "", a, lambda row: row.metric.a, lambda row: unit_cell(row.metric.a, with_interval=False), is_brief=is_one
+        ),
+        Column(
+            "",
+            b,
+            lambda row: row.metric.b,
+            lambda row: unit_cell(row.metric.b, with_interval=are_floors),
+            is_brief=is_one,
+        ),
+        Column("", "p worse", lambda row: _p_worse(row.metric)),
+    )
+    return Sheet(
+        name="comparisons",
+        title="All comparisons",
+        columns=columns,
+        rows=rows,
+        caption="missed: the whole interval of the throughput lies below the floor; met: it lies above."
+        if are_floors
+        else f"B / A: above 1 is worse{of_floors}. "
+        "Of a test, regressed means that the whole interval lies above the tolerance.",
+        in_terminal=True,
+    )
+
+
+def _setting(point: PointResult) -> str:
+    """The label without the place at its end."""
+    return point.label.rpartition(", ")[0]
+
+
+def _information(where: str, metrics: list[MetricResult]) -> Section:
+    """Metrics without verdict, a line each, at every width."""
+    return Section(
+        id=f"{where}-information",
+        title="For information, without verdict",
+        facts=tuple(
+            (one.title, f"B / A {ratio_cell(one.ratio)}; A {_amount(one.a)}; B {_amount(one.b)}") for one in metrics
+        ),
+    )
+
+
+def _amount(figure: Estimate | None) -> str:
+    return DASH if figure is None else str(unit_cell(figure))
+
+
+def _point(number: int, point: PointResult, report: ComparisonReport) -> Section:
+    others = [metric for metric in point.metrics if not metric.gated]
+    return Section(
+        id=f"point-{number}",
+        title=point.label,
+        level="answer",
+        brief=(),
+        about=(point.caption, f"Differs on purpose: {'; '.join(_keys(point.allowed))}" if point.allowed else ""),
+        facts=(("Pairs" if report.paired else "Runs", _sides(point)),),
+        marks=tuple(Mark(severity="note", text=text) for text in remarks(point)),
+        sections=(
+            *(_metric(f"point-{number}", metric, report) for metric in point.gated),
+            *((_information(f"point-{number}", others),) if others else ()),
+        ),
+    )
+
+
+def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
+    """The evidence behind one verdict."""
+    tested = metric.tested
+    a, b, both = metric.sides
+    facts = [
+        (
+            name,
+            "not measured"
+            if figure is None
+            else f"{unit_cell(figure)}; {'--at-least' if name == 'Floor' else basis_text(figure)}",
+        )
+        for name, figure in ((a, metric.a), (b, metric.b))
+    ]
+    if metric.ratio is not None:
+        basis = basis_text(metric.ratio, tested.unit if tested else "run")
+        worse = "below" if metric.is_floor else "above"
+        facts.append((both, f"{ratio_text(metric.ratio)}; {worse} 1 is worse; {basis}"))
+    if tested is not None:
+        facts.append(("p worse", f"{p_against(tested.p_worse, tested.level_worse)}; {tested.method}"))
+        facts.append(("p better", p_against(tested.p_better, tested.level_better)))
+    if tested is not None and not metric.is_floor:
+        ends = f"[{tested.equivalence[0]:.3f}, {tested.equivalence[1]:.3f}]"
+        facts.append(("90 %", f"{ends}, tolerance {share_text(report.tolerance)}"))
+    power = power_text(metric)
+    return Section(
+        id=f"{where}-{metric.name}",
+        title=f"{metric.title}: {metric.verdict}{f' ({metric.reason})' if metric.reason else ''}",
+        facts=tuple(facts),
+        words=(power,) if power else (),
+    )
+
+
+def _p_worse(metric: MetricResult) -> str:
+    return p_against(metric.tested.p_worse, metric.tested.level_worse) if metric.tested else "none"
+
+
+def _cautions(report: ComparisonReport) -> Iterator[Mark]:
+    """What holds for all points, damage first."""
+    yield from (Mark(severity="serious", text=f"damaged: {line}") for line in report.damaged)
+    yield from (Mark(severity="note", text=text) for text in remarks(report))
+    alone = "No floor is for" if report.is_of_floors else "Only in B, compared with nothing"
+    for head, found in ((alone, report.only_b), ("Left out", report.left_out)):
+        if found:
+            more = len(found) - MAX_LEFT_OUT
+            shown = "; ".join((*found[:MAX_LEFT_OUT], *([f"and {more} more"] if more > 0 else [])))
+            yield Mark(severity="note", text=f"{head}: {shown}.")
+
+
+def _sides(point: PointResult) -> str:
+    texts = []
+    for name, runs, sessions, (first, last), tags in (
+        ("A", point.runs_a, point.sessions_a, point.finished_a, point.tags_a),
+        ("B", point.runs_b, point.sessions_b, point.finished_b, point.tags_b),
+    ):
+        when = "" if not first else f" ({first})" if first == last else f" ({first} to {last})"
+        tagged = "".join(f", {key} {value}" for key, value in tags)
+        if name == "A" and not runs:
+            continue
+        held = f" in {sessions} session{'s' * (sessions > 1)}" if runs else ""
+        of = f" of {name}" if point.runs_a else ""
+        texts.append(f"{len(runs)}{of}{held}{when}{tagged}")
+    if point.sessions_history:
+        texts.append(f"scatter also of {point.sessions_history} sessions of the history")
+    return ", ".join(texts)
+
+
+def _keys(pairs: tuple[KeyDifference, ...]) -> list[str]:
+    return [
+        f"{one.title}: {shorten(one.a or 'none', _VALUE_WIDTH)} against {shorten(one.b or 'none', _VALUE_WIDTH)}"
+        for one in pairs
+    ]

@@ -21,11 +21,11 @@ from dlbench.records.scan import Run, scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
+from dlbench.views import scaling_laws as laws
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
-from dlbench.views.forecast import anchors, laws
-from dlbench.views.forecast.numbers import Forecast
-from dlbench.views.forecast.view import CURVE, ForecastView, forecast_charts
+from dlbench.views.forecast import CURVE, Forecast, ForecastView, forecast_charts, published, references
+from tests.bench.truth import predictions
 from tests.support.run_factory import Story, constant, plans, write_run
 
 SCALINGS: tuple[laws.Scaling, ...] = ("weak", "strong")
@@ -338,7 +338,7 @@ def resnet(out: Path, **overrides: Any) -> Run:
 
 
 def same(run: Run) -> list[str]:
-    return [one.anchor.id for one in anchors.beside(run) if not one.differences]
+    return [one.id for one, differences in references(run) if not differences]
 
 
 def test_equal_work_has_its_anchor(tmp_path: Path) -> None:
@@ -362,12 +362,12 @@ def test_equal_work_has_its_anchor(tmp_path: Path) -> None:
 def test_other_work_has_none_and_is_told_why(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
     run = resnet(tmp_path, **changes)
     assert same(run) == []
-    nearest = next(one for one in anchors.beside(run) if one.anchor.id == "jia-2018-batch-64")
-    assert [difference.what for difference in nearest.differences if difference.what == what] == [what]
+    (differences,) = (other for one, other in references(run) if one.id == "jia-2018-batch-64")
+    assert what in differences
 
 
 def test_every_published_figure_names_its_source() -> None:
-    found = anchors.published()
+    found = published()
     assert len({one.id for one in found}) == len(found) >= 3
     for one in found:
         assert one.source
@@ -388,3 +388,17 @@ def test_small_presets_say_why_there_is_no_reference_line(weak: Path) -> None:
     section = ForecastView().section(replace(group, views={"forecast": other}))
     assert section is not None
     assert [sheet.name for sheet in section.sheets][-1] == "anchors"
+
+
+def test_forecasts_hold_the_truth_of_every_law() -> None:
+    found = list(predictions.scaling_forecasts(trials=2, overheads=predictions.LAWS))
+    assert [one.name for one in found if one.met is False] == []
+    assert sum(one.value is not None for one in found) >= 3 * len(predictions.LAWS)
+
+
+def test_no_forecast_from_inside_a_node() -> None:
+    assert predictions.node_edge(trials=3).met
+
+
+def test_gains_do_not_depend_on_the_scale_of_the_network() -> None:
+    assert predictions.gains().met

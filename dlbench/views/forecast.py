@@ -1,29 +1,200 @@
 """The view `forecast`: scaling laws, published figures and forecasts; none of them is measured.
 
-Forecasts never share a line style, a column or a headline with measurements.
+Forecasts never share a line style, a column or a headline with measurements. Published figures are data
+(`reports/anchors.yaml`), each with its source; only where a run does the same work may they stand next to its own.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from dlbench import bundled
+from dlbench.reading import scaling
 from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import FORECAST, HEIGHT, MEASURED, MUTED, PUBLISHED, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, figure_text, percent, place_text, points
-from dlbench.views.forecast.laws import TEXTS, ForecastPoint, Law, LawPoint, efficiency_at
-from dlbench.views.forecast.numbers import Anchor, Forecast, forecast
+from dlbench.report.wording import basis_text, figure_text, percent, points, ranks_text
+from dlbench.specs.base import Count, Fraction, Name, Precision, Spec
+from dlbench.specs.yamlfile import read_yaml
 from dlbench.views.model import Group
-from dlbench.views.next_step import second_rank
-from dlbench.views.view import GroupSource, GroupView, place_columns
+from dlbench.views.next_step import most_ranks, rank_counts, second_rank
+from dlbench.views.scaling_laws import MIN_POINTS, TEXTS, ForecastPoint, Law, LawPoint, efficiency_at, forecasts, law_of
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 
-def law_title(law: Law) -> str:
-    """`Law: Amdahl + linear`."""
-    return f"Law: {law.name}"
+class Work(Spec):
+    """What a published figure was measured on; all of it must agree."""
+
+    preset: Name = Field(description="Preset of the workload that holds the published configuration.")
+    scaling: Literal["weak", "strong"] = Field(description="What grew with the ranks.")
+    batch_per_rank: Count = Field(description="Samples per rank and step.")
+    precision: tuple[Precision, ...] = Field(description="Precisions of its class: any of them.")
+    data: Literal["real", "synthetic"] = Field(description="Whether files were read.")
+    model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
+
+
+class Reference(Spec):
+    """One published figure."""
+
+    id: Name = Field(description="Unique in the file.")
+    title: str = Field(description="What to call it.")
+    efficiency: Fraction = Field(description="Scaling efficiency.")
+    ranks: Count = Field(description="At so many ranks.")
+    baseline: str = Field(description="What it is measured against.")
+    hardware: str = Field(description="What it was measured on.")
+    recipe: str = Field(description="How.")
+    source: str = Field(description="Who says so.")
+    address: str = Field(pattern=r"^https://", description="Where.")
+    work: Work = Field(description="What a run must agree in.")
+
+
+class AnchorFile(Spec):
+    """All of them."""
+
+    format: Literal["dlbench.anchors"] = Field(description="Says what the file is.")
+    version: Literal[1] = Field(description="Version of the format.")
+    anchors: tuple[Reference, ...] = Field(description="Published figures.")
+
+
+@functools.cache
+def published() -> tuple[Reference, ...]:
+    """All figures of the bundled file."""
+    return AnchorFile.model_validate(read_yaml(bundled.folder("reports") / "anchors.yaml")).anchors
+
+
+def differences(run: Run, work: Work) -> dict[str, tuple[str, str]]:
+    """What a run does otherwise than a published figure: theirs and ours, by what it is; empty: the same work."""
+    workload = run.plan.workload
+    ours = workload.model.model_dump(mode="json")
+    asked: dict[str, tuple[object, object]] = {
+        "preset": (work.preset, workload.preset),
+        "scaling": (work.scaling, run.plan.series.scaling),
+        "batch per rank": (work.batch_per_rank, workload.train.batch_per_rank),
+        "parts per batch": (1, workload.train.gradient_accumulation),
+        "data": (work.data, "synthetic" if workload.data.is_synthetic else "real"),
+        **{f"model.{key}": (value, ours.get(key)) for key, value in work.model.items()},
+    }
+    found = {what: (str(theirs), str(mine)) for what, (theirs, mine) in asked.items() if theirs != mine}
+    if workload.train.precision not in work.precision:
+        found["precision"] = (" or ".join(work.precision), str(workload.train.precision))
+    return found
+
+
+def references(run: Run) -> list[tuple[Reference, dict[str, tuple[str, str]]]]:
+    """The published figures of the run's kind of network, each with its `differences`.
+
+    Args:
+        run: one run of a group; the group shares what is compared.
+    """
+    family = run.plan.workload.model.family
+    return [(one, differences(run, one.work)) for one in published() if one.work.model.get("family") == family]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """A published figure for the same kind of network."""
+
+    title: str
+    efficiency: float
+    """Share of the ideal (fraction)."""
+    ranks: int
+    baseline: str
+    hardware: str
+    recipe: str
+    source: str
+    address: str
+    differences: tuple[str, ...]
+    """What the runs do otherwise; empty: the same work, and only then is it drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The fit of a scaling law, published figures for the same work, and forecasts."""
+
+    law: Law | None
+    why_no_law: str
+    forecasts: tuple[ForecastPoint, ...]
+    why_no_forecast: str
+    anchors: tuple[Anchor, ...]
+    why_no_anchor: str
+    notes: tuple[str, ...]
+    """What limits the forecasts."""
+
+    @property
+    def same_work(self) -> tuple[Anchor, ...]:
+        """Published figures that may stand beside the measured ones."""
+        return tuple(anchor for anchor in self.anchors if not anchor.differences)
+
+
+def forecast(group: scaling.Group, table: RunTable, *, is_oversubscribed: bool = False) -> Forecast | None:
+    """Fits, anchors and forecasts; None for a group of one point, which scales against nothing.
+
+    Args:
+        group: comparable runs.
+        table: all runs.
+        is_oversubscribed: whether ranks shared cores: such points say nothing of a machine with more ranks.
+    """
+    if len(group.points) == 1:
+        return None
+    fitted = law_of(group, table)
+    law = None if fitted is None else fitted.law
+    found = () if fitted is None or is_oversubscribed else forecasts(group, fitted)
+    doubt = "no law is fitted" if law is None else "ranks shared cores" if is_oversubscribed else law.doubt
+    known = references(group.sample)
+    return Forecast(
+        law=law,
+        why_no_law="" if law else _why_no_law(group),
+        forecasts=found,
+        why_no_forecast="" if found else f"No forecast: {doubt}.",
+        anchors=tuple(
+            Anchor(
+                **one.model_dump(exclude={"id", "work"}),
+                differences=tuple(f"{what} {theirs} there, {ours} here" for what, (theirs, ours) in other.items()),
+            )
+            for one, other in known
+        ),
+        why_no_anchor="" if any(not other for _, other in known) else _why_no_anchor(known),
+        notes=_notes(law) if found and law else (),
+    )
+
+
+def _why_no_law(group: scaling.Group) -> str:
+    counts = sorted({point.ranks for point in group.points})
+    text = f"No scaling law fitted: needs {MIN_POINTS} rank counts"
+    if len(counts) >= MIN_POINTS:
+        return f"{text} inside one node or across nodes; measure more, e.g. --nodes 1,2,4."
+    text += f" (you have {len(counts)}"
+    more = [*counts, *rank_counts(counts[-1], (2, 4), most_ranks(group.sample.plan))]
+    if len(more) < MIN_POINTS:
+        return f"{text}, and this machine holds no more)."
+    return f"{text}); run the same workload with --ranks {','.join(map(str, more[:MIN_POINTS]))}."
+
+
+def _notes(law: Law) -> tuple[str, ...]:
+    notes = []
+    if law.alternatives:
+        notes.append(f"Not ruled out, and in the interval: {', '.join(law.alternatives)}.")
+    if law.points[-1].nodes > 1:
+        notes.append(f"No point holds switches beyond {law.points[-1].nodes} nodes.")
+    return tuple(notes)
+
+
+def _why_no_anchor(known: list[tuple[Reference, dict[str, tuple[str, str]]]]) -> str:
+    if not known:
+        return "No published reference of this kind of network is on file."
+    nearest, differs = min(known, key=lambda one: len(one[1]))
+    return (
+        f"No published reference is of the same work; the nearest, {nearest.title} ({percent(nearest.efficiency)} at "
+        f"{ranks_text(nearest.ranks)}), differs in {', '.join(differs)}."
+    )
 
 
 def coefficients_text(law: Law) -> str:
@@ -43,7 +214,7 @@ def law_sheet(law: Law) -> Sheet[LawPoint]:
         Column("coefficients", "", lambda point: " | ".join(f"{one.value:.6g}" for one in law.coefficients)),
         *place_columns(),
         Column("efficiency_measured", "Efficiency, measured", lambda point: point.measured, has_interval=True),
-        Column("efficiency_fitted", law_title(law), lambda point: point.fitted, unit="fraction"),
+        Column("efficiency_fitted", f"Law: {law.name}", lambda point: point.fitted, unit="fraction"),
         Column(
             "residual",
             "Residual",
@@ -58,26 +229,21 @@ def law_sheet(law: Law) -> Sheet[LawPoint]:
         ),
         Column("runs", "", lambda point: point.measured.n),
     )
-    return Sheet(
-        name="laws",
-        title=f"{law_title(law)} against the measured points",
-        columns=columns,
-        rows=law.points,
-        is_drawn=True,
-    )
+    title = f"Law: {law.name} against the measured points"
+    return Sheet(name="laws", title=title, columns=columns, rows=law.points, is_drawn=True)
 
 
 def forecast_sheet(group: Group, found: Forecast) -> Sheet[ForecastPoint]:
     """What the law says of more ranks."""
     unit = f"{group.sample_unit}/s"
+    law = found.law
+    assert law is not None
     columns: tuple[Column[ForecastPoint], ...] = (
-        Column("law", "", lambda one: law_name),
+        Column("law", "", lambda one: law.name),
         Column("ranks", "At", lambda one: one.ranks, lambda one: f"{one.ranks} ranks"),
         Column("forecast_efficiency", "Efficiency by the law", lambda one: one.share, has_interval=True),
         Column("forecast_throughput_per_s", f"Throughput by the law, {unit}", lambda one: one.rate, has_interval=True),
     )
-    assert found.law is not None
-    law_name = found.law.name
     return Sheet(
         name="forecast",
         title="Forecast, not measured",
@@ -114,26 +280,20 @@ CURVE = 33
 """Points of the law's line."""
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A measured point, or a forecast one."""
+def _drawn_sheet(group: Group, found: Forecast) -> Sheet[Point | ForecastPoint]:
+    """Measured points, and forecast ones."""
 
-    point: Point | None
-    coming: ForecastPoint | None = None
+    def basis(row: Point | ForecastPoint) -> str:
+        return basis_text(row.efficiency) if isinstance(row, Point) else "forecast, not measured"
 
-    @property
-    def place(self) -> str:
-        if self.point is None:
-            return f"{self.coming.ranks} ranks" if self.coming else ""
-        return place_text(self.point.ranks, self.point.nodes)
-
-
-COLUMNS: tuple[Column[_Drawn], ...] = (
-    Column("", "At", lambda row: row.place),
-    Column("", "Efficiency, measured", lambda row: row.point.efficiency if row.point else ""),
-    Column("", "Efficiency, forecast", lambda row: row.coming.share if row.coming else ""),
-    Column("", "Interval", lambda row: basis_text(row.point.efficiency) if row.point else "forecast, not measured"),
-)
+    columns: tuple[Column[Point | ForecastPoint], ...] = (
+        Column("", "At", lambda row: place_of(row) if isinstance(row, Point) else f"{row.ranks} ranks"),
+        Column("", "Efficiency, measured", lambda row: row.efficiency if isinstance(row, Point) else ""),
+        Column("", "Efficiency, forecast", lambda row: "" if isinstance(row, Point) else row.share),
+        Column("", "Interval", basis),
+    )
+    rows: list[Point | ForecastPoint] = [*group.points, *found.forecasts]
+    return Sheet(name="forecast-chart", title="Efficiency", columns=columns, rows=rows)
 
 
 def forecast_charts(group: Group, found: Forecast) -> list[Chart]:
@@ -155,12 +315,7 @@ def forecast_charts(group: Group, found: Forecast) -> list[Chart]:
             alt=f"Measured efficiency over ranks (filled, solid): {measured}. Not measured but by the law "
             f"({found.law.name}; hollow, dotted): {then}."
             + (f" Published for the same work: {published}." if published else ""),
-            table=Sheet(
-                name="forecast-chart",
-                title="Efficiency",
-                columns=COLUMNS,
-                rows=[*map(_Drawn, group.points), *(_Drawn(None, one) for one in found.forecasts)],
-            ),
+            table=_drawn_sheet(group, found),
             size=(WIDE, HEIGHT),
         )
     ]
@@ -173,7 +328,7 @@ def _measured(group: Group) -> Rows:
             "value": point.efficiency.value,
             "low": point.efficiency.low,
             "high": point.efficiency.high,
-            "place": place_text(point.ranks, point.nodes),
+            "place": place_of(point),
             "shown": figure_text(point.efficiency),
             "basis": basis_text(point.efficiency),
         }
@@ -200,11 +355,7 @@ def _curve(group: Group, law: Law, last: int) -> Rows:
     """The law from the baseline to the last rank count drawn."""
     base = group.baseline.ranks
     steps = [base * (last / base) ** (number / (CURVE - 1)) for number in range(CURVE)]
-    found = []
-    for ranks in steps:
-        ratio = ranks / base
-        found.append({"ranks": round(ranks, 4), "value": round(efficiency_at(law, ratio), 6)})
-    return found
+    return [{"ranks": round(ranks, 4), "value": round(efficiency_at(law, ranks / base), 6)} for ranks in steps]
 
 
 def _layers(alt: Any, group: Group, found: Forecast, law: Law) -> list[Any]:

@@ -27,9 +27,17 @@ from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.document import document_of
-from dlbench.views.exchange import view as exchange_view
-from dlbench.views.exchange.numbers import ExchangePoint, exchange_points, fitted_line
-from dlbench.views.exchange.view import ExchangeView, exchange_charts
+from dlbench.views.exchange import (
+    MAX_MESSAGES,
+    ExchangePoint,
+    ExchangeView,
+    exchange_charts,
+    exchange_points,
+    fitted_line,
+    messages,
+    times,
+    what_ran,
+)
 from tests.support.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
 
 GRADIENTS = (
@@ -290,11 +298,11 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
     for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
         report, group = report_of(tmp_path / name)
         assert points_of(group)[0].prediction is None
-        assert "Least after backward" not in rows_of(exchange_view.times(points_of(group)))[0]
+        assert "Least after backward" not in rows_of(times(points_of(group)))[0]
         assert reason in " ".join(terminal.to_text(report, full=True).split())
         assert reason in html.to_html(report)
     _, group = report_of(tmp_path / "times")
-    row = rows_of(exchange_view.times(points_of(group)))[0]
+    row = rows_of(times(points_of(group)))[0]
     assert [row[title] for title in ("Messages under way", "during backward", "after backward")] == ["not measured"] * 3
 
 
@@ -314,7 +322,7 @@ def test_runs_without_an_exchange_show_no_view(tmp_path: Path) -> None:
 def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
     write_exchange(tmp_path, lambda plan: {"exchange": "leader" if plan.series.repeat == 1 else "flat"})
     _, group = report_of(tmp_path)
-    sheet = exchange_view.what_ran(points_of(group))
+    sheet = what_ran(points_of(group))
     assert [row["Exchange"] for row in rows_of(sheet)] == ["flat", "leader"]
     assert [row["exchange"] for row in sheet.records()] == ["flat | leader"]
 
@@ -376,9 +384,9 @@ def test_many_messages_are_cut_to_the_exposed_end(tmp_path: Path) -> None:
     write_exchange(tmp_path, gradients=many, repeats=1)
     report, group = report_of(tmp_path)
     (point,) = points_of(group)
-    first, *others = rows_of(exchange_view.messages(point))
+    first, *others = rows_of(messages(point))
     assert (first["Message"], first["Gradients"]) == ("1 to 140", "140")
-    assert len(others) == exchange_view.MAX_MESSAGES
+    assert len(others) == MAX_MESSAGES
     assert [row["Message"] for row in others] == [str(number) for number in range(141, 201)]
     (chart,) = exchange_charts(group, points_of(group))
     names = {row["name"] for rows in chart.spec["datasets"].values() for row in rows if "name" in row}
@@ -417,7 +425,7 @@ def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None
     assert "1 all-reduce sum overflowed" in codes["wire-overflow"].text
     assert codes["wire"].severity == "note"
     assert codes["autotune-unfinished"].severity == "serious"
-    (row,) = rows_of(exchange_view.what_ran(points_of(group)))
+    (row,) = rows_of(what_ran(points_of(group)))
     assert (row["Wire"], row["Sent dense"], row["Overflows"]) == ("topk", "15", "1")
     assert row["Density of sums"].startswith("2.0 %")
     assert "Density of sums" in html.to_html(report)

@@ -22,7 +22,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
@@ -32,11 +35,7 @@ from dlbench.stats.estimates import Estimate, interval
 from dlbench.stats.run_draws import LEAST_RUNS, resampled
 from dlbench.views.next_step import most_ranks
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.float64]
 
 Term = Literal["saturating", "logarithmic", "linear", "quadratic", "edge"]
 Scaling = Literal["weak", "strong"]
@@ -139,14 +138,10 @@ class ForecastPoint:
 
 def ideal_time(scaling: Scaling, ratios: Array) -> Array:
     """Time of the ideal over the baseline's at `ratios` times its ranks."""
-    import numpy as np
-
     return 1 / ratios if scaling == "strong" else np.ones_like(ratios)
 
 
 def _term(name: Term, ratios: Array) -> Array:
-    import numpy as np
-
     found: Array = {
         "saturating": 1 - 1 / ratios,
         "logarithmic": np.log2(ratios),
@@ -169,8 +164,6 @@ def fit_terms(scaling: Scaling, terms: tuple[Term, ...], ratios: Array, times: A
     Returns:
         Shape (..., terms).
     """
-    import numpy as np
-
     target = (times - ideal_time(scaling, ratios)) / times
     rows = [_term(name, ratios) / times for name in terms]
     alone = [np.maximum(0.0, (row * target).sum(-1) / (row * row).sum(-1)) for row in rows]
@@ -196,8 +189,6 @@ def time_at(scaling: Scaling, terms: tuple[Term, ...], coefficients: Array, rati
 
 def efficiency_at(law: Law, ratio: float) -> float:
     """Efficiency by a law (1) at `ratio` times the baseline's ranks."""
-    import numpy as np
-
     coefficients, ratios = np.array([one.value for one in law.coefficients]), np.array([float(ratio)])
     return float((ideal_time(law.scaling, ratios) / time_at(law.scaling, law.terms, coefficients, ratios))[0])
 
@@ -213,6 +204,10 @@ class _Data:
     """Over the baseline's, shape (points)."""
     drawn: Array | None
     """The same in each resample of the runs, (resamples, points); None: too few runs."""
+
+    def law(self, terms: tuple[Term, ...], coefficients: Array) -> Array:
+        """Times by a law."""
+        return time_at(self.scaling, terms, coefficients, self.ratios)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,14 +248,10 @@ def usable_points(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 def law_of(group: Group, table: RunTable) -> Fitted | None:
     """The law of a group's scaling; None where fewer rank counts than `MIN_POINTS` belong together."""
-    import numpy as np
-
     used = usable_points(group.points)
     if not used:
         return None
-    times = np.array(
-        [(1 / (point.speedup.value if group.scaling == "strong" else point.efficiency.value)) for point in used]
-    )
+    times = np.array([1 / (point.speedup if group.scaling == "strong" else point.efficiency).value for point in used])
     ratios = np.array([point.ideal_speedup for point in used])
     drawn = _drawn_times(group.baseline, used, times, table)
     data = _Data(scaling=group.scaling, points=used, ratios=ratios, times=times, drawn=drawn)
@@ -272,18 +263,12 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
     misses = {one.terms: _hindcast(data, one.terms) for one in tried}
     chosen = min(left or tried, key=lambda one: (max(ROUNDING, abs(misses[one.terms][0])), len(one.terms)))
     missed = misses[chosen.terms]
-    return Fitted(
-        law=_law(group, data, chosen, left, missed),
-        left=left,
-        largest=group.points[-1].ranks,
-        margin=max(map(abs, missed)),
-    )
+    law = _law(group, data, chosen, left, missed)
+    return Fitted(law=law, left=left, largest=group.points[-1].ranks, margin=max(map(abs, missed)))
 
 
 def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table: RunTable) -> Array | None:
     """Times over the baseline's in each resample of the runs."""
-    import numpy as np
-
     throughput = table.figures.set_index("run_id")["throughput"]
     by_run = [
         {table.keys[run_id]: float(throughput.loc[run_id]) for run_id in point.run_ids} for point in (baseline, *points)
@@ -308,27 +293,23 @@ def _candidate(data: _Data, terms: tuple[Term, ...]) -> _Candidate:
 
 def _likelihood(data: _Data, terms: tuple[Term, ...], coefficients: Array) -> float:
     """How often points that follow the law, and scatter as the runs do, would miss it as far as these (1)."""
-    import numpy as np
-
     assert data.drawn is not None
-    fitted = time_at(data.scaling, terms, coefficients, data.ratios)
+    fitted = data.law(terms, coefficients)
     misses = np.log(data.times / fitted)
     if np.abs(misses).max() < ROUNDING:
         return 1.0
     made = fitted * data.drawn / data.times
-    again = time_at(data.scaling, terms, fit_terms(data.scaling, terms, data.ratios, made), data.ratios)
+    again = data.law(terms, fit_terms(data.scaling, terms, data.ratios, made))
     return float(np.mean((np.log(made / again) ** 2).sum(axis=1) >= (misses**2).sum()))
 
 
 def _hindcast(data: _Data, terms: tuple[Term, ...]) -> tuple[float, float, float]:
     """Efficiency of the largest point less that of the law fitted to the others, and ends of its 95 % over runs."""
-    import numpy as np
-
     earlier = data.ratios < data.ratios[-1]
 
     def missed(times: Array) -> Array:
         coefficients = fit_terms(data.scaling, terms, data.ratios[earlier], times[..., earlier])
-        law = time_at(data.scaling, terms, coefficients, data.ratios)
+        law = data.law(terms, coefficients)
         found: Array = ideal_time(data.scaling, data.ratios)[-1] * (1 / times[..., -1] - 1 / law[..., -1])
         return found
 
@@ -344,9 +325,7 @@ def _name(scaling: Scaling, terms: tuple[Term, ...]) -> str:
 def _law(
     group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, ...], missed: tuple[float, float, float]
 ) -> Law:
-    import numpy as np
-
-    fitted = time_at(data.scaling, chosen.terms, chosen.coefficients, data.ratios)
+    fitted = data.law(chosen.terms, chosen.coefficients)
     by_law = (ideal_time(data.scaling, data.ratios) / fitted).tolist()
     points = tuple(
         LawPoint(
@@ -390,10 +369,9 @@ def _doubt(
     """Why nothing may be extrapolated, in a sentence; empty where it may."""
     if data.points[-1].nodes == 1 and not _inside(group):
         most = max(one.nodes for one in group.points)
+        what = "only one rank count is on several nodes, and points inside one node say nothing of their network"
         if most == 1:
             what = "all points are on one node, and what a network between nodes costs is in none of them"
-        else:
-            what = "only one rank count is on several nodes, and points inside one node say nothing of their network"
         if most_ranks(group.sample.plan) is not None:
             return what
         return f"{what}; measure {MIN_POINTS - 1} rank counts or more on several nodes, e.g. --nodes 1,2,4"
@@ -402,10 +380,8 @@ def _doubt(
     if not left:
         if all(point.efficiency.value > 1 for point in data.points):
             return "the measured points exceed the ideal, which no law knows"
-        return (
-            f"no law of the family fits: the nearest misses a measured point by {points(worst)} of "
-            "efficiency, more than the scatter of the runs explains"
-        )
+        misses = f"the nearest misses a measured point by {points(worst)} of efficiency"
+        return f"no law of the family fits: {misses}, more than the scatter of the runs explains"
     error, low, high = missed
     if low <= ROUNDING and high >= -ROUNDING:
         return ""
@@ -426,15 +402,13 @@ def _inside(group: Group) -> int | None:
 def ranks_of_a_node(plan: RunPlan) -> int | None:
     """Ranks that a node of the system holds, as it declares them; None where it does not."""
     node = plan.system.node
-    if node.ranks is not None or node.gpus:
-        return node.ranks if node.ranks is not None else node.gpus
-    return None if node.cores is None else node.cores // plan.layout.cores_per_rank
+    if node.ranks is not None:
+        return node.ranks
+    return node.gpus or (None if node.cores is None else node.cores // plan.layout.cores_per_rank)
 
 
 def forecasts(group: Group, fitted: Fitted) -> tuple[ForecastPoint, ...]:
     """What the law says of `FACTOR` times the largest rank count of its group; empty where there is a doubt."""
-    import numpy as np
-
     law = fitted.law
     if law.doubt:
         return ()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
+from dlbench.collectives.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
 from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.reading.comparability import system_content

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from dlbench.collectives.results.choice import (
+from dlbench.collectives.choice import (
     RATE_SHARE,
     STAY_WITHIN,
     Recommended,
