@@ -20,12 +20,11 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
 from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, runs_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Group
 from dlbench.views.reading import complement, storage_share
 from dlbench.views.view import GroupSource, GroupView, place_columns

@@ -15,10 +15,9 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, RANK_COLOURS, WIDE
 from dlbench.report.document import Mark, Section
-from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns, times_cell
 from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
-from dlbench.views.columns import drop_empty_columns
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import METRIC_TITLES
