@@ -16,15 +16,35 @@ import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from dlbench.datasets.shuffling.partition import first_parts
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from dlbench.specs.workload import DataSpec
+
+
+_PARTITION = 0x9A27
+"""Beside the seed, so that the partition is none of the epochs' permutations."""
+
+
+def first_parts(
+    num_samples: int, ranks: int, *, seed: int, partition: Literal["shuffled", "contiguous"]
+) -> list[NDArray[np.int64]]:
+    """The samples that each rank holds when training begins: equally many, or one more on the first ranks.
+
+    Args:
+        partition: drawn from all samples, or in the order of storage.
+
+    Returns:
+        For each rank (n,) sample numbers; together all of them, each once.
+    """
+    order = np.arange(num_samples)
+    if partition == "shuffled":
+        order = np.random.default_rng([seed, _PARTITION]).permutation(num_samples)
+    return np.array_split(order, ranks)
+
 
 _ORDER, _LOTS = 0x0DE2, 0x107
 """Beside the seed and the epoch, so that the draws have nothing to do with each other or with a global permutation."""
@@ -124,8 +144,6 @@ class Ownership:
 
     def exchange(self, epoch: int, rank: int) -> Exchange:
         """What a rank sends and receives during an epoch."""
-        import numpy as np
-
         if not self.slots:
             nothing = np.empty(0, np.int64)
             return Exchange(nothing, nothing, nothing, nothing, nothing)
@@ -143,8 +161,6 @@ class Ownership:
         )
 
     def _first(self) -> NDArray[np.int64]:
-        import numpy as np
-
         width = -(-self.num_samples // self.ranks)
         parts = np.full((self.ranks, width), NOBODY, np.int64)
         for rank, held in enumerate(
@@ -155,8 +171,6 @@ class Ownership:
 
     def _keys(self, epoch: int) -> NDArray[np.float64]:
         """(M, ceil(N / M)) by which each rank's samples are put in order."""
-        import numpy as np
-
         width = -(-self.num_samples // self.ranks)
         keys = np.random.default_rng([self.seed, _ORDER, epoch]).random((self.ranks, width))
         if self.num_samples % self.ranks:
@@ -165,22 +179,16 @@ class Ownership:
 
     def _first_of_orders(self, epoch: int, parts: NDArray[np.int64]) -> NDArray[np.int64]:
         """(M, slots) the first samples in each rank's order."""
-        import numpy as np
-
         places = self._keys(epoch).argsort(axis=1, kind="stable")[:, : self.slots]
         return np.take_along_axis(parts, places, axis=1)
 
     def _lots(self, epoch: int) -> NDArray[np.int64]:
         """(slots, M) to whom the sample of each slot and rank goes; each row a permutation of the ranks."""
-        import numpy as np
-
         rows = np.broadcast_to(np.arange(self.ranks), (self.slots, self.ranks))
         return np.random.default_rng([self.seed, _LOTS, epoch]).permuted(rows, axis=1)
 
     def _exchanged(self, epoch: int, parts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The parts after the exchange of an epoch, which are those of the next."""
-        import numpy as np
-
         order = np.take_along_axis(parts, self._keys(epoch).argsort(axis=1, kind="stable"), axis=1)
         after = order.copy()
         slots = np.arange(self.slots)
@@ -196,25 +204,47 @@ class Ownership:
 
 
 def ownership_for(spec: DataSpec, num_samples: int, ranks: int, *, seed: int) -> Ownership | None:
-    """Who holds what, as planned; None under global shuffling, where nobody holds samples of its own.
-
-    Args:
-        spec: the data; gives shuffle and partition.
-        num_samples: of the data set.
-        ranks: of the run.
-        seed: `train.seed`.
-    """
+    """Who holds what, as planned; None under global shuffling, where nobody holds samples of its own."""
     if spec.shuffle == "global":
         return None
     return Ownership(num_samples, ranks, seed=seed, partition=spec.partition, share=spec.exchanged_share)
 
 
 def released(slots: int, *, done: int, batches: int) -> int:
-    """Slots that are sent once so many batches of an epoch have been handed out: Q * b for each, all with the last.
-
-    Args:
-        slots: of the epoch.
-        done: batches handed out.
-        batches: of the epoch.
-    """
+    """Slots that are sent once so many batches of an epoch have been handed out: Q * b for each, all with the last."""
     return slots if done >= batches else slots * done // batches
+
+
+_MASK = (1 << 64) - 1
+_SALTS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
+"""Odd and without pattern: two sums that have nothing to do with each other."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """How many samples, and two 64-bit sums of what a mixing function makes of their numbers.
+
+    Two different collections have the same digest by chance once in 2**128, whatever is doubled or missing.
+    """
+
+    count: int = 0
+    sums: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, samples: NDArray[np.int64]) -> Self:
+        """The digest of sample numbers, each as often as it is there."""
+        values = np.asarray(samples).astype(np.uint64)
+        one, other = (int(_mixed(values + np.uint64(salt)).sum(dtype=np.uint64)) for salt in _SALTS)
+        return cls(len(values), (one, other))
+
+    def __add__(self, other: Digest) -> Digest:
+        one, two = ((a + b) & _MASK for a, b in zip(self.sums, other.sums, strict=True))
+        return Digest(self.count + other.count, (one, two))
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed

@@ -161,10 +161,6 @@ def read_files(folder: Path) -> Iterator[FileEntry]:
 def verify_manifest(folder: Path, on_file: Callable[[FileEntry], None] | None = None) -> list[str]:
     """Reads every file of a prepared data set; returns one line for each that is missing or altered, none if whole.
 
-    Args:
-        folder: the data set.
-        on_file: told of each file after it has been read.
-
     Raises:
         UserError: the folder has no manifest, or a damaged one.
     """

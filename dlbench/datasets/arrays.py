@@ -1,4 +1,4 @@
-"""HDF5 files: opened and read so that damage is an OSError, few at a time, and made with checksums."""
+"""HDF5 and .npy files: opened and read so that damage is an error of one line; HDF5 made with checksums."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from dlbench.opening import open_file, require_file
 
 if TYPE_CHECKING:
     import h5py
+    from numpy.typing import NDArray
+
 
 OPEN_AT_MOST = 32
 """Files kept open by one process."""
@@ -142,3 +144,26 @@ def heap_fault(path: Path) -> str | None:
                     return f"damaged HDF5: object {number} at byte {place} of a heap has a size of {length}"
                 place += taken
     return None
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The array of a file, read-only and mapped; the file is opened once, where `numpy.load` opens it three times.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is damaged, cut off, or holds Python objects.
+    """
+    import numpy as np
+
+    with open_file(path) as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"version {version} of .npy, which only arrays with named fields have")
+        if dtype.hasobject:
+            raise ValueError("holds Python objects")
+        order: Any = "F" if is_fortran else "C"
+        return np.memmap(file, dtype=dtype, shape=shape, order=order, mode="r", offset=file.tell())

@@ -3,7 +3,7 @@
 A log-normal model (Coles and Jones, "A lognormal model for the cosmological mass distribution", MNRAS 248, 1, 1991), no
 simulation: gravity moves nothing, so that there are neither filaments nor haloes. Per volume:
 
-1. A Gaussian field G of the linear power spectrum of `power_spectrum`, periodic in a box of `size` cells of CELL Mpc.
+1. A Gaussian field G of the linear power spectrum of `matter_power`, periodic in a box of `size` cells of CELL Mpc.
 2. At each redshift the density rho = exp(D G - D^2 var(G) / 2), of mean 1, with D the linear growth. All epochs show
    the same realisation. The spectrum is that of ln rho; the density's own is higher where it is strongly clustered.
 3. Counts from a Poisson distribution of mean N rho, where N = MEAN_COUNT (Omega_m h^2) / (0.3 * 0.7^2): particles have
@@ -12,6 +12,9 @@ simulation: gravity moves nothing, so that there are neither filaments nor haloe
 The parameters are those of the public cosmoUniverse set. NARROW ranges are near the published ones (Mathuriya et al.,
 "CosmoFlow", SC18, have Omega_m, sigma_8 and n_s; the range of h is our own). In a small volume such small differences
 drown in the few modes it holds: WIDE ranges are for volumes of 32^3, and leave the universe that we know.
+
+The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological constant, in a flat
+universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
 """
 
 from __future__ import annotations
@@ -23,19 +26,93 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.datasets.containers.hdf5 import make_hdf5
-from dlbench.datasets.containers.tfrecord import RecordWriter
+import numpy as np
+from numpy.typing import NDArray
+
+from dlbench.datasets.arrays import make_hdf5
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.splits import Split
-from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power
-from dlbench.datasets.volumes.tfrecord import encode_volume
+from dlbench.datasets.tfrecord import RecordWriter
+from dlbench.datasets.volumes import encode_volume
 from dlbench.errors import EnvironmentLacksError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from dlbench.datasets.volumes import Volume
 
-    from dlbench.datasets.volumes.shape import Volume
+
+_THETA = 2.7255 / 2.7
+"""Temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu."""
+_LOG_K = (-5.0, 2.0, 1024)
+"""Decades of the wave number over which sigma is integrated, and how many points."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosmology:
+    """The four parameters that the volumes differ in."""
+
+    omega_m: float
+    """Density of matter over the critical density, today."""
+    sigma_8: float
+    """Standard deviation of the linear density contrast today in spheres of 8 Mpc / h."""
+    n_s: float
+    """Power of the wave number in the primordial spectrum."""
+    h: float
+    """Hubble constant over 100 km / s / Mpc."""
+
+
+def transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
+    """Transfer function at wave numbers k > 0 in 1/Mpc, 1 at small k.
+
+    Eisenstein and Hu, "Baryonic Features in the Matter Transfer Function" (ApJ 496, 605, 1998), equations 28 and 29:
+    the fit without wiggles, for no baryons, where its Gamma_eff is Omega_m h.
+    """
+    q = k * _THETA**2 / (cosmology.omega_m * cosmology.h**2)
+    logarithm = np.log(2 * math.e + 1.8 * q)
+    fit: NDArray[np.float64] = logarithm / (logarithm + (14.2 + 731 / (1 + 62.5 * q)) * q * q)
+    return fit
+
+
+def _unscaled(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
+    spectrum: NDArray[np.float64] = k**cosmology.n_s * transfer(k, cosmology) ** 2
+    return spectrum
+
+
+def top_hat(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Fourier transform of a sphere of radius R and volume 1, of x = k R > 0."""
+    # The closed form loses its digits near 0, where the series does not.
+    series = 1 - x * x / 10
+    closed = 3 * (np.sin(x) - x * np.cos(x)) / x**3
+    window: NDArray[np.float64] = np.where(x < 1e-2, series, closed)
+    return window
+
+
+def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
+    """Linear power spectrum today at wave numbers k > 0 in 1/Mpc, in Mpc^3, scaled to sigma_8.
+
+    sigma^2(R) is the integral of k^3 P(k) / (2 pi^2) W^2(k R) over ln k, at R = 8 Mpc / h (Peebles, "The Large-Scale
+    Structure of the Universe", 1980).
+    """
+    low, high, points = _LOG_K
+    grid = np.logspace(low, high, points)
+    integrand = grid**3 / (2 * np.pi**2) * _unscaled(grid, cosmology) * top_hat(grid * 8 / cosmology.h) ** 2
+    step = (high - low) * math.log(10) / (points - 1)
+    variance = float(integrand.sum() * step)  # the ends are negligible, so the trapezoidal rule is the sum
+    return _unscaled(k, cosmology) * (cosmology.sigma_8**2 / variance)
+
+
+def growth(redshift: float, omega_m: float) -> float:
+    """Linear growth since a redshift: the contrast then over that of today, 1 at redshift 0.
+
+    Carroll, Press and Turner, "The Cosmological Constant" (ARA&A 30, 499, 1992), equation 29, in a flat universe.
+    """
+    return _growth_suppression(redshift, omega_m) / (1 + redshift) / _growth_suppression(0.0, omega_m)
+
+
+def _growth_suppression(redshift: float, omega_m: float) -> float:
+    matter = omega_m * (1 + redshift) ** 3
+    m = matter / (matter + 1 - omega_m)
+    return 2.5 * m / (math.pow(m, 4 / 7) - (1 - m) + (1 + m / 2) * (1 + (1 - m) / 70))
+
 
 VERSION = 1
 """Raised whenever the same settings make other volumes."""
@@ -67,8 +144,6 @@ def cosmology_of(targets: Sequence[float] | NDArray[np.float32], ranges: Ranges)
 @lru_cache(maxsize=2)
 def _squared_waves(size: int) -> NDArray[np.int64]:
     """(size, size, size // 2 + 1) squares of the wave numbers of a box of edge 2 pi: integers."""
-    import numpy as np
-
     full = np.rint(np.fft.fftfreq(size) * size).astype(np.int64) ** 2
     half = np.arange(size // 2 + 1, dtype=np.int64) ** 2
     squares: NDArray[np.int64] = full[:, None, None] + full[None, :, None] + half[None, None, :]
@@ -82,8 +157,6 @@ def gaussian_field(
 
     The mean of each field is 0: a box of the mean density.
     """
-    import numpy as np
-
     waves = _squared_waves(size)
     unit = 2 * math.pi / (size * CELL)
     # Power depends on the square of the wave number alone, of which there are few.
@@ -103,8 +176,6 @@ def density_sample(
     targets: Sequence[float] | NDArray[np.float32], size: int, generator: np.random.Generator, ranges: Ranges = WIDE
 ) -> NDArray[np.int16]:
     """One volume (size, size, size, 4) of counts for four targets in [-1, 1]: Omega_m, sigma_8, n_s, h."""
-    import numpy as np
-
     cosmology = cosmology_of(targets, ranges)
     field, variance = gaussian_field(cosmology, size, generator)
     mean = MEAN_COUNT * cosmology.omega_m * cosmology.h**2 / (0.3 * 0.7**2)
@@ -162,7 +233,6 @@ class DensityRecipe:
         return WIDE if self.wide else NARROW
 
     def parts(self) -> Sequence[Part]:
-        """One part a file: `<split>/density-<number>.h5` or `.tfrecord`."""
         suffix = "h5" if self.container == "hdf5" else "tfrecord"
         parts = []
         totals: Mapping[Split, int] = {"train": self.num_train, "validation": self.num_validation}
@@ -175,18 +245,11 @@ class DensityRecipe:
 
     def sample(self, split: Split, number: int) -> Volume:
         """One sample: a function of the recipe, the split and the sample's number in it."""
-        import numpy as np
-
         generator = np.random.default_rng([self.seed, _SPLIT_NUMBERS[split], number])
         targets = generator.uniform(-1, 1, 4).astype(np.float32)
         return density_sample(targets, self.size, generator, self._ranges), targets
 
     def write(self, part: Part, path: Path) -> None:
-        """Writes one file.
-
-        Raises:
-            EnvironmentLacksError: h5py or google-crc32c is not installed.
-        """
         samples = (self.sample(part.split, number) for number in range(part.first, part.first + part.count))
         if self.container == "hdf5":
             _write_hdf5(path, samples, part.count, self.size)
