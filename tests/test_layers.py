@@ -222,8 +222,8 @@ OPENED_OTHERWISE = {
     "bundled": "the installer's list of files",
     "machine/cuda_parts": "NCCL's header",
     "report/formats/html": "the bundled page",
-    "datasets/text/python_text": "the sources of Python's standard library",
-    "datasets/images/photo_crops": "photographs of installed packages",
+    "datasets/making/text_recipes": "the sources of Python's standard library",
+    "datasets/making/image_recipes": "photographs of installed packages",
     # Files of this process, in folders that nobody else may enter, or just made by it.
     "node/sync/horovod/window": "a timeline in a folder of this process",
     "node/sync/horovod/autotune": "a log in a folder of this process",
@@ -232,12 +232,11 @@ OPENED_OTHERWISE = {
     "perfetto/parquet": "a file that it has just written, to sync it",
     "node/training/pauses/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "node/training/beginning/initial_weights": "after `require_file`",
-    "datasets/making/production": "what it has just made, to sync it",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
-    "datasets/making/journal": "opened to be written and locked; refused unless it is a regular file",
+    "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
     "history/store": "SQLite, after `_instead_of_file`",
-    "datasets/containers/hdf5": "HDF5, after `require_file`",
+    "datasets/arrays": "HDF5, after `require_file`",
     # The box: folders of root's alone.
     "jobs/box/box": "logs of daemons in the box's folder",
     "jobs/processes": "/proc",

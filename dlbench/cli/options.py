@@ -466,7 +466,7 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
 
     Raises `UserError`: a data set is of another kind than its workload's, does not fit the model, or is too small.
     """
-    from dlbench.datasets.planning import require_fitting
+    from dlbench.datasets.recognition import require_fitting
 
     seen = set()
     for plan in plans:

@@ -136,7 +136,7 @@ def _tell_comparison(request: Request, found: Scan) -> None:
 
     Raises `RunError`: a file cannot be written.
     """
-    from dlbench.gate.page.document import paired_lines
+    from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH
     from dlbench.report.wording import clean
 
@@ -181,7 +181,7 @@ def _decomposition(found: Scan) -> list[str]:
 
 def _watch_cost(found: Scan) -> list[str]:
     from dlbench.records.watch_cost import write_watch_cost
-    from dlbench.views.watch_cost import watch_cost_lines, watch_costs
+    from dlbench.views.decomposition import watch_cost_lines, watch_costs
 
     costs = watch_costs(found.runs)
     for cost in costs:

@@ -29,7 +29,7 @@ def _counts_epochs(plan: RunPlan) -> bool:
 
 
 def _exchanges(plan: RunPlan) -> bool:
-    return plan.engine.name != "single" and plan.layout.ranks > 1
+    return plan.engine.kind.synchronises and plan.layout.ranks > 1
 
 
 def _hands_over(plan: RunPlan) -> bool:
@@ -60,17 +60,14 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     (
         "system.launch.interface",
-        lambda plan: (
-            plan.layout.nodes > 1
-            and (plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not plan.system.launch.by_mpi))
-        ),
+        lambda plan: plan.layout.nodes > 1 and not (plan.engine.name == "horovod" and plan.system.launch.by_mpi),
         "ranks of one node meet on loopback, and MPI chooses its own",
     ),
     ("system.launch.oversubscribe_yield", lambda plan: plan.system.launch.by_mpi, "only MPI launchers read it"),
     *(
         (
             key,
-            lambda plan: not (plan.engine.name == "horovod" and plan.engine.horovod.autotune),
+            lambda plan: not plan.engine.autotunes,
             "engine.horovod.autotune searches fusion and cycle time itself",
         )
         for key in ("sync.fusion", "engine.horovod.cycle_time_ms")

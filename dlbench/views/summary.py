@@ -14,7 +14,6 @@ from dlbench.report.charts.chart import Chart, ReportSubject, finish
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import (
-    ENGINE_TITLES,
     basis_text,
     figure_text,
     interval_text,
@@ -25,12 +24,13 @@ from dlbench.report.wording import (
     units_text,
     value_text,
 )
+from dlbench.specs.engine import engine_title
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.exchange.numbers import ExchangePoint
-from dlbench.views.forecast.numbers import Forecast
+from dlbench.views.exchange import ExchangePoint
+from dlbench.views.forecast import Forecast
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.systems import SystemDescription
@@ -269,7 +269,7 @@ def _name(group: Group, alike: Sequence[Group]) -> str:
 
 def _value(name: str, value: str) -> str:
     if name == "engine":
-        return ENGINE_TITLES.get(value, value)
+        return engine_title(value)
     words = {
         "preset": "{} preset",
         "scaling": "{} scaling",

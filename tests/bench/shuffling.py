@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from dlbench.datasets.shuffling.ownership import Ownership
-from dlbench.datasets.staging.store import SampleStore
-from dlbench.datasets.volumes.npy import targets_path
+from dlbench.datasets.shuffling import Ownership
+from dlbench.datasets.staging.samples import SampleStore
+from dlbench.datasets.volumes import targets_path
 from dlbench.records.scan import scan
 from tests.bench.figures import Figure, median_interval
 from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlbench.datasets.shuffling.partition import first_parts
+from dlbench.datasets.shuffling import first_parts
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging
 from dlbench.specs.expand import expand
@@ -53,7 +53,7 @@ def _tree(folder: Path) -> Path:
 
 
 def _shards(tree: Path, folder: Path) -> Path:
-    from dlbench.datasets.images.packing import PackRecipe
+    from dlbench.datasets.making.image_recipes import PackRecipe
     from dlbench.datasets.making.production import produce
 
     produce(PackRecipe(train=tree, container="tar"), folder)

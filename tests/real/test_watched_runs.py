@@ -18,7 +18,7 @@ import torch
 
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.single import SingleEngine
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.gathering import watch_doubts, with_layers_told
 from dlbench.node.training.instruments import RankWatch, accounted_overhead
 from dlbench.node.training.run import RankRun

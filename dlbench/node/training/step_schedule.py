@@ -204,9 +204,8 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_
 def _deciding_steps(plan: RunPlan) -> int:
     if plan.layout.ranks == 1:
         return 0
-    horovod = plan.engine.horovod
-    if plan.engine.name == "horovod" and horovod.autotune:
-        return horovod.autotune_steps
+    if plan.engine.autotunes:
+        return plan.engine.horovod.autotune_steps
     return MGWFBP_STEPS if plan.sync.fusion == "own:mgwfbp" else 0
 
 

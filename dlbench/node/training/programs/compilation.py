@@ -165,7 +165,7 @@ class Compilation:
                 "steps would have had them"
             )
         plan = self._plan
-        if plan.layout.ranks > 1 and self._train.is_in_core and plan.engine.name != "ddp":
+        if plan.layout.ranks > 1 and self._train.is_in_core and not plan.engine.kind.overlaps_compiled:
             found.append(
                 "train.compile: the compiled backward pass hands over all gradients at its end, so that their exchange "
                 "does not overlap with it"

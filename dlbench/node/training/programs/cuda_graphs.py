@@ -24,11 +24,6 @@ from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 
-WARMUP_PASSES = 3
-"""Passes before the capture, `make_graphed_callables`' own default."""
-WARMUP_PASSES_DDP = 11
-"""As many as its documentation asks for with DistributedDataParallel."""
-
 Forward = Callable[..., Any]
 
 
@@ -84,7 +79,9 @@ class NetworkGraphs:
             before = torch.cuda.memory_reserved(self._device)
             model.forward = _tensors_only(eager, given, precision)
             try:
-                torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=self._warmup_passes)
+                torch.cuda.make_graphed_callables(
+                    model, samples, num_warmup_iters=self._plan.engine.kind.capture_passes
+                )
             except RuntimeError as error:
                 model.forward = eager
                 if isinstance(error, torch.OutOfMemoryError):
@@ -98,10 +95,6 @@ class NetworkGraphs:
             self._is_replayed = _is_replayed(model(*given))
         torch.cuda.synchronize(self._device)
         self._seconds = time.monotonic() - began
-
-    @property
-    def _warmup_passes(self) -> int:
-        return WARMUP_PASSES_DDP if self._plan.engine.name == "ddp" else WARMUP_PASSES
 
     @property
     def warnings(self) -> list[str]:
