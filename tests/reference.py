@@ -46,9 +46,9 @@ from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.container import ImageDescription
 from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis import views_of as diagnosis_views
 from dlbench.views.estimate import views_of as estimate_views

@@ -23,7 +23,7 @@ from dlbench.report.document import Section
 from dlbench.report.formats import html
 from dlbench.report.formats.json import as_plain
 from dlbench.report.table import Sheet
-from dlbench.specs.fault import FaultSpec
+from dlbench.specs.watch import FaultSpec
 from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.diagnosis import NextExperiment
