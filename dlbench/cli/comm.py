@@ -59,8 +59,8 @@ def report(
       dlbench comm report runs --format csv --table ratios > ratios.csv
     """
     chosen = prepared("comm report", output, format_name, table=table, needs=("numpy",))
-    from dlbench.collectives.page.document import document_of
-    from dlbench.collectives.page.report import assemble
+    from dlbench.collectives.document import document_of
+    from dlbench.collectives.report import assemble
 
     found = assemble(read_comm_runs(runs, where))
     emit(document_of(found), chosen, output, table or "points", full=full)
@@ -98,9 +98,9 @@ def fit(
     if output is not None:
         check_writable(output)
     require_modules("comm fit", "numpy")
-    from dlbench.collectives.page.document import fit_document
-    from dlbench.collectives.results.fits import fit_one
-    from dlbench.collectives.results.measurements import tabulate
+    from dlbench.collectives.document import fit_document
+    from dlbench.collectives.fits import fit_one
+    from dlbench.collectives.measurements import tabulate
     from dlbench.units import utc_now
 
     table = tabulate(read_comm_runs(runs, where))
@@ -157,8 +157,8 @@ def predict(
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
     require_modules("comm predict", "numpy")
-    from dlbench.collectives.page.document import predictions_document
-    from dlbench.collectives.results.predictions import Wanted, predict_all
+    from dlbench.collectives.document import predictions_document
+    from dlbench.collectives.predictions import Wanted, predict_all
     from dlbench.records.network import read_network
     from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.collectives.sizes import parse_sizes

@@ -15,7 +15,7 @@ from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.collectives.page.report import CollectivesReport
+    from dlbench.collectives.report import CollectivesReport
     from dlbench.history.report import TrendsReport
     from dlbench.records.scan import Scan
     from dlbench.report.document import Document
