@@ -265,12 +265,8 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
 def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
     """Refuses keys that act in no run.
 
-    Args:
-        asked: keys and the options that they were given to.
-        plans: all runs of the request.
-
-    Raises:
-        UserError: one of them acts in none of the plans.
+    `asked`: keys and the options that they were given to.
+    Raises `UserError`: one of them acts in none of the plans.
     """
     for key, option in asked:
         for prefix, acts, why in INERT:
@@ -279,11 +275,7 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 
 
 def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses a planted fault on a rank that no run has.
-
-    Raises:
-        UserError: some fault names such a rank.
-    """
+    """Refuses a planted fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
     for fault in [plan.fault for plan in plans if plan.fault is not None]:
         largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
         absent = [rank for rank in fault.ranks or () if rank >= largest]
