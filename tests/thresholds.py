@@ -111,7 +111,7 @@ THRESHOLDS = (
         halved="`agree` takes about four times the repeats; more is undecided",
     ),
     Threshold(
-        module="views.causes.diagnosis",
+        module="views.causes.numbers",
         name="WORTH_EXPLAINING",
         decides="share of the ideal whose loss is given a cause",
         why="five interleaved repeats that scatter by 0.6 % resolve it",
@@ -132,7 +132,7 @@ THRESHOLDS = (
         halved="half the excess, 1.5 %, counts: hosts that differ as like machines do are excluded",
     ),
     Threshold(
-        module="views.forecast.laws",
+        module="views.scaling_laws",
         name="LEVEL",
         decides="chance of points that follow a law to miss it as far, below which nothing is extrapolated from it",
         why="a forecast from a wrong law does more harm than none from a right one",

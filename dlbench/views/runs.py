@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from dlbench.reading.environments import Difference
 from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
-from dlbench.report.table import Column, Sheet
+from dlbench.report.table import Column, Sheet, drop_empty_columns
 from dlbench.report.wording import runs_text
-from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Report, RunRow
 from dlbench.views.view import ReportView
 
