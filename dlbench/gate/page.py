@@ -22,10 +22,8 @@ from xml.etree import ElementTree
 
 import dlbench
 from dlbench.errors import DlbenchError
-from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
-from dlbench.gate.content import KeyDifference
-from dlbench.gate.floors import FLOOR
-from dlbench.gate.sides import SidePoint, SideRun, point_label, versus
+from dlbench.gate.comparison import FLOOR, ComparedMetric, ComparedPoint, Comparison
+from dlbench.gate.sides import KeyDifference, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
@@ -687,8 +685,7 @@ def next_step(report: ComparisonReport) -> str:
 
 def paired_lines(scan: Scan) -> list[str]:
     """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
-    from dlbench.gate.comparison import compare_pairs
-    from dlbench.gate.pairs import paired_points
+    from dlbench.gate.comparison import compare_pairs, paired_points
     from dlbench.gate.verdicts import Rule
     from dlbench.reading.metrics import DEFAULT_METRICS
 

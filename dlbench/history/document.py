@@ -35,7 +35,7 @@ from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import changes_sheet, host_charts, hosts_sheet, nights_sheet, series_chart, series_sheet
 from dlbench.report.document import Card, Document, Mark, Section, no_charts
 from dlbench.report.wording import clean, runs_text
-from dlbench.specs.system.hostlist import compressed
+from dlbench.specs.hostlist import compressed
 
 MAX_CHARTED = 20
 """Series drawn: those with the newest changes; all stand in the tables."""

@@ -21,8 +21,8 @@ from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import value_text
 from dlbench.specs.base import Count, Name, Positive, Precision, Spec
+from dlbench.specs.files import read_yaml
 from dlbench.specs.workload import TextData
-from dlbench.specs.yamlfile import read_yaml
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
 from dlbench.views.model import Group

@@ -31,7 +31,7 @@ from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from dlbench.views.assemble import assemble
 from dlbench.views.decomposition import decomposition_lines, decompositions
 from dlbench.views.sweep.numbers import sweeps
