@@ -18,7 +18,7 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.stalls import StallsView
 from dlbench.views.stragglers import StragglersView
-from dlbench.views.telemetry.view import DetailedTelemetryView
+from dlbench.views.telemetry import DetailedTelemetryView
 from dlbench.views.view import Views
 
 FORMAT = "dlbench.diagnosis"

@@ -60,7 +60,7 @@ from dlbench.views.stragglers import StragglersView
 from dlbench.views.summary import SummaryView, short_names
 from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems import SystemsView
-from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.telemetry import TelemetryView
 from dlbench.views.time_to_train import TimeToTrainView
 from dlbench.views.utilisation import UtilisationView
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, Views, engine_title
