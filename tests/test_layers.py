@@ -216,8 +216,7 @@ OPENED_OTHERWISE = {
     "machine/storage": "/proc",
     "node/cores": "/sys",
     "node/watching/core_load": "/proc",
-    "jobs/box/host": "/proc",
-    "jobs/box/storage": "/sys",
+    "jobs/box/host": "/proc, /sys, and the box's folder, with a look at who owns it",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.
     "bundled": "the installer's list of files",
@@ -226,8 +225,8 @@ OPENED_OTHERWISE = {
     "datasets/making/text_recipes": "the sources of Python's standard library",
     "datasets/making/image_recipes": "photographs of installed packages",
     # Files of this process, in folders that nobody else may enter, or just made by it.
-    "node/sync/horovod/window": "a timeline in a folder of this process",
-    "node/sync/horovod/autotune": "a log in a folder of this process",
+    "node/sync/horovod/timeline": "a timeline in a folder of this process",
+    "node/sync/horovod/report": "a log in a folder of this process",
     "setup/horovod": "a build in a folder of this user",
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",
@@ -240,7 +239,6 @@ OPENED_OTHERWISE = {
     "datasets/arrays": "HDF5, after `require_file`",
     # The box: folders of root's alone.
     "jobs/box/box": "logs of daemons in the box's folder",
-    "jobs/box/trust": "the box's folder, with a look at who owns it",
     "jobs/processes": "/proc",
     "process_tree": "/proc, and locks of its own folders",
     "records/files": "opened to be written",

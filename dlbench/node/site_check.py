@@ -36,7 +36,7 @@ from dlbench.records.answers.preflight import PreflightFolder, SeenClock, SeenLo
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON
 from dlbench.specs.collectives.plan import CommPlan
-from dlbench.specs.system.storage import StagingTier, StorageSpec
+from dlbench.specs.system import StagingTier, StorageSpec
 
 ROUNDS = 50
 WAIT_S = 20.0

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, FromText, NonNegative, Positive, Spec
-from dlbench.specs.system.storage import FolderOfNode
+from dlbench.specs.system import FolderOfNode
 from dlbench.units import parse_bytes
 
 Recompute = Literal["none", "blocks", "planned"]

@@ -10,7 +10,7 @@ import pytest
 from dlbench.machine.storage import file_system_of
 from dlbench.node import site_check as libraries_of
 from dlbench.node.site_check import answer, ask, libraries, scratch
-from dlbench.specs.system.storage import StorageSpec, TierSpec
+from dlbench.specs.system import StorageSpec, TierSpec
 
 
 def test_a_place_is_written_and_left_as_it_was(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReade
 from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 from dlbench.records.data_path import ReadEpoch
-from dlbench.specs.system.storage import Tier
+from dlbench.specs.system import Tier
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 

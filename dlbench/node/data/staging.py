@@ -32,7 +32,7 @@ from dlbench.node.data.reader import Around, BadSampleError, Raw, SampleReader, 
 from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.storage import StagingTier
+from dlbench.specs.system import StagingTier
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,7 +26,7 @@ from dlbench.node.memory.profile import ChainProfile, undisturbed, update_growth
 from dlbench.node.memory.tiers import Tier
 from dlbench.specs.base import Spec
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates, Unit
-from dlbench.specs.system.storage import StorageSpec, TierSpec
+from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 REPEATS = 3
