@@ -26,7 +26,7 @@ from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 from dlbench.records.job.log import killed_by_signal
 from dlbench.records.status import room_for_failure, write_failure
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 __all__ = ["has_gpu", "product_rate", "require_precision"]

@@ -31,7 +31,7 @@ from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.job.log import was_cancelled
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 _LOG = re.compile(r"slurm-[0-9_]+\.out")

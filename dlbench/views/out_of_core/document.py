@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import dlbench
-from dlbench.costs.memory.tradeoff import saves_nothing
+from dlbench.costs.memory.planner import saves_nothing
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
 from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE, si_label
 from dlbench.report.document import Document, Section

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlbench.costs.memory.blocks import BlockCosts
+from dlbench.costs.memory.blocks import BlockCosts, Schedule
 from dlbench.costs.memory.planner import PREFETCH
-from dlbench.costs.memory.schedule import Schedule
 from dlbench.costs.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult
 from dlbench.specs.memory import BlockPlan, Chain, Decision, Prediction, Swap, TransferRates

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.smallest import smallest_capacity
-from dlbench.costs.memory.tradeoff import (
+from dlbench.costs.memory.planner import (
     METHODS,
     Method,
     Point,
     against_batch,
     against_capacity,
+    fixed_plan,
     in_core_bytes,
     largest_batch,
+    plan_blocks,
     point,
 )
+from dlbench.costs.memory.search import smallest_capacity
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates
 from dlbench.views.out_of_core.numbers import TITLES
 from dlbench.views.out_of_core.passes import PassSpan, PlannedPart, blocks_of, schedule_of, spans_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import itemgetter
 
-from dlbench.costs.memory.tradeoff import saves_nothing
+from dlbench.costs.memory.planner import saves_nothing
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
 from dlbench.report.wording import percent, place_text, runs_text, times_text, times_value
