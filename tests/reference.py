@@ -52,7 +52,7 @@ from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis import views_of as diagnosis_views
 from dlbench.views.estimate import views_of as estimate_views
-from dlbench.views.out_of_core.planned import MemoryPlan
+from dlbench.views.out_of_core.plan import MemoryPlan
 from dlbench.views.registry import SCALING
 from dlbench.views.stalls import IoTiers
 from dlbench.views.storage import Io
