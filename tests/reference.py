@@ -25,7 +25,7 @@ from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.gate.page import ComparisonReport
+from dlbench.gate.report import ComparisonReport
 from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import host as box_host
