@@ -209,7 +209,7 @@ def format_versions() -> str:
     def stamped(model: type[BaseModel]) -> tuple[str, int]:
         return model.model_fields["format"].default, model.model_fields["version"].default
 
-    from dlbench.node.training.pauses import checkpoint
+    from dlbench.node.training import checkpoint
 
     formats: list[tuple[str, str, int]] = [
         ("workload YAML", "dlbench.workload", 1),

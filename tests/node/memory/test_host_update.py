@@ -22,7 +22,7 @@ from dlbench.node.memory.forward_order import GROUPS, ForwardOrder
 from dlbench.node.memory.host_copies import HostCopies, HostParameters, SameMemory
 from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
