@@ -20,14 +20,15 @@ from pydantic import BaseModel, TypeAdapter
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.cli.options import OPTION_GROUPS, GroupedCommand
-from dlbench.collectives.page.report import CollectivesReport
+from dlbench.collectives.report import CollectivesReport
+from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
-from dlbench.datasets.making import journal, manifest
+from dlbench.datasets.making import production
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.gate.page.assemble import ComparisonReport
-from dlbench.history.page.report import TrendsReport
+from dlbench.gate.page import ComparisonReport
+from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
-from dlbench.jobs.box import state as box_state
+from dlbench.jobs.box import host as box_host
 from dlbench.jobs.campaign.file import SeriesFile
 from dlbench.jobs.submission import Submission
 from dlbench.node import rendezvous
@@ -235,10 +236,10 @@ def format_versions() -> str:
         ("`failure.json`", *stamped(Failure)),
         ("`checkpoints/step-NNNNNNNN.safetensors` (header)", *_pair(checkpoint.FORMAT)),
         ("`manifest.json` of a prepared data set", manifest.FORMAT, manifest.VERSION),
-        ("`.production.jsonl` of a data set that is being made", journal.FORMAT, journal.VERSION),
+        ("`.production.jsonl` of a data set that is being made", production.FORMAT, production.VERSION),
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
         ("`corpus.json` of a tokenised text", *_pair(text_corpus.SAVED_FORMAT)),
-        ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
+        ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
         ("report as JSON", report_model.FORMAT, report_model.VERSION),
     ]
     old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]

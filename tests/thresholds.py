@@ -89,7 +89,7 @@ THRESHOLDS = (
         halved="hosts that are barely slower than 3 % take more nights to be named",
     ),
     Threshold(
-        module="history.trends.change_points",
+        module="history.change_points",
         name="MIN_EVIDENCE",
         decides="Bayes factor of a change point, before all trends are counted",
         why="with looks every fourth night for 110 nights, six trends of a hundred whose nights resemble each other "
@@ -97,7 +97,7 @@ THRESHOLDS = (
         halved="changes are named a few nights earlier, and about twice as many are none",
     ),
     Threshold(
-        module="history.trends.change_points",
+        module="history.change_points",
         name="NAMED",
         decides="share of ordinary nights beyond the usual range",
         why="about four nights of a year",
@@ -132,7 +132,7 @@ THRESHOLDS = (
         halved="half the excess, 1.5 %, counts: hosts that differ as like machines do are excluded",
     ),
     Threshold(
-        module="views.forecast.laws",
+        module="views.scaling_laws",
         name="LEVEL",
         decides="chance of points that follow a law to miss it as far, below which nothing is extrapolated from it",
         why="a forecast from a wrong law does more harm than none from a right one",
@@ -167,7 +167,7 @@ THRESHOLDS = (
         halved="ten spans of normal noise would stand out by chance",
     ),
     Threshold(
-        module="collectives.results.choice",
+        module="collectives.choice",
         name="STAY_WITHIN",
         decides="how much slower than the fastest an algorithm may be and count as good as it",
         why="a choice among such algorithms gains at most this share of a message",
@@ -188,7 +188,7 @@ THRESHOLDS = (
         halved="fits of a noisy machine give no advice",
     ),
     Threshold(
-        module="collectives.results.choice",
+        module="collectives.choice",
         name="RATE_SHARE",
         decides="share of the asymptotic rate that a fused message reaches",
         why="n_90 = 9 x start-up / time per byte",

@@ -46,13 +46,13 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("compare", "comparing", "Say whether B is slower than A, by how much, and how sure."),
             ("baseline", "comparing", "Write the baseline that `check` compares with."),
             ("check", "comparing", "Compare with a baseline in CI: exit code, JUnit, summary."),
-            ("history", "history.command", "Keep runs for months; find regressions and slow nodes."),
+            ("history", "history", "Keep runs for months; find regressions and slow nodes."),
         ),
     ),
     (
         "Understand",
         (
-            ("diagnose", "diagnose", "Say where efficiency is lost, and what to try next."),
+            ("diagnose", "report", "Say where efficiency is lost, and what to try next."),
             ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
             ("comm", "comm", "Measure collectives, fit a network model, predict."),
             ("io", "io", "Measure storage and readers, and what input costs."),

@@ -14,18 +14,22 @@ import click
 from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
 from dlbench.cli.options import F, InOrder, decorated, output_folder, write_output
-from dlbench.cli.report import FormatName, check_writable, emit, format_of, report_options, require_modules
+from dlbench.cli.report import (
+    FormatName,
+    check_writable,
+    emit,
+    finish,
+    note_counts,
+    prepared,
+    report_options,
+    require_modules,
+)
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.specs.base import Precision
     from dlbench.specs.collectives.plan import Collective
     from dlbench.specs.collectives.request import CommRuns
-
-
-# What each needs beside the login node's set.
-_NUMBERS = ("numpy",)
-_CHARTS = ("altair", "vl_convert")
 
 
 @click.command()
@@ -54,29 +58,15 @@ def report(
       dlbench comm report runs -o comm.html
       dlbench comm report runs --format csv --table ratios > ratios.csv
     """
-    if output is not None:
-        check_writable(output)
-    chosen = format_of(output, format_name)
-    if table is not None and chosen != "csv":
-        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
-    require_modules("comm report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
-    from dlbench.collectives.page.document import document_of
-    from dlbench.collectives.page.report import assemble
+    chosen = prepared("comm report", output, format_name, table=table, needs=("numpy",))
+    from dlbench.collectives.document import document_of
+    from dlbench.collectives.report import assemble
 
     found = assemble(read_comm_runs(runs, where))
     emit(document_of(found), chosen, output, table or "points", full=full)
-    if output is not None:
-        without = len(found.without_figures)
-        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
-        click.echo(f"{output}: {counts}", err=True)
-    for line in found.damaged:
-        click.echo(f"dlbench: damaged: {line}", err=True)
-    if not found.groups:
-        click.echo(
-            f"dlbench: {named(runs)}: no run of the collective benchmark has figures; the report says why", err=True
-        )
-    if found.damaged or not found.groups:
-        sys.exit(int(ExitCode.INCOMPLETE))
+    note_counts(output, found)
+    problem = f"{named(runs)}: no run of the collective benchmark has figures; the report says why"
+    finish(found.damaged, "" if found.groups else problem)
 
 
 @click.command()
@@ -107,10 +97,10 @@ def fit(
     """
     if output is not None:
         check_writable(output)
-    require_modules("comm fit", *_NUMBERS)
-    from dlbench.collectives.page.document import fit_document
-    from dlbench.collectives.results.fits import fit_one
-    from dlbench.collectives.results.measurements import tabulate
+    require_modules("comm fit", "numpy")
+    from dlbench.collectives.document import fit_document
+    from dlbench.collectives.fits import fit_one
+    from dlbench.collectives.measurements import tabulate
     from dlbench.units import utc_now
 
     table = tabulate(read_comm_runs(runs, where))
@@ -166,9 +156,9 @@ def predict(
       dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
-    require_modules("comm predict", *_NUMBERS)
-    from dlbench.collectives.page.document import predictions_document
-    from dlbench.collectives.results.predictions import Wanted, predict_all
+    require_modules("comm predict", "numpy")
+    from dlbench.collectives.document import predictions_document
+    from dlbench.collectives.predictions import Wanted, predict_all
     from dlbench.records.network import read_network
     from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.collectives.sizes import parse_sizes

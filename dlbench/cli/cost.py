@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
-from dlbench.cli.report import FormatName, check_writable, emit, format_of
+from dlbench.cli.report import emit, prepared
 from dlbench.errors import ExitCode
 
 
@@ -38,9 +38,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     from dlbench.report.wording import clean
     from dlbench.views.campaign_cost import campaign_cost, cost_document, recorded_parts, recorded_text
 
-    if output is not None:
-        check_writable(output)
-    chosen: FormatName = "json" if as_json else format_of(output, None)
+    chosen = prepared("cost", output, "json" if as_json else None, needs=())
     scanned = read_runs(runs, where)
     found, why_not = with_accounting(scanned.runs)
     whole = campaign_cost(found)

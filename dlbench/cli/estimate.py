@@ -64,10 +64,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained (default of RUNS: their recipe's)."
 )
 @click.option(
-    "--epoch-samples",
-    metavar="N",
-    callback=_whole,
-    help="Samples of an epoch (default: what RUNS or WORKLOAD say).",
+    "--epoch-samples", metavar="N", callback=_whole, help="Samples of an epoch (default: what RUNS or WORKLOAD say)."
 )
 @click.option("--samples", metavar="N", callback=_whole, help="Samples trained, instead of epochs.")
 @click.option(
@@ -198,8 +195,7 @@ def _amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
     """Price and budget as `dlbench.views.time_to_train.Asked` has them.
 
-    Raises:
-        UserError: one has another form, or they do not go together.
+    Raises `UserError`: one has another form, or they do not go together.
     """
     cost, currency, cost_of = _amount_of("--price", price)
     limit, money, limit_of = _amount_of("--budget", budget)

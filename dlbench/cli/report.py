@@ -1,22 +1,25 @@
-"""`dlbench report`: runs become a report, for a person or a program."""
+"""`dlbench report` and `dlbench diagnose`: runs become a report; how every command writes one."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import click
 
-from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
+from dlbench.cli.choosing import named, open_store, read_runs, runs_argument, where_option
 from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.history.page.report import TrendsReport
+    from dlbench.collectives.report import CollectivesReport
+    from dlbench.history.report import TrendsReport
+    from dlbench.records.scan import Scan
     from dlbench.report.document import Document
+    from dlbench.views.model import Report
 
 FormatT = TypeVar("FormatT", bound=str)
 
@@ -25,7 +28,7 @@ LIST = "?"
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 
-SUFFIXES: dict[str, FormatName] = {
+SUFFIXES: Mapping[str, FormatName] = {
     ".html": "html",
     ".htm": "html",
     ".json": "json",
@@ -34,9 +37,19 @@ SUFFIXES: dict[str, FormatName] = {
     ".txt": "text",
 }
 
-# What each format needs beside the login node's set.
-_NUMBERS = ("numpy", "pandas")
-_CHARTS = ("altair", "vl_convert")
+OUTPUT = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
+)
+
+
+def format_option(*names: str) -> Callable[[F], F]:
+    """`--format` of a report."""
+    return click.option(
+        "--format",
+        "format_name",
+        type=click.Choice(names),
+        help="Default: what the name of the output file says, else text.",
+    )
 
 
 def report_options(function: F) -> F:
@@ -44,15 +57,8 @@ def report_options(function: F) -> F:
     decorators = [
         runs_argument(),
         where_option("--where", "runs"),
-        click.option(
-            "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-        ),
-        click.option(
-            "--format",
-            "format_name",
-            type=click.Choice(get_args(FormatName)),
-            help="Default: what the name of the output file says, else text.",
-        ),
+        OUTPUT,
+        format_option(*get_args(FormatName)),
         click.option("--full", is_flag=True, help="Text with all evidence; default: one screen per group."),
     ]
     return decorated(function, decorators)
@@ -96,12 +102,7 @@ def report(
       dlbench report runs --format csv --table runs > runs.csv
       dlbench report runs --table '?'
     """
-    if output is not None:
-        check_writable(output)
-    chosen = format_of(output, format_name)
-    if table is not None and table != LIST and chosen != "csv":
-        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
-    require_modules("report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
+    chosen = prepared("report", output, format_name, table=None if table == LIST else table)
     from dlbench.jobs.slurm.accounting import with_accounting
     from dlbench.views.assemble import assemble
     from dlbench.views.document import document_of
@@ -112,47 +113,66 @@ def report(
     found = assemble(scanned, None if store is None else _history(store))
     document = document_of(found)
     if table == LIST:
-        write_output(_listed(document).encode("utf-8"), output)
+        tables = document.tables()
+        width = max(map(len, tables))
+        listed = "".join(f"{name.ljust(width)}  {one.title}\n" for name, one in tables.items())
+        write_output(listed.encode("utf-8"), output)
     else:
         emit(document, chosen, output, table or "points", full=full)
-        if output is not None:
-            without = len(found.without_figures)
-            click.echo(
-                f"{output}: runs with figures: {len(found.runs) - without}, without: {without}; "
-                f"groups: {len(found.groups)}",
-                err=True,
-            )
-    for line in found.damaged:
-        click.echo(f"dlbench: damaged: {line}", err=True)
-    if not found.groups:
-        click.echo(f"dlbench: {named(runs)}: no run has figures; the report says why", err=True)
-    if found.damaged or not found.groups:
-        sys.exit(int(ExitCode.INCOMPLETE))
+        note_counts(output, found)
+    finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the report says why")
 
 
 def _history(store: Path) -> TrendsReport:
     """What changed over the months of a history."""
     require_modules("report --history", "scipy")
-    from dlbench.cli.history.store import open_store
-    from dlbench.history.page.report import trends_of
+    from dlbench.history.report import trends_of
     from dlbench.history.store import read_acknowledged
 
     opened = open_store(store, None)
     return trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
 
 
-def _listed(document: Document) -> str:
-    """The tables of a report, a line each."""
-    from dlbench.report.formats.csv import all_tables
+def prepared(
+    command: str,
+    output: Path | None,
+    asked: FormatName | None,
+    *,
+    suffixes: Mapping[str, FormatName] = SUFFIXES,
+    table: str | None = None,
+    needs: Sequence[str] = ("numpy", "pandas"),
+) -> FormatName:
+    """The format of a report, before anything is read.
 
-    tables = all_tables(document)
-    width = max(map(len, tables))
-    return "".join(f"{name.ljust(width)}  {title}\n" for name, (title, _) in tables.items())
+    Raises:
+        UserError: the file cannot be written, its name tells no format, or the format holds more than one `table`.
+        EnvironmentLacksError: what the command computes (`needs`) or draws with is missing.
+    """
+    if output is not None:
+        check_writable(output)
+    chosen = format_by_suffix(output, asked, suffixes, "text")
+    if table is not None and chosen != "csv":
+        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
+    require_modules(command, *needs, *(("altair", "vl_convert") if chosen == "html" else ()))
+    return chosen
 
 
-def format_of(output: Path | None, asked: FormatName | None) -> FormatName:
-    """The format of a report; see `format_by_suffix`."""
-    return format_by_suffix(output, asked, SUFFIXES, "text")
+def note_counts(output: Path | None, found: Report | CollectivesReport) -> None:
+    """How many runs a file has that was written, on standard error."""
+    if output is not None:
+        without = len(found.without_figures)
+        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
+        click.echo(f"{output}: {counts}", err=True)
+
+
+def finish(damaged: Sequence[str], problem: str = "") -> None:
+    """Names on standard error what is damaged, and what else is wrong; ends the command with 4 if anything is."""
+    for line in damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    if problem:
+        click.echo(f"dlbench: {problem}", err=True)
+    if damaged or problem:
+        sys.exit(int(ExitCode.INCOMPLETE))
 
 
 def format_by_suffix(
@@ -201,7 +221,7 @@ def require_modules(command: str, *modules: str) -> None:
 
 
 def emit(document: Document, chosen: FormatName, output: Path | None, table: str = "", *, full: bool = False) -> None:
-    """Writes a report in a format where it belongs, in colours on a terminal.
+    """Writes a report to a file or standard output, in colours on a terminal.
 
     Args:
         document: the report.
@@ -241,3 +261,73 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
     from dlbench.report.formats.terminal import to_text
 
     return to_text(document, full=full)
+
+
+@click.command()
+@runs_argument()
+@where_option("--where", "runs")
+@click.option(
+    "--network",
+    metavar="FILE.network.json",
+    type=click.Path(path_type=Path),
+    help="Fitted costs of the network (dlbench comm fit), for forecasts of other exchanges.",
+)
+@click.option(
+    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, beside the samples."
+)
+@OUTPUT
+@format_option("text", "json")
+@click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
+def diagnose(
+    runs: tuple[Path, ...],
+    where: tuple[str, ...],
+    network: Path | None,
+    slurm: bool,
+    output: Path | None,
+    format_name: Literal["text", "json"] | None,
+    full: bool,
+) -> None:
+    """Show where the lost percent of RUNS (folders of runs, single runs, histories) goes, and what to try next.
+
+    \b
+    For every group of comparable runs and every rank count:
+      one line with the diagnosis and the next experiment;
+      the mean step and the points lost by cause, with intervals; they sum to
+      the whole;
+      stragglers, and what made them so;
+      telemetry and energy of all runs.
+    Over all runs: slow nodes, as an --exclude list for sbatch; decompositions.
+
+    Ends with 4 if a file is damaged or no run has figures; what can be reported is reported all the same.
+
+    \b
+    Examples:
+      dlbench diagnose runs
+      dlbench diagnose runs --where workload=resnet50
+      dlbench diagnose runs --network box.network.json
+      dlbench diagnose runs -o diagnosis.json
+    """
+    chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
+    from dlbench.records.network import read_network
+    from dlbench.views.diagnosis import diagnosis
+
+    costs = None if network is None else read_network(network)
+    scanned = read_runs(runs, where)
+    found, document = diagnosis(scanned, costs, _asked_of_slurm(scanned) if slurm else None)
+    emit(document, chosen, output, full=full)
+    finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the diagnosis says why")
+
+
+def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
+    """Joules of the runs' jobs, by run id; says on standard error of which there are none, and why."""
+    from dlbench.jobs.slurm.accounting import job_energies
+    from dlbench.report.wording import clean
+
+    found, why = job_energies(scanned.runs)
+    for reason in dict.fromkeys(why.values()):
+        names = [name for name, text in why.items() if text == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        click.echo(f"dlbench: Slurm reports no energy of {clean(names[0])}{more}: {clean(reason)}", err=True)
+    if not found and not why:
+        click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
+    return found

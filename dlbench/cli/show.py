@@ -43,13 +43,7 @@ class Setting:
 
 
 def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Layers) -> Iterator[Setting]:
-    """The keys of a decided specification in their order.
-
-    Args:
-        model: the specification.
-        content: its values, as in JSON.
-        layers: which say who set what.
-    """
+    """The keys of a decided specification in their order. `content`: its values, as in JSON."""
     told: set[tuple[str, ...]] = set()
     for key in keys_of(model, content):
         path = key.path

@@ -13,7 +13,7 @@ from dlbench.cli.report import check_writable
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
 if TYPE_CHECKING:
-    from dlbench.perfetto.notes import Notes
+    from dlbench.perfetto.rows import Notes
     from dlbench.records.scan import Run
 
 FormatName = Literal["perfetto", "parquet"]
@@ -62,24 +62,22 @@ def trace(
     check_writable(output)
     if cores and chosen == "parquet":
         raise UserError("--cores: has no effect on --format parquet, which holds every field that was sampled")
-    from dlbench.perfetto.selection import Selection, parse_ranks, parse_steps
+    _require(chosen)
+    from dlbench.perfetto.rows import Notes
+    from dlbench.perfetto.run import Selection, parse_ranks, parse_steps, read_trace_run
 
     step_range = parse_steps(steps)
     found = _read(run)
     selection = Selection(ranks=parse_ranks(ranks, found.plan.layout.ranks), steps=step_range, cores=cores)
-    _require(chosen)
-    from dlbench.perfetto.notes import Notes
-    from dlbench.perfetto.run import read_trace_run
-
     notes = Notes()
     made, facts = read_trace_run(found, selection, notes)
     if found.record is None:
         notes.problem(f"the run is {found.state}: {found.story}")
     if chosen == "parquet":
-        from dlbench.perfetto.parquet import counters_beside, write_parquet
+        from dlbench.perfetto.parquet import counters_next_to, write_parquet
 
         write_parquet(made, facts, notes, output)
-        written = f"{output}, {counters_beside(output)}: {notes.num_events} rows"
+        written = f"{output}, {counters_next_to(output)}: {notes.num_events} rows"
     else:
         from dlbench.perfetto.export import write_perfetto
 
@@ -110,8 +108,7 @@ def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> 
 def _format_of(output: Path, asked: FormatName | None) -> FormatName:
     """The format that was asked for, or that the name of the output file tells.
 
-    Raises:
-        UserError: the name tells none, or another one.
+    Raises `UserError`: the name tells none, or another one.
     """
     name = output.name.lower()
     told = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
@@ -123,7 +120,7 @@ def _format_of(output: Path, asked: FormatName | None) -> FormatName:
 
 
 def _require(chosen: FormatName) -> None:
-    needed = {"numpy": "analysis"} | ({"pyarrow": "parquet"} if chosen == "parquet" else {})
+    needed = {"numpy": "analysis"} | ({"pandas": "analysis", "pyarrow": "parquet"} if chosen == "parquet" else {})
     for name, extra in needed.items():
         if importlib.util.find_spec(name) is None:
             raise EnvironmentLacksError(

@@ -170,11 +170,7 @@ def _folded_form(algorithm: str, p: int) -> ClosedForm:
         steps, reduced = 2 * log2, Fraction(power - 1, power)
         sent = 2 * reduced
     return ClosedForm(
-        steps=steps + 2 * fold,
-        sent=sent + fold,
-        alpha=steps + 2 * fold,
-        beta=sent + 2 * fold,
-        gamma=reduced + fold,
+        steps=steps + 2 * fold, sent=sent + fold, alpha=steps + 2 * fold, beta=sent + 2 * fold, gamma=reduced + fold
     )
 
 

@@ -78,11 +78,7 @@ SHEETS: tuple[Sheet, ...] = (
     Sheet(product="A100 SXM 40 GB", names=r"A100-SXM4-40GB", tflops=_A100, memory_tb_per_s=1.555, document=_A100_SHEET),
     Sheet(product="A100 SXM 80 GB", names=r"A100-SXM4-80GB", tflops=_A100, memory_tb_per_s=2.039, document=_A100_SHEET),
     Sheet(
-        product="A100 PCIe 40 GB",
-        names=r"A100-PCI[Ee]-40GB",
-        tflops=_A100,
-        memory_tb_per_s=1.555,
-        document=_A100_SHEET,
+        product="A100 PCIe 40 GB", names=r"A100-PCI[Ee]-40GB", tflops=_A100, memory_tb_per_s=1.555, document=_A100_SHEET
     ),
     Sheet(
         product="A100 PCIe 80 GB", names=r"A100 80GB PCIe", tflops=_A100, memory_tb_per_s=1.935, document=_A100_SHEET

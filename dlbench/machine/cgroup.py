@@ -7,13 +7,24 @@ from the process's own upwards are looked at, and the tightest is the one that i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from dlbench.machine.readings import Reading, ReadingFailedError, Values, number_in, read_line, read_number
-from dlbench.machine.source import DOUBLE, Field, fact
+from dlbench.machine.sources import (
+    DOUBLE,
+    Field,
+    Reading,
+    ReadingFailedError,
+    Values,
+    fact,
+    keyed_number,
+    number_in,
+    read_line,
+    read_number,
+    read_text,
+)
+from dlbench.machine.storage import mounts
 
 _UNLIMITED = 2**62
 """Version 1 says `none` by a number near 2^63."""
@@ -45,10 +56,7 @@ class Group:
 def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
     """Throttled time and memory of the group whose limit is the tightest; of the own group where nothing is limited.
 
-    Args:
-        root: where `proc` and the mounted hierarchies are.
-        unavailable: gets the fields of a controller that has no group here.
-        facts: gets the limits, and which groups they belong to.
+    What has no group here goes into `unavailable`; limits and their groups go into `facts`.
     """
     plan = (
         ("cpu", "host.cpu.throttled_s", "host.cgroup.cpu_limit_cores", _cpu_limit, _throttled),
@@ -70,23 +78,19 @@ def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, st
 
 
 def own_group(root: Path, controller: str) -> Group:
-    """This process's group of a controller.
-
-    Raises:
-        ReadingFailedError: it cannot be seen.
-    """
+    """This process's group of a controller; `ReadingFailedError` where it cannot be seen."""
     paths: dict[str, str] = {}
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         paths |= dict.fromkeys(controllers.split(","), path)  # version 2 has an empty name
-    mounts = list(_mounts(root))
+    hierarchies = [mount for mount in mounts(root) if mount.kind in ("cgroup", "cgroup2")]
     for version, key in ((1, controller), (2, "")):
-        for mount_root, point, kind, options in mounts:
-            is_it = kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in options
+        for mount in hierarchies:
+            is_it = mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.options
             if is_it and key in paths:
-                top = root / point.lstrip("/")
-                return Group(version=version, top=top, own=_below(top, paths[key], mount_root))
+                top = root / mount.place.lstrip("/")
+                return Group(version=version, top=top, own=_below(top, paths[key], mount.root))
     raise ReadingFailedError(f"no cgroup of the controller {controller} is mounted")
 
 
@@ -104,26 +108,6 @@ def _below(top: Path, path: str, mount_root: str) -> Path:
     if not folder.is_dir():
         raise ReadingFailedError(f"the cgroup {fact(path)} is not below {top}")
     return folder
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise ReadingFailedError(f"{path}: {error.strerror or error}") from error
-
-
-def _mounts(root: Path) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Root, mount point, type and options of each cgroup hierarchy (proc(5), /proc/pid/mountinfo)."""
-    for line in _lines(root / "proc/self/mountinfo"):
-        before, separator, after = line.partition(" - ")
-        left, right = before.split(" "), after.split(" ")
-        if separator and len(left) > 5 and len(right) > 2 and right[0] in ("cgroup", "cgroup2"):
-            yield _unescaped(left[3]), _unescaped(left[4]), right[0], right[2].split(",")
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), text)
 
 
 def tightest(group: Group, limit_of: Callable[[Group, Path], float | None]) -> tuple[Path, str]:
@@ -157,11 +141,7 @@ def _cpu_limit(group: Group, folder: Path) -> float | None:
 
 
 def memory_limit(group: Group, folder: Path) -> float | None:
-    """Bytes that a group may use; None where it has no limit.
-
-    Raises:
-        ReadingFailedError: the limit cannot be read.
-    """
+    """Bytes that a group may use; None where it has no limit. `ReadingFailedError` where that cannot be read."""
     name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
     text = read_line(folder / name)
     if text == "max":
@@ -175,11 +155,10 @@ def _throttled(group: Group, folder: Path) -> Callable[[], Values]:
     path = folder / "cpu.stat"
 
     def call() -> Values:
-        for line in _lines(path):
-            name, _, value = line.partition(" ")
-            if name == key:
-                return [number_in(value.strip(), path) * factor]
-        raise ReadingFailedError(f"{path}: no line {key}; a group without a limit of time has none")
+        throttled = keyed_number(path, key)
+        if throttled is None:
+            raise ReadingFailedError(f"{path}: no line {key}; a group without a limit of time has none")
+        return [throttled * factor]
 
     return call
 

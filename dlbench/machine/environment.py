@@ -11,30 +11,25 @@ import importlib.metadata
 import os
 import platform
 import re
+import socket
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import dlbench
 from dlbench import bundled
 from dlbench.confidential import is_secret_name, is_secret_value
-from dlbench.machine.gpu.placing import adapters
-from dlbench.machine.image import unpacked
+from dlbench.machine.gpus import adapters, nvml_session
+from dlbench.opening import read_text
 from dlbench.units import utf8_text
 
 _OF_CONTAINER = ("kind", "image", "sha256")
 
 PACKAGES = (
-    "torch",
-    "horovod",
-    "mpi4py",
-    "numpy",
-    "h5py",
-    "simplejpeg",
-    "pillow",
-    "tokenizers",
-    "nvidia-nccl-cu12",
-    "nvidia-nccl-cu13",
+    *("torch", "horovod", "mpi4py", "numpy", "h5py", "simplejpeg", "pillow", "tokenizers"),
+    *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
 
 VARIABLE_PREFIXES = (
@@ -44,40 +39,15 @@ VARIABLE_PREFIXES = (
     *("APPTAINER_", "SINGULARITY_", "SLURM_MEM_", "SLURM_TOPOLOGY_", "SLURM_TRES_"),
 )
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-    "LOADEDMODULES",
-    "SLURM_DISTRIBUTION",
-    "SLURM_EXPORT_ENV",
-    "SLURM_HINT",
-    "SLURM_JOB_ACCOUNT",
-    "SLURM_JOB_QOS",
-    "SLURM_JOB_RESERVATION",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_JOB_PARTITION",
-    "SLURM_NTASKS",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_THREADS_PER_CORE",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_RESTART_COUNT",
-    "SLURM_STEP_ID",
-    "SLURM_MPI_TYPE",
-    "ATEN_CPU_CAPABILITY",
-    "LD_PRELOAD",
-    "MALLOC_CONF",
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING"),
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "LOADEDMODULES"),
+    *("SLURM_DISTRIBUTION", "SLURM_EXPORT_ENV", "SLURM_HINT", "SLURM_JOB_ACCOUNT", "SLURM_JOB_QOS"),
+    *("SLURM_JOB_RESERVATION", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"),
+    *("SLURM_JOB_PARTITION", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_THREADS_PER_CORE"),
+    *("SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_MPI_TYPE"),
+    *("ATEN_CPU_CAPABILITY", "LD_PRELOAD", "MALLOC_CONF"),
 )
 DIGESTED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 """Lists of folders: whether two are equal matters to speed, which folders of a person they name is private."""
@@ -95,10 +65,9 @@ def capture(
 ) -> dict[str, str]:
     """What shapes a run's speed, by name; a thing that cannot be told is left out.
 
-    Args:
-        problems: gets a line for each thing that could not even be asked: no fact is worth a finished run.
-        variables: environment of the process. Bytes that are not UTF-8 become escapes.
-        withheld: names of variables that are not to be written down, beside those that look like secrets.
+    `problems`: gets a line for each thing that could not even be asked: no fact is worth a finished run. `variables`:
+    environment of the process. Bytes that are not UTF-8 become escapes. `withheld`: names of variables that are not to
+    be written down, beside those that look like secrets.
     """
     facts: dict[str, str] = {}
     for name, call in _facts(variables, withheld):
@@ -248,22 +217,54 @@ def _mpi_library() -> str:
 
 def _gpus() -> dict[str, str]:
     """GPU names and driver by NVML, where there is one; read-only."""
-    try:
-        import pynvml
-    except ImportError:
-        return {}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return {}
     facts: dict[str, str] = {}
-    try:
-        facts["gpu.driver"] = str(pynvml.nvmlSystemGetDriverVersion())
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            facts[f"gpu.{index}"] = str(pynvml.nvmlDeviceGetName(handle))
-    except pynvml.NVMLError as error:
-        facts["gpu.error"] = str(error)
-    finally:
-        pynvml.nvmlShutdown()
+    with nvml_session() as nvml:
+        if nvml is None:
+            return {}
+        try:
+            facts["gpu.driver"] = str(nvml.nvmlSystemGetDriverVersion())
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                facts[f"gpu.{index}"] = str(nvml.nvmlDeviceGetName(handle))
+        except nvml.NVMLError as error:
+            facts["gpu.error"] = str(error)
     return facts
+
+
+HOST_NAME_REMEDY = (
+    "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
+)
+
+
+def host_name_problem() -> str:
+    """Why the host's own name leads to no address, one line without the remedy; empty if it does."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return f"the host name {utf8_text(name)!r} does not resolve on the machine itself ({reason})"
+    return ""
+
+
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpacked:
+    """An image on this node."""
+
+    sha256: str
+    """As the node found it."""
+    seconds: float
+    """What fetching, checking and unpacking took on this node."""
+
+
+def unpacked(prefix: Path | None = None) -> Unpacked | None:
+    """The image that this Python came in (see slurm/image.j2), or that of `prefix`; None where it came in none."""
+    folder = (prefix or Path(sys.prefix)).parent
+    try:
+        sha256, nanoseconds = read_text(folder.with_name(f"{folder.name}.unpacked"), _MAX_BYTES).split()
+        return Unpacked(sha256=sha256, seconds=int(nanoseconds) / 1e9)
+    except (OSError, ValueError):
+        return None

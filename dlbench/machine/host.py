@@ -1,7 +1,12 @@
 """Cores, memory, networks, disks, cgroup and energy of this machine: counters of the kernel, read and never changed.
 
 psutil reads what it knows; InfiniBand, cgroups and RAPL are read from sysfs here. Counters that fall were reset, and go
-on from where they stood.
+on from where they stood. Sources:
+
+- InfiniBand: `port_rcv_data` and `port_xmit_data` of /sys/class/infiniband count units of four bytes (InfiniBand
+  Architecture Specification, PortCounters; Linux, Documentation/ABI/stable/sysfs-class-infiniband).
+- RAPL: Linux, Documentation/power/powercap/powercap.rst: `energy_uj` counts microjoules and starts again at zero after
+  `max_energy_range_uj`. Since CVE-2020-8694 only root may read it on most systems.
 """
 
 from __future__ import annotations
@@ -9,15 +14,203 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dlbench.machine.cgroup import cgroup_readings
-from dlbench.machine.host_energy import energy_readings
-from dlbench.machine.host_network import infiniband_readings, interface_readings, moved_bytes
-from dlbench.machine.readings import Reading, ReadingFailedError, Readings, Values, number_in, read_line
-from dlbench.machine.source import DOUBLE, Field, Source, field_parts
+from dlbench.machine.nvml import open_nvml
+from dlbench.machine.sources import (
+    DOUBLE,
+    Field,
+    MonotonicCounter,
+    Reading,
+    ReadingFailedError,
+    Source,
+    Values,
+    fact,
+    field_parts,
+    guarded,
+    number_in,
+    read_line,
+    read_number,
+    read_text,
+)
+
+MAX_INTERFACES = 64
+"""Interfaces that are read; those of real devices come first."""
+
+_SATURATED = 2**32 - 1
+_ENDS = ("received_bytes", "sent_bytes")
+
+
+def _moved_bytes(
+    names: list[str], counters: Callable[[], Mapping[str, Any]], members: tuple[str, ...]
+) -> Callable[[], Values]:
+    """Counters of several devices from one call of psutil: for each name, each member, in this order."""
+    counters_of = {(name, member): MonotonicCounter() for name in names for member in members}
+
+    def call() -> Values:
+        found = counters()
+        values: list[float | ReadingFailedError] = []
+        for name in names:
+            device = found.get(name)
+            for member in members:
+                if device is None:
+                    values.append(ReadingFailedError(f"{fact(name)} is gone"))
+                else:
+                    values.append(float(counters_of[name, member].at(getattr(device, member))))
+        return values
+
+    return call
+
+
+def _interface_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
+    """Interfaces that are up, without the loopback; all of them, where none is left."""
+    import psutil
+
+    def all_interfaces() -> dict[str, Any]:
+        return psutil.net_io_counters(pernic=True, nowrap=False) or {}
+
+    try:
+        known = guarded(all_interfaces)
+        is_up = {name: state.isup for name, state in psutil.net_if_stats().items()}
+    except ReadingFailedError as error:
+        unavailable["host.net"] = error.reason
+        return []
+    except OSError as error:
+        unavailable["host.net"] = f"states of the interfaces: {error.strerror or error}"
+        return []
+    names = [name for name in known if name != "lo" and is_up.get(name, False)] or list(known)
+    if not names:
+        unavailable["host.net"] = "the kernel lists no interface"
+        return []
+    names.sort(key=lambda name: (not (root / "sys/class/net" / name / "device").exists(), name))
+    chosen = names[:MAX_INTERFACES]
+    left_out = sorted(known.keys() - set(chosen))
+    if left_out:
+        facts["host.net.left_out"] = fact(", ".join(left_out))
+    fields = _fields("host.net.", field_parts(chosen).values())
+    return [Reading(fields=fields, call=_moved_bytes(chosen, all_interfaces, ("bytes_recv", "bytes_sent")))]
+
+
+def _fields(prefix: str, parts: Iterable[str]) -> tuple[Field, ...]:
+    return tuple(Field(name=f"{prefix}{part}.{end}", kind=DOUBLE) for part in parts for end in _ENDS)
+
+
+def _infiniband_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
+    """Ports that are active; each direction of each is a reading of its own."""
+    top = root / "sys/class/infiniband"
+    try:
+        ports = sorted(port for device in top.iterdir() for port in (device / "ports").iterdir())
+    except FileNotFoundError:
+        ports = []
+    except OSError as error:
+        unavailable["host.infiniband"] = f"{error.filename}: {error.strerror or error}"
+        return []
+    if not ports:
+        unavailable["host.infiniband"] = "no InfiniBand device"
+        return []
+    readings = []
+    names = field_parts([f"{port.parent.parent.name}.{port.name}" for port in ports])
+    for port, part in zip(ports, names.values(), strict=True):
+        name = f"host.infiniband.{part}"
+        try:
+            state = read_line(port / "state")
+            if "ACTIVE" not in state:
+                unavailable[name] = f"the port is not active ({fact(state, 40)})"
+                continue
+            facts[f"{name}.rate"] = fact(read_line(port / "rate"))
+        except ReadingFailedError as error:
+            unavailable[name] = error.reason
+            continue
+        for field, counter in zip(
+            _fields("host.infiniband.", [part]), ("port_rcv_data", "port_xmit_data"), strict=True
+        ):
+            readings.append(Reading(fields=(field,), call=_port_bytes(port / "counters" / counter)))
+    return readings
+
+
+def _port_bytes(path: Path) -> Callable[[], Values]:
+    rising = MonotonicCounter()
+
+    def call() -> Values:
+        words = read_number(path)
+        if words == _SATURATED:
+            raise ReadingFailedError(f"{path}: an old counter of 32 bits, which has reached its end and stays there")
+        return [float(4 * rising.at(words))]
+
+    return call
+
+
+KEEP_UP_S = 60.0
+"""The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W."""
+
+
+def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
+    """One counter of joules for each package, and for each package's memory; no two of them overlap.
+
+    Cores and uncore are within their package, and `psys` holds all of them; they are left out.
+    """
+    top = root / "sys/class/powercap"
+    try:
+        zones = sorted(zone for zone in top.iterdir() if zone.name.startswith("intel-rapl:"))
+    except FileNotFoundError:
+        zones = []
+    except OSError as error:
+        unavailable["host.energy"] = f"{top}: {error.strerror or error}"
+        return []
+    if not zones:
+        unavailable["host.energy"] = "the kernel offers no RAPL counters"
+        return []
+    names: dict[str, str] = {}
+    for zone in zones:
+        try:
+            name = _name(zone)
+        except ReadingFailedError as error:
+            unavailable[f"host.energy.{zone.name}_j"] = error.reason
+            continue
+        if name:
+            names[zone.name] = name if name not in names.values() else f"{name}.{zone.name}"
+    parts = field_parts(list(names.values()))
+    readings = []
+    for zone_name, name in names.items():
+        field = Field(name=f"host.energy.{parts[name]}_j", kind=DOUBLE)
+        facts[f"host.energy.{parts[name]}.zone"] = zone_name
+        readings.append(Reading(fields=(field,), call=_joules(top / zone_name), keep_up_s=KEEP_UP_S))
+    return readings
+
+
+def _name(zone: Path) -> str:
+    """The package, or the package and `dram`; empty for a zone that is part of another one that is read."""
+    name = read_line(zone / "name")
+    if zone.name.count(":") == 1:
+        return "" if name == "psys" else name
+    if name != "dram":
+        return ""
+    package = zone.parent / zone.name.rpartition(":")[0]
+    return f"{read_line(package / 'name')}.dram"
+
+
+def _joules(zone: Path) -> Callable[[], Values]:
+    rising: list[MonotonicCounter] = []
+
+    def call() -> Values:
+        path = zone / "energy_uj"
+        try:
+            now = read_number(path)
+        except ReadingFailedError as error:
+            if isinstance(error.__cause__, PermissionError):
+                reason = f"{error.reason}; most systems let only root read it since CVE-2020-8694"
+                raise ReadingFailedError(reason) from error
+            raise
+        if not rising:
+            # Without its end a counter that wraps cannot be told from one that was reset.
+            rising.append(MonotonicCounter(wraps_at=read_number(zone / "max_energy_range_uj")))
+        return [rising[0].at(now) / 1e6]
+
+    return call
+
 
 MAX_CORES = 64
 """Cores with a field of their own; on larger machines only their mean and their maximum are kept."""
@@ -34,38 +227,30 @@ _ABOUT = {
 }
 
 
+def open_sources(root: Path = Path("/")) -> Source:
+    """GPUs and host of this machine in one source; what it lacks is in `unavailable`, and is no error."""
+    return open_nvml().joined(open_host(root))
+
+
 def open_host(root: Path = Path("/")) -> Source:
     """Host counters of this machine; what it lacks is in `unavailable`.
 
-    Args:
-        root: where `proc` and `sys` are. What psutil reads follows `psutil.PROCFS_PATH` instead.
+    `root`: where `proc` and `sys` are. What psutil reads follows `psutil.PROCFS_PATH` instead.
     """
     unavailable: dict[str, str] = {}
     facts: dict[str, str] = dict(_ABOUT)
     load = Field(name="host.load_1min")
     readings = [
         *_core_readings(root, unavailable, facts),
-        Reading(fields=(load,), call=_guarded(lambda: [os.getloadavg()[0]])),
+        Reading(fields=(load,), call=lambda: [os.getloadavg()[0]]),
         *_memory_readings(root),
-        *interface_readings(root, unavailable, facts),
-        *infiniband_readings(root, unavailable, facts),
+        *_interface_readings(root, unavailable, facts),
+        *_infiniband_readings(root, unavailable, facts),
         *_disk_readings(root, unavailable),
         *cgroup_readings(root, unavailable, facts),
-        *energy_readings(root, unavailable, facts),
+        *_energy_readings(root, unavailable, facts),
     ]
-    return Readings(readings, unavailable, facts)
-
-
-def _guarded(call: Callable[[], Values]) -> Callable[[], Values]:
-    """What psutil raises where the kernel's text is not as it expects, as a reason."""
-
-    def guarded() -> Values:
-        try:
-            return call()
-        except (OSError, ValueError, LookupError, ArithmeticError, NotImplementedError) as error:
-            raise ReadingFailedError(f"{type(error).__name__}: {error}"[:200]) from error
-
-    return guarded
+    return Source(readings, unavailable, facts)
 
 
 class _Cores:
@@ -105,31 +290,22 @@ class _Cores:
 
 def _core_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
     frequency = Field(name="host.cpu.frequency_hz", is_slow=True)
-    readings = [Reading(fields=(frequency,), call=_guarded(_mean_frequency))]
+    readings = [Reading(fields=(frequency,), call=_mean_frequency)]
     try:
-        cores = _guarded_cores()
+        cores = guarded(_Cores)
     except ReadingFailedError as error:
         unavailable["host.cpu.busy"] = error.reason
+        return readings
+    if cores.count == 0:
+        unavailable["host.cpu.busy"] = "the kernel lists no core"
         return readings
     facts["host.cpu.cores"] = str(cores.count)
     if cores.count > MAX_CORES:
         facts["host.about.cores"] = f"{cores.count} cores, more than {MAX_CORES}: only their mean and maximum are kept"
         few = (Field(name="host.cpu.mean.busy"), Field(name="host.cpu.max.busy"))
-        return [Reading(fields=few, call=_guarded(lambda: _mean_and_maximum(cores.busy()))), *readings]
+        return [Reading(fields=few, call=lambda: _mean_and_maximum(cores.busy())), *readings]
     fields = tuple(Field(name=f"host.cpu.{number}.busy") for number in _core_numbers(root, cores.count))
-    return [Reading(fields=fields, call=_guarded(cores.busy)), *readings]
-
-
-def _guarded_cores() -> _Cores:
-    made: list[_Cores] = []
-
-    def make() -> Values:
-        made.append(_Cores())
-        return [float(made[0].count)]
-
-    if _guarded(make)()[0] == 0:
-        raise ReadingFailedError("the kernel lists no core")
-    return made[0]
+    return [Reading(fields=fields, call=cores.busy), *readings]
 
 
 def _mean_and_maximum(shares: list[float]) -> Values:
@@ -171,25 +347,24 @@ def _memory_readings(root: Path) -> list[Reading]:
     path = root / "proc/meminfo"
 
     def call() -> Values:
-        try:
-            lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-        except OSError as error:
-            raise ReadingFailedError(f"{path}: {error.strerror or error}") from error
-        told = {key: rest.removesuffix(" kB").strip() for key, _, rest in (line.partition(":") for line in lines)}
-        return [_meminfo(path, told, "MemTotal", "MemAvailable"), _meminfo(path, told, "Cached")]
+        known = {
+            key: rest.removesuffix(" kB")
+            for key, _, rest in (line.partition(":") for line in read_text(path).splitlines())
+        }
+
+        def value(key: str, less: str = "") -> float | ReadingFailedError:
+            try:
+                kilobytes = [number_in(known[one].strip(), path) for one in (key, less) if one]
+            except KeyError as error:
+                return ReadingFailedError(f"{path}: no line {error.args[0]}")
+            except ReadingFailedError as error:
+                return error
+            return float((kilobytes[0] - sum(kilobytes[1:])) * 1024)
+
+        return [value("MemTotal", "MemAvailable"), value("Cached")]
 
     fields = (Field(name="host.memory_used_bytes", kind=DOUBLE), Field(name="host.page_cache_bytes", kind=DOUBLE))
     return [Reading(fields=fields, call=call)]
-
-
-def _meminfo(path: Path, told: dict[str, str], key: str, less: str = "") -> float | ReadingFailedError:
-    try:
-        value = number_in(told[key], path) - (number_in(told[less], path) if less else 0)
-    except KeyError as error:
-        return ReadingFailedError(f"{path}: no line {error.args[0]}")
-    except ReadingFailedError as error:
-        return error
-    return float(value * 1024)
 
 
 def _disk_readings(root: Path, unavailable: dict[str, str]) -> list[Reading]:
@@ -198,17 +373,10 @@ def _disk_readings(root: Path, unavailable: dict[str, str]) -> list[Reading]:
     def all_disks() -> dict[str, Any]:
         return psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
 
-    names: list[str] = []
-
-    def find() -> Values:
-        # Partitions have no folder in /sys/block; where nothing at all has one, there is nothing to tell them by.
-        found = sorted(name for name in all_disks() if not _LEFT_OUT_DISKS.match(name))
-        whole = [name for name in found if (root / "sys/block" / name.replace("/", "!")).exists()]
-        names.extend(whole or found)
-        return []
-
     try:
-        _guarded(find)()
+        # Partitions have no folder in /sys/block; where nothing at all has one, there is nothing to tell them by.
+        found = sorted(name for name in guarded(all_disks) if not _LEFT_OUT_DISKS.match(name))
+        names = [n for n in found if (root / "sys/block" / n.replace("/", "!")).exists()] or found
     except ReadingFailedError as error:
         unavailable["host.disk"] = error.reason
         return []
@@ -219,5 +387,5 @@ def _disk_readings(root: Path, unavailable: dict[str, str]) -> list[Reading]:
     fields = [
         Field(name=f"host.disk.{part}.{end}", kind=DOUBLE) for part in field_parts(names).values() for end in ends
     ]
-    call = moved_bytes(names, all_disks, ("read_bytes", "write_bytes"))
-    return [Reading(fields=tuple(fields), call=_guarded(call))]
+    call = _moved_bytes(names, all_disks, ("read_bytes", "write_bytes"))
+    return [Reading(fields=tuple(fields), call=call)]

@@ -23,9 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.machine.cgroup import memory_limit, own_group
-from dlbench.machine.readings import ReadingFailedError
-from dlbench.machine.storage_reads import storage_reads
+from dlbench.machine.memory import memory_room
+from dlbench.machine.storage import storage_reads
 from dlbench.opening import descriptor, why_unreadable
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
@@ -73,9 +72,7 @@ def _library() -> ctypes.CDLL:
 def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
     """The share of the pages of files that is in the page cache, nothing being read for it.
 
-    Args:
-        files: all of a data set; some hundred of them, drawn at random, are looked at.
-        seed: of the draw.
+    Of a data set some hundred files, drawn at random, are looked at.
     """
     generator = random.Random(seed)
     library = _library()
@@ -157,39 +154,36 @@ def _tried(opened: int, spots: Sequence[int]) -> tuple[str, int, int] | None:
     return "reads that may not wait", cached, len(spots)
 
 
-def evict(files: Sequence[Path], told: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
+def evict(files: Sequence[Path], report: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
     """Takes files out of the page cache; whoever iterates hears of the progress, and stops it by not going on.
 
     Each file is written where it is dirty, and advised as not needed: what other programs have cached, libraries first
     of all, stays, so that nobody else becomes slow. Where this process may, the kernel then forgets names and
     attributes of files (of the whole machine), so that opening is cold as well. Pages that a process has mapped stay.
 
-    Args:
-        files: of the data set.
-        told: gets a line each on how it was done, or why not.
-        drop_caches: the kernel's file for names and attributes.
+    `report` gets a line each on how it was done, or why not; `drop_caches` is the kernel's file for names and
+    attributes.
     """
-    yield from _advise(files, told)
+    yield from _advise(files, report)
     try:
         kernel = os.open(drop_caches, os.O_WRONLY | os.O_CLOEXEC)  # the kernel's own file: never made
     except OSError as error:
-        told.append(f"names and attributes of files stay cached ({drop_caches}: {why_unreadable(error)})")
+        report.append(f"names and attributes of files stay cached ({drop_caches}: {why_unreadable(error)})")
         return
     try:
         os.write(kernel, b"2\n")
-        told.append(f"names and attributes of files dropped by {drop_caches}")
+        report.append(f"names and attributes of files dropped by {drop_caches}")
     except OSError as error:
-        told.append(f"{drop_caches}: {why_unreadable(error)}")
+        report.append(f"{drop_caches}: {why_unreadable(error)}")
     finally:
         os.close(kernel)
 
 
-def _advise(files: Sequence[Path], told: list[str]) -> Iterator[None]:
+def _advise(files: Sequence[Path], report: list[str]) -> Iterator[None]:
     """Each file is synced and advised as not needed."""
     refused: list[str] = []
 
-    def advise(path: Path, stopped: threading.Event) -> None:
-        del stopped
+    def advise(path: Path, _stopped: threading.Event) -> None:
         try:
             opened = descriptor(path)
             try:
@@ -202,20 +196,18 @@ def _advise(files: Sequence[Path], told: list[str]) -> Iterator[None]:
 
     yield from _side_by_side(advise, files)
     if refused:
-        told.append(f"posix_fadvise was refused for {len(refused):,} of {len(files):,} files: {refused[0]}")
+        report.append(f"posix_fadvise was refused for {len(refused):,} of {len(files):,} files: {refused[0]}")
     else:
-        told.append("emptied of these files by posix_fadvise")
+        report.append("emptied of these files by posix_fadvise")
 
 
-def fill(files: Sequence[Path], told: list[str], room_bytes: int | None = None) -> Iterator[None]:
+def fill(files: Sequence[Path], report: list[str], room_bytes: int | None = None) -> Iterator[None]:
     """Reads files, several at a time, so that they are in the page cache; iterated as `evict`.
 
-    Args:
-        files: of the data set.
-        told: gets one line: what was read, or that not all of it fits.
-        room_bytes: memory for it; None: as much as the kernel says is available. What does not fit is not read.
+    `report` gets one line: what was read, or that not all of it fits. `room_bytes` is the memory for it; None: as much
+    as the kernel says is available. What does not fit is not read.
     """
-    room = available_bytes() if room_bytes is None else room_bytes
+    room = memory_room() if room_bytes is None else room_bytes
     sizes = [_size(path) for path in files]
     total = sum(sizes)
     fitting, taken = 0, 0
@@ -236,9 +228,9 @@ def fill(files: Sequence[Path], told: list[str], room_bytes: int | None = None) 
 
     yield from _side_by_side(read, files[:fitting])
     if fitting < len(files):
-        told.append(f"{taken:,} of {total:,} bytes were read: memory has room for {room:,}, the rest does not fit")
+        report.append(f"{taken:,} of {total:,} bytes were read: memory has room for {room:,}, the rest does not fit")
     else:
-        told.append(f"filled by reading {total:,} bytes")
+        report.append(f"filled by reading {total:,} bytes")
 
 
 def _side_by_side(work: Callable[[Path, threading.Event], None], files: Sequence[Path]) -> Iterator[None]:
@@ -272,26 +264,3 @@ def _size(path: Path) -> int:
 def files_bytes(files: Sequence[Path]) -> int:
     """Bytes of files together; one that is not there has none."""
     return sum(map(_size, files))
-
-
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory that can be had without swapping, bytes: MemAvailable, or the limit of this cgroup where less."""
-    try:
-        lines = meminfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    if found is None:
-        return None
-    limit = _cgroup_limit()
-    return found if limit is None else min(found, limit)
-
-
-def _cgroup_limit() -> int | None:
-    limits = []
-    with suppress(ReadingFailedError):
-        group = own_group(Path("/"), "memory")
-        for folder in group.upwards():
-            with suppress(ReadingFailedError):  # the root of a hierarchy has none
-                limits.append(memory_limit(group, folder))
-    return min((int(limit) for limit in limits if limit is not None), default=None)

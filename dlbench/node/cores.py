@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.machine.arithmetic import has_gpu
-from dlbench.machine.gpu.placing import nvidia_buses, place_of
-from dlbench.machine.gpu.visible import BY_BUS, ORDER, VISIBLE, Gpu, gpus_of_node, slices_listed
+from dlbench.machine.gpus import BY_BUS, ORDER, VISIBLE, Gpu, gpus_of_node, nvidia_buses, place_of, slices_listed
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.plan import YIELD, LaunchPlan
 

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.gpu.placing import place_of
-from dlbench.machine.gpu.visible import VISIBLE, Gpu, slices_listed
+from dlbench.machine.gpus import VISIBLE, Gpu, place_of, slices_listed
 from dlbench.node.ranks import RankPlace
 from dlbench.opening import read_end
 from dlbench.records.exchange import NcclTransport

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, PeerLostError, RunError
-from dlbench.machine.gpu.visible import Gpu, gpu_trouble
+from dlbench.machine.gpus import Gpu, gpu_trouble
 from dlbench.node.ranks import RankPlace
 from dlbench.records.status import FailureKind
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import dlbench
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.host_name import REMEDY, host_name_problem
+from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
@@ -49,7 +49,7 @@ def require_machine(plan: RunPlan | CommPlan, place: RankPlace) -> None:
     """
     require_version(plan.dlbench_version)
     if needs_host_name(plan) and (problem := host_name_problem()):
-        raise EnvironmentLacksError(f"engine horovod: {problem}, and Horovod's Gloo dies of that; {REMEDY}")
+        raise EnvironmentLacksError(f"engine horovod: {problem}, and Horovod's Gloo dies of that; {HOST_NAME_REMEDY}")
     if isinstance(plan, RunPlan):
         require_shared_memory(plan, place)
 

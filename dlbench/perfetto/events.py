@@ -4,32 +4,36 @@ Times are microseconds with nanosecond decimals. One process for each rank and e
 it; messages overlap and are asynchronous events (`b`, `e`) with a number of their own in their process; samples are
 counters (`C`). The format is described in the Trace Event Format document of the Chromium project; that slices of a
 thread must nest, and what else Perfetto drops, in its documentation ("other formats").
+
+Counters that only grow (bytes, throttled seconds) become rates between two readings. What was not read is a gap and
+never a zero, and so is a rate whose counter fell.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from dlbench.perfetto.counters import Counter, reason_title
-from dlbench.perfetto.notes import clean
-from dlbench.perfetto.spans import (
+import numpy as np
+
+from dlbench.perfetto.rows import (
     COMPUTE_THREAD,
     EXCHANGE_THREAD,
+    SampleRows,
     SpanRows,
+    StepRows,
+    Times,
+    Values,
+    clean,
     thread_id,
     thread_name,
 )
-from dlbench.perfetto.steps import StepRows
 from dlbench.records.rows.spans import LANES
 from dlbench.records.rows.steps import LAUNCHED, PHASES
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dlbench.perfetto.clocks import Times
-    from dlbench.perfetto.counters import Values
+from dlbench.records.throttle_reasons import clock_reason_names
 
 _COMPUTE = thread_id(COMPUTE_THREAD)
 LATE = "waited_for_launches_us_at_most"
@@ -67,12 +71,7 @@ def thread_events(pid: int, tid: int, name: str | None = None) -> str:
 
 
 class StepEvents:
-    """Steps and phases of one rank as text.
-
-    Args:
-        pid: the rank's process.
-        parts: forward and backward passes of a step.
-    """
+    """Steps and phases of one rank as text; `parts` are the forward and backward passes of a step."""
 
     def __init__(self, pid: int, parts: int) -> None:
         head = f'{{"ph":"X","pid":{pid},"tid":{_COMPUTE},'
@@ -95,8 +94,6 @@ class StepEvents:
 
     def text(self, rows: StepRows) -> tuple[str, int]:
         """Events of these steps, and how many; a phase without time is none."""
-        import numpy as np
-
         took = np.diff(rows.edges, axis=1)
         bits = 1 << np.arange(len(PHASES))
         patterns = ((took[:, :-1] > 0) * bits).sum(axis=1) * 2 + rows.warmup
@@ -122,8 +119,6 @@ class StepEvents:
 
 def _columns(rows: StepRows, took: Times, begin: int, end: int, places: list[int]) -> Values:
     """The numbers of a template, one step a row."""
-    import numpy as np
-
     steps = rows.steps[begin:end]
     edges = rows.edges[begin:end] / 1000
     columns = [steps, edges[:, 0], (rows.edges[begin:end, -1] - rows.edges[begin:end, 0]) / 1000, steps]
@@ -153,44 +148,42 @@ def span_events(pid: int, spans: SpanRows, kept: np.ndarray[Any, Any]) -> Iterat
         fields["track"].tolist(),
         strict=True,
     ):
-        told = [f'"step":{step}'] if step >= 0 else []
+        args = [f'"step":{step}'] if step >= 0 else []
         if num_bytes >= 0:
-            told.append(f'"bytes":{num_bytes}')
+            args.append(f'"bytes":{num_bytes}')
         if tid >> 24 == EXCHANGE_THREAD:
-            told += [f'"message":{track}', f'"queued_us":{(start - ready) / 1000:.3f}']
-            text, count = _message(pid, number, names[name], (ready, start, end), ",".join(told))
+            args += [f'"message":{track}', f'"queued_us":{(start - ready) / 1000:.3f}']
+            text, count = _message(pid, number, names[name], (ready, start, end), ",".join(args))
             yield text, count, thread_id(EXCHANGE_THREAD)
             continue
         yield (
             f'{{"ph":"X","pid":{pid},"tid":{tid},"cat":"{LANES[lane]}","name":{names[name]},"ts":{start / 1000:.3f},'
-            f'"dur":{(end - start) / 1000:.3f},"args":{{{",".join(told)}}}}},\n',
+            f'"dur":{(end - start) / 1000:.3f},"args":{{{",".join(args)}}}}},\n',
             1,
             tid,
         )
 
 
-def _message(pid: int, number: int, name: str, times: tuple[int, int, int], told: str) -> tuple[str, int]:
+def _message(pid: int, number: int, name: str, times: tuple[int, int, int], args: str) -> tuple[str, int]:
     """A message: from its readiness to its end, within that its wait and itself.
 
     All are called "exchange" outside, so that Perfetto draws them in one row.
     """
     ready, start, end = (time / 1000 for time in times)
     head = f'"cat":"exchange","id2":{{"local":"0x{number:x}"}},"pid":{pid},"tid":{thread_id(EXCHANGE_THREAD)}'
-    text = f'{{"ph":"b",{head},"name":"exchange","ts":{ready:.3f},"args":{{{told}}}}},\n'
+    text = f'{{"ph":"b",{head},"name":"exchange","ts":{ready:.3f},"args":{{{args}}}}},\n'
     count = 4
     if start > ready:
         text += f'{{"ph":"b",{head},"name":"queued","ts":{ready:.3f}}},\n'
         text += f'{{"ph":"e",{head},"name":"queued","ts":{start:.3f}}},\n'
         count = 6
-    text += f'{{"ph":"b",{head},"name":{name},"ts":{start:.3f},"args":{{{told}}}}},\n'
+    text += f'{{"ph":"b",{head},"name":{name},"ts":{start:.3f},"args":{{{args}}}}},\n'
     text += f'{{"ph":"e",{head},"name":{name},"ts":{end:.3f}}},\n'
     return text + f'{{"ph":"e",{head},"name":"exchange","ts":{end:.3f}}},\n', count
 
 
 def counter_events(pid: int, counter: Counter, time: Times, value: Values) -> str:
     """Events of one counter."""
-    import numpy as np
-
     name, unit = (quoted(text).replace("%", "%%") for text in (counter.name, counter.unit))
     template = f'{{"ph":"C","pid":{pid},"name":{name},"ts":%.3f,"args":{{{unit}:%.6g}}}},\n'
     numbers = np.stack([time / 1000, value], axis=1)
@@ -199,19 +192,178 @@ def counter_events(pid: int, counter: Counter, time: Times, value: Values) -> st
 
 def reason_event(pid: int, gpu: int, begin: int, end: int, mask: int, samples: int) -> str:
     """An interval in which the same reasons held a GPU's clock."""
+    head = f'"pid":{pid},"tid":{thread_id(COMPUTE_THREAD, gpu)},"cat":"clock reasons"'
     return (
-        f'{{"ph":"X","pid":{pid},"tid":{reason_thread(gpu)},"cat":"clock reasons","name":{quoted(reason_title(mask))},'
-        f'"ts":{begin / 1000:.3f},"dur":{(end - begin) / 1000:.3f},'
-        f'"args":{{"mask":"0x{mask:x}","samples":{samples}}}}},\n'
+        f'{{"ph":"X",{head},"name":{quoted(reason_title(mask))},"ts":{begin / 1000:.3f},'
+        f'"dur":{(end - begin) / 1000:.3f},"args":{{"mask":"0x{mask:x}","samples":{samples}}}}},\n'
     )
-
-
-def reason_thread(gpu: int) -> int:
-    """The thread of a node on which a GPU's clock reasons are drawn."""
-    return thread_id(COMPUTE_THREAD, gpu)
 
 
 def note_event(pid: int, name: str, args: dict[str, Any]) -> str:
     """Something to read at the beginning of the trace."""
     tid = thread_id(COMPUTE_THREAD)
     return f'{{"ph":"i","s":"t","pid":{pid},"tid":{tid},"ts":0,"name":{quoted(name)},"args":{dumped(args)}}},\n'
+
+
+_LARGEST_MASK = float(1 << 53)
+
+_WORDS = {
+    "power_w": "power",
+    "sm_clock_hz": "SM clock",
+    "sm_clock_max_hz": "highest SM clock",
+    "memory_clock_hz": "memory clock",
+    "utilization": "utilisation",
+    "memory_utilization": "memory utilisation",
+    "memory_used_bytes": "memory used",
+    "sm_active": "SMs active",
+    "sm_occupancy": "SM occupancy",
+    "tensor_active": "tensor cores active",
+    "dram_active": "memory bandwidth used",
+    "pcie_received_mean_bytes_per_s": "PCIe received, mean",
+    "pcie_sent_mean_bytes_per_s": "PCIe sent, mean",
+    "nvlink_received_bytes_per_s": "NVLink received",
+    "nvlink_sent_bytes_per_s": "NVLink sent",
+    "temperature_c": "temperature",
+    "pcie_received_bytes_per_s": "PCIe received",
+    "pcie_sent_bytes_per_s": "PCIe sent",
+    "cpu.frequency_hz": "CPU clock",
+    "cpu.throttled_s": "CPU time withheld",
+    "load_1min": "load",
+    "page_cache_bytes": "page cache",
+    "cgroup.memory_bytes": "cgroup memory",
+}
+"""What people call a field, without the device before it."""
+
+# The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
+_UNITS: tuple[tuple[str, str, float, bool], ...] = (
+    ("load_1min", "average (1 min)", 1.0, False),
+    ("received_bytes", "MB/s", 1e-6, True),
+    ("sent_bytes", "MB/s", 1e-6, True),
+    ("read_bytes", "MB/s", 1e-6, True),
+    ("written_bytes", "MB/s", 1e-6, True),
+    ("throttled_s", "%", 100.0, True),
+    ("_bytes_per_s", "MB/s", 1e-6, False),
+    ("_bytes", "GB", 1e-9, False),
+    ("_hz", "MHz", 1e-6, False),
+    ("_w", "W", 1.0, False),
+    ("_c", "°C", 1.0, False),
+    ("utilization", "%", 100.0, False),
+    ("busy", "%", 100.0, False),
+    ("_active", "%", 100.0, False),
+    ("_occupancy", "%", 100.0, False),
+)
+
+_CORE = re.compile(r"host\.cpu\.\d+\.busy")
+_REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counter:
+    """How some fields are shown."""
+
+    columns: tuple[str, ...]
+    """One field; of several the mean is shown."""
+    name: str
+    unit: str
+    factor: float = 1.0
+    is_growing: bool = False
+    """Shown as the rate of growth, from one reading to the next."""
+
+
+def counters_of(columns: Sequence[str], *, cores: bool) -> list[Counter]:
+    """The counters of a node, in the order of its fields; energy counters are left out.
+
+    Args:
+        columns: names of the fields.
+        cores: whether every core has its own.
+    """
+    busy = tuple(name for name in columns if _CORE.fullmatch(name))
+    result = [Counter(columns=busy, name="CPU busy", unit="%", factor=100.0)] if busy else []
+    for column in columns:
+        if _REASONS.fullmatch(column) or column.endswith("_j") or (column in busy and not cores):
+            continue
+        known = next(((unit, factor, grows) for end, unit, factor, grows in _UNITS if column.endswith(end)), None)
+        unit, factor, grows = known or ("value", 1.0, False)
+        result.append(Counter(columns=(column,), name=_title(column), unit=unit, factor=factor, is_growing=grows))
+    return result
+
+
+def _title(column: str) -> str:
+    room, _, rest = column.partition(".")
+    if room == "gpu":
+        number, _, what = rest.partition(".")
+        return clean(f"gpu {number} {_WORDS.get(what, what.replace('_', ' '))}")
+    if room == "host":
+        for end, words in (("received", "received"), ("sent", "sent"), ("read", "read"), ("written", "written")):
+            if rest.endswith(f".{end}_bytes"):
+                return clean(f"{rest.removesuffix(f'.{end}_bytes').replace('.', ' ')} {words}")
+        if match := re.fullmatch(r"cpu\.(\d+)\.busy", rest):
+            return f"core {match[1]} busy"
+        return clean(_WORDS.get(rest, rest.replace("_", " ").replace(".", " ")))
+    return clean(column)
+
+
+class CounterSeries:
+    """One counter of one node."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
+        self._last: tuple[int, float] | None = None
+
+    def points(self, rows: SampleRows) -> tuple[Times, Values]:
+        """Times and values of the events, in order; a rate stands at the beginning of its interval."""
+        columns = np.stack([rows.values[name] for name in self.counter.columns])
+        known = np.isfinite(columns)
+        count = known.sum(axis=0)
+        total = np.where(known, columns, 0.0).sum(axis=0)
+        there = count > 0
+        time, value = rows.time[there], total[there] / count[there]
+        if not self.counter.is_growing:
+            return time, value * self.counter.factor
+        if self._last is not None:
+            time, value = np.insert(time, 0, self._last[0]), np.insert(value, 0, self._last[1])
+        if len(time):
+            self._last = int(time[-1]), float(value[-1])
+        seconds, grown = np.diff(time) / 1e9, np.diff(value)
+        good = (seconds > 0) & (grown >= 0)
+        return time[:-1][good], grown[good] / seconds[good] * self.counter.factor
+
+
+@dataclass(kw_only=True)
+class HeldClock:
+    """Clock reasons of one GPU as intervals: a mask holds from the sample that told it to the next that was read."""
+
+    column: str
+    gpu: int
+    _mask: int = 0
+    _since: int = -1
+    _seen: int = -1
+    _samples: int = 0
+
+    def intervals(self, rows: SampleRows) -> Iterator[tuple[int, int, int, int]]:
+        """Beginning, end (nanoseconds on the axis), mask and number of samples of what has ended."""
+        for time, value in zip(rows.time.tolist(), rows.values[self.column].tolist(), strict=True):
+            if not 0 <= value < _LARGEST_MASK:  # NaN too: not read
+                continue
+            if self._samples and int(value) == self._mask:
+                self._seen, self._samples = time, self._samples + 1
+                continue
+            if self._samples and self._mask:
+                yield self._since, time, self._mask, self._samples
+            self._mask, self._since, self._seen, self._samples = int(value), time, time, 1
+
+    def rest(self) -> Iterator[tuple[int, int, int, int]]:
+        """What still held at the last sample; it ends there."""
+        if self._samples and self._mask:
+            yield self._since, self._seen, self._mask, self._samples
+
+
+def held_clocks(columns: Sequence[str]) -> list[HeldClock]:
+    """One for each GPU whose reasons were sampled."""
+    found = ((name, _REASONS.fullmatch(name)) for name in columns)
+    return [HeldClock(column=name, gpu=int(match[1])) for name, match in found if match]
+
+
+def reason_title(mask: int) -> str:
+    """All reasons of a mask."""
+    return " + ".join(clock_reason_names(mask))

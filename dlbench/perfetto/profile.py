@@ -14,16 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+import numpy as np
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import open_file
 from dlbench.perfetto.events import quoted, thread_events
-from dlbench.perfetto.notes import Notes
-from dlbench.perfetto.spans import DEEPEST, PROFILER_THREAD, Tracks, thread_id
-
-if TYPE_CHECKING:
-    from dlbench.perfetto.clocks import Times
+from dlbench.perfetto.rows import DEEPEST, PROFILER_THREAD, Notes, Times, Tracks, thread_id
 
 ANCHOR = "dlbench profiler anchor"
 
@@ -50,7 +48,8 @@ def trace_entries(path: Path) -> Iterator[dict[str, Any]]:
             buffer = _head(path, file)
             at = 0
             while True:
-                at = _skip(buffer, at)
+                while at < len(buffer) and buffer[at] in ", \t\r\n":
+                    at += 1
                 if at < len(buffer) and buffer[at] == "]":
                     return
                 try:
@@ -83,12 +82,6 @@ def _head(path: Path, file: TextIO) -> str:
     raise IncompleteDataError(f"{path}: holds no traceEvents")
 
 
-def _skip(buffer: str, at: int) -> int:
-    while at < len(buffer) and buffer[at] in ", \t\r\n":
-        at += 1
-    return at
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Survey:
     """What the first reading leaves: where each complete event lies."""
@@ -104,13 +97,7 @@ class _Survey:
 
 
 class Profile:
-    """One rank's profile.
-
-    Args:
-        path: the file.
-        anchor_ns: when the anchor began, on the axis; None where the rank's spans have none.
-        notes: what is met goes there.
-    """
+    """One rank's profile; `anchor_ns`: when the anchor began, on the axis; None where the rank's spans have none."""
 
     def __init__(self, path: Path, anchor_ns: int | None, notes: Notes) -> None:
         self._path, self._anchor_ns, self._notes = path, anchor_ns, notes
@@ -144,8 +131,6 @@ class Profile:
             yield thread_events(pid, tid, f"profiler: {named[tid >> 8 & 0xFFFF]}{sub}"), 0
 
     def _survey(self, anchor_ns: int, notes: Notes) -> _Survey | None:
-        import numpy as np
-
         threads: dict[tuple[str, str], int] = {}
         names: dict[tuple[str, str], str] = {}
         start, took, keys = array("d"), array("d"), array("q")
@@ -172,11 +157,8 @@ class Profile:
 
 def _is_complete(entry: dict[str, Any]) -> bool:
     """Whether it is a slice with a time and a length."""
-    return entry.get("ph") == "X" and _is_time(entry.get("ts")) and _is_time(entry.get("dur"))
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < _LARGEST_US
+    times: tuple[Any, Any] = (entry.get("ts"), entry.get("dur"))
+    return entry.get("ph") == "X" and all(type(at) in (int, float) and 0 <= at < _LARGEST_US for at in times)
 
 
 def _text(pid: int, tid: int, entry: dict[str, Any], start: int, end: int) -> str:
@@ -190,12 +172,12 @@ def _text(pid: int, tid: int, entry: dict[str, Any], start: int, end: int) -> st
 
 def _args_text(args: dict[str, Any]) -> str:
     """Arguments as text: plain values as they are, others as the text of their JSON."""
-    told = []
+    texts = []
     for key, value in args.items():
         if isinstance(value, float) and not math.isfinite(value):
             value = None
         if isinstance(value, (bool, int, float)) or value is None:
-            told.append(f"{quoted(key)}:{json.dumps(value)}")
+            texts.append(f"{quoted(key)}:{json.dumps(value)}")
         else:
-            told.append(f"{quoted(key)}:{quoted(value if isinstance(value, str) else json.dumps(value))}")
-    return "{" + ",".join(told) + "}"
+            texts.append(f"{quoted(key)}:{quoted(value if isinstance(value, str) else json.dumps(value))}")
+    return "{" + ",".join(texts) + "}"

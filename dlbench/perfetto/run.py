@@ -2,23 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfetto.clocks import LARGEST_NS, Axis, NodeClock, make_axis
-from dlbench.perfetto.notes import Notes
-from dlbench.perfetto.selection import Selection
-from dlbench.perfetto.steps import step_rows
+from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, Times, make_axis, step_rows
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.spans import SpanReader
+from dlbench.records.scan import Run
 
-if TYPE_CHECKING:
-    from dlbench.records.scan import Run
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What was asked for."""
+
+    ranks: tuple[int, ...]
+    """In order, each once."""
+    steps: tuple[int, int] | None = None
+    """First and last step; None: all."""
+    cores: bool = False
+    """Whether every core has a counter of its own."""
+
+
+def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
+    """Ranks from a text such as `0,1,8-15`; all of them without a text.
+
+    Raises:
+        UserError: it is no list of ranks, or names a rank that the run does not have.
+    """
+    if text is None:
+        return tuple(range(num_ranks))
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, last = _range("--ranks", text, part)
+        if last >= num_ranks:
+            raise UserError(f"--ranks {text}: the run has no rank {last}, only 0 to {num_ranks - 1}")
+        chosen.update(range(first, last + 1))
+    return tuple(sorted(chosen))
+
+
+def parse_steps(text: str | None) -> tuple[int, int] | None:
+    """First and last step from a text such as `100-120` or `7`; None without a text.
+
+    Raises:
+        UserError: it is no range.
+    """
+    return None if text is None else _range("--steps", text, text)
+
+
+def _range(option: str, text: str, part: str) -> tuple[int, int]:
+    match = _PART.fullmatch(part.strip())
+    if match is None:
+        example = "0,1,8-15" if option == "--ranks" else "100-120"
+        raise UserError(f"{option} {text}: {part.strip()!r} is neither a number nor a range; right: {example}")
+    first = int(match[1])
+    last = int(match[2] or first)
+    if last < first:
+        raise UserError(f"{option} {text}: {part.strip()} runs backwards; right: {last}-{first}")
+    return first, last
+
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -56,6 +108,25 @@ class TraceRun:
         """The clock of a rank's node."""
         return self.clocks[self.node_of[rank]]
 
+    def has_spans_of(self, rank: int, notes: Notes) -> bool:
+        """Whether there is a file of a rank's spans; one that is missing is noted."""
+        path = self.folder.spans(rank)
+        if not path.exists() and self.has_spans:
+            notes.problem(f"{path}: missing: rank {rank} is shown without spans")
+        return path.exists()
+
+    def has_samples_of(self, node: int, notes: Notes) -> bool:
+        """Whether there is a file of a node's samples; one that is missing is noted."""
+        path = self.folder.samples(node)
+        if not path.exists() and node in self.sampled_nodes:
+            notes.problem(f"{path}: missing: node {node} is shown without counters")
+        return path.exists()
+
+    def in_window(self, time: Times) -> npt.NDArray[np.bool_]:
+        """Which of these nanoseconds lie within the chosen steps."""
+        low, high = self.window or (-1 << 62, 1 << 62)
+        return (time >= low) & (time <= high)
+
 
 def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:
     """Looks once over the run's files; what is damaged goes to the notes.
@@ -76,15 +147,12 @@ def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceR
         axis = make_axis(lines, _hosts(run, node_of), earliest)
     except IncompleteDataError as error:
         raise IncompleteDataError(f"{run.folder.path}: {error}") from None
-    window = None
-    if selection.steps is not None:
-        window = _window(run.folder, selection, node_of, axis.clocks)
     made = TraceRun(
         folder=run.folder,
         selection=selection,
         node_of=node_of,
         clocks=axis.clocks,
-        window=window,
+        window=_window(run.folder, selection, node_of, axis.clocks),
         parts=run.plan.workload.train.gradient_accumulation,
         has_spans=run.plan.watch is not None and run.plan.watch.is_on,
         sampled_nodes=sampled,
@@ -94,8 +162,8 @@ def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceR
 
 def _nodes(run: Run) -> tuple[int, ...]:
     layout = run.plan.layout
-    told = {} if run.record is None else {rank.rank: rank.node_rank for rank in run.record.ranks}
-    nodes = tuple(told.get(rank, rank // layout.ranks_per_node) for rank in range(layout.ranks))
+    recorded = {} if run.record is None else {rank.rank: rank.node_rank for rank in run.record.ranks}
+    nodes = tuple(recorded.get(rank, rank // layout.ranks_per_node) for rank in range(layout.ranks))
     if max(nodes) >= layout.nodes:
         raise IncompleteDataError(
             f"{run.folder.record}: damaged: a rank is on node {max(nodes)}, the plan has {layout.nodes} nodes"
@@ -154,14 +222,15 @@ def _first_sample(folder: RunFolder, node: int) -> Iterator[int]:
 
 def _window(
     folder: RunFolder, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
-) -> tuple[int, int]:
-    """First and last nanosecond of the chosen steps of the chosen ranks.
+) -> tuple[int, int] | None:
+    """First and last nanosecond of the chosen steps of the chosen ranks; None where all are.
 
     Raises:
         UserError: there are none.
     """
     steps = selection.steps
-    assert steps is not None
+    if steps is None:
+        return None
     begins, ends, last = [], [], -1
     for rank in selection.ranks:
         # Damage is noted when the rank is shown.
@@ -210,18 +279,12 @@ def _facts(run: Run, selection: Selection, axis: Axis) -> dict[str, Any]:
             "ranks": _ranges(watch.window_ranks),
         },
         "spans": None if watch is None else {"written": watch.num_spans, "left_out": watch.dropped_spans},
-        "clocks": [_clock_facts(clock) for clock in axis.clocks],
-        "clocks_unknown": [f"node {clock.node} ({clock.host})" for clock in axis.clocks if not clock.is_known],
-    }
-
-
-def _clock_facts(clock: NodeClock) -> Mapping[str, Any]:
-    return {
-        "node": clock.node,
-        "host": clock.host,
-        "basis": clock.basis,
-        "error_bound_ns": clock.bound_ns,
-        "problem": clock.problem,
+        "clocks": [
+            {"node": one.node, "host": one.host, "basis": one.basis}
+            | {"error_bound_ns": one.bound_ns, "problem": one.problem}
+            for one in axis.clocks
+        ],
+        "clocks_unknown": [f"node {one.node} ({one.host})" for one in axis.clocks if one.unknown],
     }
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlbench.records.scan import Run
-from dlbench.specs.sync import DEFAULT_FUSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,26 +51,26 @@ def data_title(run: Run) -> str:
 
 def _engine_settings(run: Run) -> str:
     engine = run.plan.engine
-    settings = {"horovod": engine.horovod, "ddp": engine.ddp}.get(engine.name)
+    settings = engine.settings
     if settings is None:
         return ""
     # The autotuner's settings are worth words only where it is on, DDP's switches where they are.
     return ", ".join(
         f"{key}={value}"
         for key, value in settings.model_dump(mode="json").items()
-        if (engine.horovod.autotune or not key.startswith("autotune")) and not (engine.name == "ddp" and value is False)
+        if value is not False and (engine.autotunes or not key.startswith("autotune"))
     )
 
 
 def _sync(run: Run) -> str:
     """Fusion, and what else of the exchange is not left at its default."""
-    engine, sync = run.plan.engine.name, run.plan.sync
-    if engine == "single":
+    kind, sync = run.plan.engine.kind, run.plan.sync
+    if not kind.synchronises:
         return ""
     chosen = sync.model_dump(mode="json", exclude_defaults=True)
     if sync.exchange != "none":
         fusion = sync.fusion_in_force
-        chosen["fusion"] = f"auto ({DEFAULT_FUSION[engine]})" if fusion == "auto" else fusion
+        chosen["fusion"] = f"auto ({kind.fusion})" if fusion == "auto" and kind.fusion else fusion
     return ", ".join(f"{key}={value}" for key, value in chosen.items())
 
 

@@ -2,13 +2,29 @@
 
 Text is made last: a sheet holds rows and functions of them; formats ask for `to_display` (cells of text) or `records`
 (raw numbers by column name). Text from outside is made harmless here, whatever format asks for it.
+
+A number is named once, where it is a field of a dataclass; JSON has the field's own name::
+
+    @dataclass(frozen=True, kw_only=True)
+    class NoisePoint:
+        ranks: int
+        global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
+        noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
+        basis: str = field(metadata=column("From", ""))
+
+    Sheet(columns=columns_of(NoisePoint), rows=points, ...)  # the fields with a column, in their order
+
+`columns_of(NoisePoint, "ranks", "global_batch", "runs=noise_scale.n")` picks columns and their order: `ranks` has no
+metadata and so is for programs only; `runs` is an attribute of an attribute, for programs only. A `Column` over the
+same class may stand between them. `of=lambda row: row.point` finds the dataclass in a row that holds several;
+`titles={"global_batch": ""}` replaces titles that depend on the table.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from dlbench.report.wording import DASH, clean, interval_text, number_text, shown, value_text
@@ -109,6 +125,126 @@ class Column(Generic[R]):
             return (value.value, value.low, value.high) if self.has_interval else (value.value,)
         first = clean(value, self.limit) if isinstance(value, str) else value
         return (first, None, None) if self.has_interval else (first,)
+
+
+_COLUMN = "column"
+"""Key of a field's metadata."""
+
+
+def column(
+    title: str = "",
+    name: str | None = None,
+    *,
+    value: Callable[[Any], Value] | None = None,
+    text: Callable[[Any], Value | Cell] | None = None,
+    missing: str = "",
+    unit: str = "",
+    has_interval: bool | None = None,
+    is_brief: bool = False,
+    limit: int = MAX_TEXT,
+) -> dict[str, Any]:
+    """Metadata of a dataclass field that is a column, from which `columns_of` makes it.
+
+    Args:
+        title: for people; empty: for programs only.
+        name: for programs; None: the field's own; empty: for people only.
+        value: of the field's value, where that is no `Value` itself.
+        text: what people see of the field's value, where it is not None.
+        missing: what people see of None; empty: a dash.
+        unit: of plain numbers.
+        has_interval: None: fields annotated as `Estimate` have one.
+        is_brief: as of `Column`.
+        limit: as of `Column`.
+    """
+
+    def raw(found: Any) -> Value:
+        return found if found is None or value is None else value(found)
+
+    def display(found: Any) -> Value | Cell:
+        if found is None:
+            return Cell(missing) if missing else None
+        return raw(found) if text is None else text(found)
+
+    return {_COLUMN: (name, has_interval, Column("", title, raw, display, unit, is_brief=is_brief, limit=limit))}
+
+
+def columns_of(
+    kind: type[Any],
+    *picks: str | Column[Any],
+    of: Callable[[Any], Any] | None = None,
+    titles: Mapping[str, str] | None = None,
+) -> tuple[Column[Any], ...]:
+    """The columns of a dataclass; see the example above.
+
+    Args:
+        kind: a dataclass.
+        picks: fields or properties (`ranks`), attributes of them under a name (`runs=time.n`), columns over the
+            dataclass; none: every field with a column.
+        of: finds the dataclass in a row; where it is None, so is every value.
+        titles: by column name, instead of those of the fields.
+
+    Raises:
+        AttributeError: the class has no such field, or no column of a title's name.
+    """
+    known: Mapping[str, Any] = {one.name: one for one in fields(kind)} if is_dataclass(kind) else kind.model_fields
+
+    def taken(pick: str | Column[Any]) -> Column[Any]:
+        if isinstance(pick, Column):
+            text = None if pick.text is None else _reached(of, "", pick.text)
+            return replace(pick, value=_reached(of, "", pick.value), text=text)
+        name, _, path = pick.rpartition("=")
+        first = path.split(".")[0]
+        if first not in known and not hasattr(kind, first):
+            raise AttributeError(f"{kind.__name__} has no field {first}")
+        is_field = not name and first in known
+        is_estimate = is_field and str(getattr(known[first], "type", "")).startswith("Estimate")
+        if not is_field or _COLUMN not in known[first].metadata:
+            return Column(name or path, "", _reached(of, path), has_interval=is_estimate)
+        own, has_interval, made = known[first].metadata[_COLUMN]
+        return replace(
+            made,
+            name=first if own is None else own,
+            value=_reached(of, path, made.value),
+            text=_reached(of, path, made.text),
+            has_interval=is_estimate if has_interval is None else has_interval,
+        )
+
+    made = list(map(taken, picks or [name for name, one in known.items() if _COLUMN in one.metadata]))
+    titles = titles or {}
+    if unknown := titles.keys() - {one.name for one in made}:
+        raise AttributeError(f"{kind.__name__} has no column {', '.join(sorted(unknown))}")
+    return tuple(replace(one, title=titles.get(one.name, one.title)) for one in made)
+
+
+def _reached(
+    of: Callable[[Any], Any] | None, path: str, then: Callable[[Any], Any] | None = None
+) -> Callable[[Any], Any]:
+    """What stands behind attributes of what `of` finds in a row, as `then` turns it; None where one of them is None."""
+
+    def found(row: Any) -> Any:
+        value = row if of is None else of(row)
+        for name in filter(None, path.split(".")):
+            value = None if value is None else getattr(value, name)
+        return value if then is None or (value is None and not path) else then(value)
+
+    return found
+
+
+def drop_empty_columns(
+    columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()
+) -> tuple[Column[R], ...]:
+    """The columns, for people without those that have zero, nothing or an empty text in every row.
+
+    Those named in `keep` stay: zero may be what tells one row from another.
+    """
+
+    def is_empty(value: Value) -> bool:
+        return not value.value if isinstance(value, Estimate) else not (value or isinstance(value, bool))
+
+    return tuple(
+        replace(one, title="") if one.name not in keep and all(is_empty(one.value(row)) for row in rows) else one
+        for one in columns
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ PART_TITLES = {
 }
 """What the phases of a step are called, in order."""
 
-ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "single process"}
 
 _DROPPED = {"Cc", "Cf", "Cs"}
 

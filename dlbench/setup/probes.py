@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dlbench.machine.cuda.build_parts import find_cuda_parts
-from dlbench.machine.host_name import REMEDY, host_name_problem
+from dlbench.machine.cuda_parts import find_cuda_parts
+from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
 from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]
@@ -139,7 +139,10 @@ def _host_name() -> Iterable[Finding]:
     problem = host_name_problem()
     if problem:
         yield Finding(
-            name="Host name", state="problem", detail=f"{problem}; Horovod over Gloo ends by SIGSEGV", remedy=REMEDY
+            name="Host name",
+            state="problem",
+            detail=f"{problem}; Horovod over Gloo ends by SIGSEGV",
+            remedy=HOST_NAME_REMEDY,
         )
         return
     yield Finding(name="Host name", state="ok", detail=f"{utf8_text(socket.gethostname())} resolves")

@@ -56,9 +56,8 @@ def refusal(plan: LaunchPlan) -> DlbenchError | None:
         return None
     for name, who, instead in _packages(plan):
         if name not in where["installed"]:
-            return EnvironmentLacksError(
-                f"{who} is not installed in {where['prefix']}; remedy: {_REMEDIES[name]}{instead}"
-            )
+            remedy = _REMEDIES.get(name, f"pip install {name}")
+            return EnvironmentLacksError(f"{who} is not installed in {where['prefix']}; remedy: {remedy}{instead}")
     if not isinstance(plan, RunPlan) or plan.engine.name != "horovod":
         return None
     told = _horovod(python)
@@ -88,8 +87,8 @@ def _python_of(system: SystemSpec) -> str | None:
 def _packages(plan: LaunchPlan) -> Iterator[tuple[str, str, str]]:
     """What ranks import: the package, what a person knows it by, and what does without it."""
     yield "torch", "torch", ""
-    if isinstance(plan, RunPlan) and plan.engine.name == "horovod":
-        yield "horovod", "engine horovod", ", or choose --engine ddp"
+    if isinstance(plan, RunPlan) and (package := plan.engine.kind.package):
+        yield package, f"engine {plan.engine.name}", ", or choose --engine ddp"
     if isinstance(plan, CommPlan):
         # Back-ends are chosen by what this Python has; ranks of another one tell what they lack, and go on.
         backends = () if plan.system.python else plan.comm.backends

@@ -25,8 +25,7 @@ def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
 def refuse_other_options(request: Request) -> None:
     """Options that make other kinds of runs do not go with sides, nor those that both sides replace.
 
-    Raises:
-        UserError: one of them is given.
+    Raises `UserError`: one of them is given.
     """
     if not request.sides:
         return
@@ -53,8 +52,7 @@ def refuse_other_options(request: Request) -> None:
 def refuse_uneven(plans: Sequence[RunPlan]) -> None:
     """Refuses sides that are not two ways of doing the same thing in the same place.
 
-    Raises:
-        UserError: a pair differs in ranks, nodes or scheduler, or a side trains to a quality.
+    Raises `UserError`: a pair differs in ranks, nodes or scheduler, or a side trains to a quality.
     """
     for one, other in pairs(plans):
         for what, left, right in (
@@ -74,8 +72,7 @@ def refuse_uneven(plans: Sequence[RunPlan]) -> None:
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
     """Refuses settings that leave no difference between the sides in any pair.
 
-    Raises:
-        UserError: both sides compute the same, though one of them sets something.
+    Raises `UserError`: both sides compute the same, though one of them sets something.
     """
     asked = [key for settings in request.sides.values() for key in settings]
     if not asked:

@@ -2,13 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dlbench.specs.base import Count, Flag, NonNegative, Spec
 
-EngineName = Literal["horovod", "ddp", "single"]
+
+@dataclass(frozen=True, kw_only=True)
+class EngineKind:
+    """What is known of an engine without its library."""
+
+    title: str
+    """As reports call it."""
+    on_ranks: str
+    """`module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`."""
+    synchronises: bool = True
+    """Whether it takes two ranks or more."""
+    fusion: str = ""
+    """The size up to which its library fuses messages by default, e.g. 25MiB; empty: it has no such size."""
+    thread: str = "the engine"
+    """What takes core time from the backward pass."""
+    package: str = ""
+    """What ranks import for it beside torch."""
+    overlaps_compiled: bool = False
+    """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
+    capture_passes: int = 3
+    """Passes before a CUDA graph is captured, by the documentation of `make_graphed_callables`."""
+    contiguous_only: bool = False
+    """Whether it takes contiguous tensors alone, also to broadcast weights."""
+
+
+ENGINES = {
+    "horovod": EngineKind(
+        title="Horovod",
+        on_ranks="dlbench.node.sync.horovod.engine:HorovodEngine",
+        fusion="128MiB",  # operations.cc of Horovod 0.28
+        thread="Horovod's background thread",
+        package="horovod",
+        contiguous_only=True,  # mpi_ops.py of Horovod 0.28.1, `_check_function`
+    ),
+    "ddp": EngineKind(
+        title="PyTorch DDP",
+        on_ranks="dlbench.node.sync.ddp.engine:DdpEngine",
+        fusion="25MiB",
+        thread="the threads of torch.distributed",
+        overlaps_compiled=True,
+        capture_passes=11,
+    ),
+    "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
+}
+"""Every engine by its name: the one place that a new engine is entered in."""
+
+
+def engine_title(name: str) -> str:
+    """An engine's name as reports give it; what is no engine stays as it is."""
+    return ENGINES[name].title if name in ENGINES else name
+
+
+def _known_engine(value: object) -> str:
+    if isinstance(value, str) and value in ENGINES:
+        return value
+    *names, last = ENGINES
+    raise ValueError(f"must be {', '.join(names)} or {last}, got {value!r}")
+
+
+EngineName = Annotated[str, BeforeValidator(_known_engine), WithJsonSchema({"enum": list(ENGINES), "type": "string"})]
 
 HOROVOD_VARIABLES = {
     "fusion_threshold": "sync.fusion",
@@ -76,3 +136,18 @@ class EngineSpec(Spec):
     )
     horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
     ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")
+
+    @property
+    def kind(self) -> EngineKind:
+        """What is known of the engine."""
+        return ENGINES[self.name]
+
+    @property
+    def settings(self) -> Spec | None:
+        """The engine's own settings: the field of its name; None where it has none."""
+        return getattr(self, self.name, None)
+
+    @property
+    def autotunes(self) -> bool:
+        """Whether Horovod searches fusion and cycle time itself."""
+        return self.name == "horovod" and self.horovod.autotune

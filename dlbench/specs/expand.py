@@ -30,14 +30,9 @@ from dlbench.specs.workload import Workload
 def expand(request: Request, *, machine_cores: int, now: datetime | None = None) -> list[RunPlan]:
     """All runs of a request, in the order in which they should run.
 
-    Args:
-        request: what a person asked for.
-        machine_cores: cores of this machine, used where the system YAML leaves a node's cores open
-            and no scheduler is involved.
-        now: time stamp of the plans (default: now).
-
-    Raises:
-        UserError: anything wrong with the request, in one line.
+    `machine_cores`: cores of this machine, used where the system YAML leaves a node's cores open and no scheduler is
+    involved. `now`: time stamp of the plans (default: now).
+    Raises `UserError`: anything wrong with the request, in one line.
     """
     option_of(request)
     refuse_other_options(request)
@@ -131,12 +126,7 @@ class _Chosen:
 
 
 def _plan(
-    request: Request,
-    chosen: _Chosen,
-    place: SeriesSpec,
-    point: tuple[int, int],
-    machine_cores: int,
-    moment: datetime,
+    request: Request, chosen: _Chosen, place: SeriesSpec, point: tuple[int, int], machine_cores: int, moment: datetime
 ) -> RunPlan:
     index, count = point
     choices, system = chosen.of(place)

@@ -29,7 +29,7 @@ def _counts_epochs(plan: RunPlan) -> bool:
 
 
 def _exchanges(plan: RunPlan) -> bool:
-    return plan.engine.name != "single" and plan.layout.ranks > 1
+    return plan.engine.kind.synchronises and plan.layout.ranks > 1
 
 
 def _hands_over(plan: RunPlan) -> bool:
@@ -60,26 +60,19 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     (
         "system.launch.interface",
-        lambda plan: (
-            plan.layout.nodes > 1
-            and (plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not plan.system.launch.by_mpi))
-        ),
+        lambda plan: plan.layout.nodes > 1 and not (plan.engine.name == "horovod" and plan.system.launch.by_mpi),
         "ranks of one node meet on loopback, and MPI chooses its own",
     ),
     ("system.launch.oversubscribe_yield", lambda plan: plan.system.launch.by_mpi, "only MPI launchers read it"),
     *(
         (
             key,
-            lambda plan: not (plan.engine.name == "horovod" and plan.engine.horovod.autotune),
+            lambda plan: not plan.engine.autotunes,
             "engine.horovod.autotune searches fusion and cycle time itself",
         )
         for key in ("sync.fusion", "engine.horovod.cycle_time_ms")
     ),
-    (
-        "engine.horovod.autotune_",
-        lambda plan: plan.engine.horovod.autotune,
-        "only engine.horovod.autotune reads it",
-    ),
+    ("engine.horovod.autotune_", lambda plan: plan.engine.horovod.autotune, "only engine.horovod.autotune reads it"),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
     *(
         (f"engine.ddp.{key}", lambda plan: not plan.sync.is_own, "dlbench's own exchange does not use DDP's buckets")
@@ -95,11 +88,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
     ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),
-    (
-        "sync.hybrid_threshold_bytes",
-        lambda plan: plan.sync.exchange == "hybrid",
-        "only sync.exchange hybrid reads it",
-    ),
+    ("sync.hybrid_threshold_bytes", lambda plan: plan.sync.exchange == "hybrid", "only sync.exchange hybrid reads it"),
     (
         "sync.group_size",
         lambda plan: plan.sync.exchange in GROUPED,
@@ -160,11 +149,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         lambda plan: plan.workload.train.precision in ("bf16", "fp16"),
         "only precisions bf16 and fp16 read it",
     ),
-    (
-        "train.cudnn_benchmark",
-        lambda plan: plan.workload.model.family != "bert",
-        "the network has no convolutions",
-    ),
+    ("train.cudnn_benchmark", lambda plan: plan.workload.model.family != "bert", "the network has no convolutions"),
     (
         "model.attention",
         lambda plan: not (plan.workload.data.is_synthetic and _leaves_padding_out(plan)),
@@ -220,11 +205,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         lambda plan: plan.workload.train.is_planned,
         "neither train.recompute nor swap is planned",
     ),
-    (
-        "train.memory.blocks",
-        lambda plan: not plan.workload.train.is_in_core,
-        "train.recompute and train.swap are none",
-    ),
+    ("train.memory.blocks", lambda plan: not plan.workload.train.is_in_core, "train.recompute and train.swap are none"),
     *(
         (f"train.memory.{key}", lambda plan: plan.workload.train.swap != "none", "train.swap is none")
         for key in ("swap_folder", "verify")
@@ -284,12 +265,8 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
 def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
     """Refuses keys that act in no run.
 
-    Args:
-        asked: keys and the options that they were given to.
-        plans: all runs of the request.
-
-    Raises:
-        UserError: one of them acts in none of the plans.
+    `asked`: keys and the options that they were given to.
+    Raises `UserError`: one of them acts in none of the plans.
     """
     for key, option in asked:
         for prefix, acts, why in INERT:
@@ -298,11 +275,7 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 
 
 def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses a planted fault on a rank that no run has.
-
-    Raises:
-        UserError: some fault names such a rank.
-    """
+    """Refuses a planted fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
     for fault in [plan.fault for plan in plans if plan.fault is not None]:
         largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
         absent = [rank for rank in fault.ranks or () if rank >= largest]

@@ -36,10 +36,7 @@ class Key:
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
     """The keys of a specification in the order of its fields; of a union those of the branch that `values` choose.
 
-    Args:
-        model: the specification.
-        values: nested settings, as far as they are known.
-        path: what the names begin with.
+    `values`: nested settings, as far as they are known. `path`: what the names begin with.
     """
     for name, field in model.model_fields.items():
         value = values.get(name)

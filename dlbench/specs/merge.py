@@ -67,13 +67,8 @@ class Layers:
 def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
     """The merged settings as a checked specification.
 
-    Args:
-        model: the specification.
-        layers: the settings.
-        elsewhere: keys that options take beside those of the model; named where a wrong one resembles them.
-
-    Raises:
-        UserError: one line, naming the layer, the key and what would be right.
+    `elsewhere`: keys that options take beside those of the model; named where a wrong one resembles them.
+    Raises `UserError`: one line, naming the layer, the key and what would be right.
     """
     try:
         return model.model_validate(layers.values)

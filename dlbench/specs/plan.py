@@ -273,7 +273,7 @@ class RunPlan(LaunchPlan):
     @property
     def engine_words(self) -> str:
         """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients."""
-        is_own = self.sync.is_own and self.engine.name != "single" and self.layout.ranks > 1
+        is_own = self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1
         return f"{self.engine.name} with {self.sync.own_words}" if is_own else self.engine.name
 
     @property
@@ -315,8 +315,8 @@ class RunPlan(LaunchPlan):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.engine.name == "single" and self.layout.ranks != 1:
-            raise ValueError(f"engine 'single' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
+        if not self.engine.kind.synchronises and self.layout.ranks != 1:
+            raise ValueError(f"engine '{self.engine.name}' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
         if self.engine.ddp.static_graph and self.workload.train.gradient_accumulation > 1:
             # An assertion of reducer.cpp (torch 2.13) ends the first step: its first parts are in no_sync().
             raise ValueError(

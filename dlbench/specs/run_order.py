@@ -20,12 +20,8 @@ PointT = TypeVar("PointT")
 def refuse_too_many(runs: int, option: str) -> None:
     """Refuses a series that nobody can plan, run or read.
 
-    Args:
-        runs: how many the series would have.
-        option: what asked for them.
-
-    Raises:
-        UserError: more than `MAX_RUNS`.
+    `option`: what asked for them.
+    Raises `UserError`: more than `MAX_RUNS`.
     """
     if runs > MAX_RUNS:
         raise UserError(
@@ -47,8 +43,7 @@ def new_series_id(now: datetime) -> str:
 def series_name(asked: str | None, now: datetime) -> str:
     """The series' name: what `--series` says, or a new one.
 
-    Raises:
-        UserError: the name cannot be part of a folder's name.
+    Raises `UserError`: the name cannot be part of a folder's name.
     """
     if asked is None:
         return new_series_id(now)
@@ -84,14 +79,9 @@ class Counts:
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
         """Nodes and cores of one point; the cores a rank gets are those of the largest point of the series.
 
-        Args:
-            system: where it runs.
-            count: one of the values.
-            cores_per_rank: what was asked for; none: an even share.
-            machine_cores: cores of this machine, for a system that leaves a node's cores open and has no scheduler.
-
-        Raises:
-            UserError: ranks do not divide, or the system does not say how many cores a node has.
+        `cores_per_rank`: what was asked for; none: an even share. `machine_cores`: cores of this machine, for a system
+        that leaves a node's cores open and has no scheduler.
+        Raises `UserError`: ranks do not divide, or the system does not say how many cores a node has.
         """
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
         if ranks > MAX_RANKS:
@@ -111,11 +101,7 @@ class Counts:
         return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=known)
 
     def refuse_without_effect(self, system: SystemSpec) -> None:
-        """`--ranks-per-node` says nothing about one machine.
-
-        Raises:
-            UserError: it was given for one.
-        """
+        """`--ranks-per-node` says nothing about one machine. Raises `UserError`: it was given for one."""
         if self.ranks_per_node and self.are == "ranks" and system.scheduler == "none":
             raise UserError(f"--ranks-per-node: has no effect on system {system.name}, which is one machine")
 

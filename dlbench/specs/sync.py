@@ -15,10 +15,8 @@ Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")
 """Exchanges that treat the ranks of a group apart from the rest."""
 
-DEFAULT_FUSION = {"horovod": "128MiB", "ddp": "25MiB"}
-"""The libraries' own sizes: operations.cc of Horovod 0.28, and PyTorch's DistributedDataParallel."""
-OWN_FUSION = f"own:{DEFAULT_FUSION['ddp']}"
-"""What `fusion: auto` is where dlbench itself exchanges."""
+OWN_FUSION = "own:25MiB"
+"""What `fusion: auto` is where dlbench itself synchronises: the size of DDP's buckets."""
 
 MGWFBP_STEPS = 4
 """Warm-up steps that fusion own:mgwfbp needs before it can merge: one that sets things up, three that are watched."""
@@ -98,8 +96,7 @@ class SyncSpec(Spec):
     powersgd_rank: Count = Field(1, description="Rank of wire powersgd's approximation.")
     group_size: Ranks | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
     inside: Literal["backend", "shared-memory"] = Field(
-        "backend",
-        description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU).",
+        "backend", description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU)."
     )
     hybrid_threshold_bytes: Bytes | None = Field(
         None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
@@ -124,6 +121,16 @@ class SyncSpec(Spec):
     def fusion_in_force(self) -> str:
         """`fusion` with `auto` decided where dlbench exchanges; elsewhere it is the library's own size."""
         return OWN_FUSION if self.is_own and self.fusion == "auto" else self.fusion
+
+    @property
+    def library_fusion(self) -> str:
+        """What the engine's library is asked to fuse by."""
+        return "auto" if self.is_own else self.fusion
+
+    @property
+    def library_wire(self) -> str:
+        """The format that the engine's library is asked for; sparse messages are numbers of fp32 and their places."""
+        return "fp32" if self.wire == "topk" else self.wire
 
     @property
     def own_words(self) -> str:

@@ -17,8 +17,7 @@ _DIGEST = 64
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where all of it is: ``DLBENCH_CACHE``, else ``$XDG_CACHE_HOME/dlbench``, else ``~/.cache/dlbench``.
 
-    Raises:
-        RuntimeError: this user has no home.
+    Raises `RuntimeError`: this user has no home.
     """
     if explicit := environment.get("DLBENCH_CACHE"):
         return Path(explicit)

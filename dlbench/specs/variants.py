@@ -28,8 +28,7 @@ MIN_WATCH_REPEATS = 2
 def option_of(request: Request) -> str:
     """The option that asks for variants; empty where none does.
 
-    Raises:
-        UserError: two such options, or one with another that it does not go with.
+    Raises `UserError`: two such options, or one with another that it does not go with.
     """
     if request.decompose and request.watch_cost:
         raise UserError("--decompose and --watch-cost exclude each other: run one after the other")
@@ -49,12 +48,8 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
 
     Every second repeat has the variants in the opposite order: a drift of the machine falls on all of them alike.
 
-    Args:
-        request: says which variants.
-        plans: the runs as asked for, in their order.
-
-    Raises:
-        UserError: the request does not go with variants, or one of them is not possible.
+    `request`: says which variants.
+    Raises `UserError`: the request does not go with variants, or one of them is not possible.
     """
     option = option_of(request)
     if option:
@@ -135,11 +130,7 @@ def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
 
 
 def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
-    """The same run with one thing taken away.
-
-    Raises:
-        UserError: the run is not possible without it.
-    """
+    """The same run with one thing taken away. Raises `UserError`: the run is not possible without it."""
     content: dict[str, Any] = plan.model_dump(mode="json")
     content["run_id"] += SUFFIXES[which]
     content["series"]["variant"] = which

@@ -21,8 +21,7 @@ BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
-    Raises:
-        UserError: the file is unreadable, too large, not YAML, holds anchors, or is not a mapping.
+    Raises `UserError`: the file is unreadable, too large, not YAML, holds anchors, or is not a mapping.
     """
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8")
@@ -37,8 +36,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str, origin: str) -> Any:
     """A YAML value; used for files and for the values of ``--set key=value``.
 
-    Raises:
-        UserError: not YAML, duplicate keys, anchors, or nested deeper than `MAX_DEPTH`.
+    Raises `UserError`: not YAML, duplicate keys, anchors, or nested deeper than `MAX_DEPTH`.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

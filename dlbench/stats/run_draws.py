@@ -38,10 +38,7 @@ def stretch(runs: int) -> float:
 
 
 def resampled(
-    points: Sequence[Mapping[Key, float]],
-    *,
-    centre: Literal["median", "geometric mean"],
-    resamples: int = RESAMPLES,
+    points: Sequence[Mapping[Key, float]], *, centre: Literal["median", "geometric mean"], resamples: int = RESAMPLES
 ) -> Array | None:
     """The centre over runs of each point in each resample, shape (resamples, points).
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import dlbench
-from dlbench.history.page.report import TrendsReport
+from dlbench.history.report import TrendsReport
 from dlbench.reading import environments, scaling
 from dlbench.reading.comparability import (
     AFTER_INTERRUPTION,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
@@ -16,10 +17,11 @@ from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE, si_label
+from dlbench.report.charts.shapes import Axis, Series, figure_row, lines, stacked
+from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Pivot, Sheet, Value, times_cell
-from dlbench.report.wording import basis_text, figure_text, percent, place_text, value_text
+from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of, times_cell
+from dlbench.report.wording import figure_text, percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_number
@@ -38,21 +40,25 @@ class KindEnergy:
     kind: Kind
     energy_per_sample: Estimate | None
     """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
-    samples_per_joule: Estimate | None
+    samples_per_joule: Estimate | None = field(metadata=column("Samples per J"))
     """Its reciprocal."""
-    efficiency: Estimate | None
+    efficiency: Estimate | None = field(
+        metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
+    )
     """Energy per sample of the baseline over that of this point (ratio); None where one of them is not known."""
-    mean_power: Estimate | None
+    mean_power: Estimate | None = field(metadata=column("Mean power, W", "mean_power_w"))
     """Of the measured window, all sources of all nodes together, watts."""
     whole: Estimate
     """Joules from the start of the processes to their end, of what was sampled."""
     stages: tuple[tuple[str, Estimate], ...]
     """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
-    num_sources: tuple[int, ...]
+    num_sources: tuple[int, ...] = field(
+        metadata=column("Sources", "sources", value=lambda counts: " or ".join(map(str, counts)))
+    )
     """GPUs or processor packages per run, each number once."""
     methods: tuple[str, ...]
     """How the energy is known, each way once."""
-    sampled_share: float
+    sampled_share: float = field(metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), of the run with the least."""
 
     @property
@@ -86,16 +92,16 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmCheck:
-    """Slurm's account of a job beside the samples of its run."""
+    """Slurm's account of a job next to the samples of its run."""
 
-    run_id: str
-    slurm_j: float
+    run_id: str = field(metadata=column("Run"))
+    slurm_j: float = field(metadata=column("Slurm, J", unit="J"))
     """ConsumedEnergyRaw of the whole job."""
-    sampled_j: float | None
+    sampled_j: float | None = field(metadata=column("Sampled, J", unit="J"))
     """Of the whole run; None where nothing was sampled."""
-    sampled_kinds: tuple[Kind, ...]
+    sampled_kinds: tuple[Kind, ...] = field(metadata=column("Of", value=lambda kinds: " and ".join(kinds) or None))
     """Of what."""
-    ratio: float | None
+    ratio: float | None = field(metadata=column("Ratio", "slurm_over_sampled", unit="ratio"))
     """slurm_j / sampled_j."""
 
 
@@ -254,6 +260,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         rows += [_Row(point, one.kind, one) for one in point.kinds]
         left = [kind for kind in KINDS if kind not in {one.kind for one in point.kinds}]
         rows += [_Row(point, kind, None) for kind in left if kind in measured or point is points[0]]
+    of_energy = functools.partial(columns_of, KindEnergy, of=lambda row: row.energy)
     columns: tuple[Column[_Row], ...] = (
         Column(
             "",
@@ -261,31 +268,18 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
             lambda row: f"{row.kind}, {place_of(row.point)}" if row.kind in measured else row.kind,
             is_brief=True,
         ),
-        Column("ranks", "", lambda row: row.point.ranks),
-        Column("nodes", "", lambda row: row.point.nodes),
-        Column("kind", "", lambda row: row.kind),
+        *columns_of(_Row, "ranks=point.ranks", "nodes=point.nodes", "kind"),
         Column(
             "energy_per_sample_j",
             "J per sample",
-            _of(lambda energy: energy.energy_per_sample),
-            _joules_cell,
+            lambda row: row.energy.energy_per_sample if row.energy else None,
+            lambda row: (row.energy.energy_per_sample or Cell("too little sampled")) if row.energy else NOT_MEASURED,
             has_interval=True,
             is_brief=True,
         ),
-        Column("samples_per_joule", "Samples per J", _of(lambda energy: energy.samples_per_joule), has_interval=True),
-        Column(
-            "energy_efficiency",
-            "Efficiency",
-            _of(lambda energy: energy.efficiency),
-            lambda row: times_cell(None if row.energy is None else row.energy.efficiency),
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("mean_power_w", "Mean power, W", _of(lambda energy: energy.mean_power), has_interval=True),
-        Column("runs", "", _of(lambda energy: energy.whole.n)),
-        Column("sources", "Sources", _of(lambda energy: " or ".join(map(str, energy.num_sources)))),
-        Column("methods", "Method", _of(lambda energy: "; ".join(energy.methods)), _method),
-        Column("sampled_share", "Sampled", _of(lambda energy: energy.sampled_share), unit="fraction", is_brief=True),
+        *of_energy("samples_per_joule", "efficiency", "mean_power", "runs=whole.n", "num_sources"),
+        Column("methods", "Method", _method),
+        *of_energy("sampled_share"),
     )
     return Sheet(
         name="energy",
@@ -296,17 +290,6 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         is_data=lambda row: row.energy is not None,
         in_terminal=True,
     )
-
-
-def _of(value: Callable[[KindEnergy], Value]) -> Callable[[_Row], Value]:
-    """A value of what was measured."""
-    return lambda row: None if row.energy is None else value(row.energy)
-
-
-def _joules_cell(row: _Row) -> Estimate | Cell:
-    if row.energy is None:
-        return Cell(NOT_MEASURED)
-    return row.energy.energy_per_sample or Cell("too little sampled")
 
 
 def _method(row: _Row) -> str:
@@ -329,20 +312,14 @@ class _Stage:
 
 def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
     """Joules by stage; for people a column for each stage, and the whole run as the last."""
-    columns: tuple[Column[_Stage], ...] = (
-        Column("ranks", "", lambda row: row.point.ranks),
-        Column("nodes", "", lambda row: row.point.nodes),
-        Column("kind", "", lambda row: row.kind),
-        Column("stage", "", lambda row: row.stage),
-        Column("joules", "", lambda row: row.joules, has_interval=True),
-        Column("runs", "", lambda row: row.joules.n),
-    )
     kinds = [(point, kind) for point in points for kind in point.kinds]
     stages = [_Stage(point, kind.kind, stage, joules) for point, kind in kinds for stage, joules in kind.stages]
     return Sheet(
         name="energy-stages",
         title="Energy by stage",
-        columns=columns,
+        columns=columns_of(
+            _Stage, "ranks=point.ranks", "nodes=point.nodes", "kind", "stage", "joules", "runs=joules.n"
+        ),
         rows=[*stages, *(_Stage(point, kind.kind, "", kind.whole) for point, kind in kinds)],
         pivot=Pivot(
             corner="Energy of",
@@ -356,17 +333,10 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
 
 
 def _slurm_sheet(checks: Sequence[SlurmCheck]) -> Sheet[SlurmCheck]:
-    columns: tuple[Column[SlurmCheck], ...] = (
-        Column("run_id", "Run", lambda check: check.run_id),
-        Column("slurm_j", "Slurm, J", lambda check: check.slurm_j, unit="J"),
-        Column("sampled_j", "Sampled, J", lambda check: check.sampled_j, unit="J"),
-        Column("sampled_kinds", "Of", lambda check: " and ".join(check.sampled_kinds) or None),
-        Column("slurm_over_sampled", "Ratio", lambda check: check.ratio, unit="ratio"),
-    )
     return Sheet(
         name="energy-slurm",
         title="Slurm's account beside the samples",
-        columns=columns,
+        columns=columns_of(SlurmCheck),
         rows=checks,
         caption=SLURM_CAPTION,
     )
@@ -384,24 +354,24 @@ class _Source:
 
 def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[_Source]:
     """Every GPU and processor package of every run, stage by stage; for programs only."""
-    columns: tuple[Column[_Source], ...] = (
-        Column("run_id", "", lambda row: row.run_id),
-        Column("node", "", lambda row: row.source.node_rank),
-        Column("host", "", lambda row: row.source.host),
-        Column("source", "", lambda row: row.source.name),
-        Column("kind", "", lambda row: row.source.kind),
-        Column("method", "", lambda row: row.source.method),
-        Column("counter_over_power", "", lambda row: row.source.counter_over_power),
-        Column("samples_in_window", "", lambda row: row.source.samples_in_window),
-        Column("stage", "", lambda row: row.stage),
-        Column("joules", "", lambda row: row.amount.value),
-        Column("seconds", "", lambda row: row.amount.length_ns / 1e9),
-        Column("sampled_share", "", lambda row: row.amount.coverage),
-    )
     return Sheet(
         name="energy-sources",
         title="Energy of each source",
-        columns=columns,
+        columns=columns_of(
+            _Source,
+            "run_id",
+            "node=source.node_rank",
+            "host=source.host",
+            "source=source.name",
+            "kind=source.kind",
+            "method=source.method",
+            "counter_over_power=source.counter_over_power",
+            "samples_in_window=source.samples_in_window",
+            "stage",
+            "joules=amount.value",
+            Column("seconds", "", lambda row: row.amount.length_ns / 1e9),
+            "sampled_share=amount.coverage",
+        ),
         rows=[
             _Source(run.run_id, source, stage, amount)
             for run in runs
@@ -413,115 +383,58 @@ def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[_Source]:
 
 
 KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
-_STAGE_COLOURS = {**STAGE_COLOURS, "idle": "#d8dee4"}
 
 
-def _kinds_by_place(found: Energy) -> list[tuple[str, int, KindEnergy]]:
-    return [(place_text(point.ranks, point.nodes), point.ranks, kind) for point in found.points for kind in point.kinds]
-
-
-def _joules_chart(group: Group, found: Energy) -> Chart | None:
-    import altair as alt
-
+def _charts(group: Group, found: Energy) -> Iterator[Chart]:
+    kinds = [(place_of(point), point.ranks, kind) for point in found.points for kind in point.kinds]
     rows: Rows = [
-        {
-            "ranks": ranks,
-            "place": place,
-            "kind": kind.kind,
-            "value": figure.value,
-            "low": figure.low,
-            "high": figure.high,
-            "shown": figure_text(figure),
-            "basis": basis_text(figure),
-        }
-        for place, ranks, kind in _kinds_by_place(found)
-        if (figure := kind.energy_per_sample) is not None
+        {"ranks": ranks, "place": place, "kind": kind.kind, **figure_row(kind.energy_per_sample)}
+        for place, ranks, kind in kinds
+        if kind.energy_per_sample is not None
     ]
-    if not rows or len(found.points) == 1:
-        return None
-    words = "; ".join(f"{row['place']}: {row['kind']} {row['shown']} J" for row in rows)
-    present = [kind for kind in KIND_COLOURS if any(row["kind"] == kind for row in rows)]
-    counts = sorted({row["ranks"] for row in rows})
-    x = alt.X("ranks:Q", title="ranks").scale(
-        type="log", base=2, domain=[counts[0] / 1.2, counts[-1] * 1.2], nice=False
-    )
-    colour = alt.Color("kind:N", title=None).scale(domain=present, range=[KIND_COLOURS[kind] for kind in present])
-    tooltip = [
-        alt.Tooltip("place:N", title="at"),
-        alt.Tooltip("kind:N", title="of"),
-        alt.Tooltip("shown:N", title="J per sample"),
-        alt.Tooltip("basis:N", title="interval"),
-    ]
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        x=x.axis(values=counts, grid=False, format="d"), color=colour.legend(orient="bottom", columns=2)
-    )
-    y = alt.Y("value:Q", title="J per sample").scale(domainMin=0, nice=True).axis(tickCount=5, labelExpr=si_label("J"))
-    layers: list[Any] = [base.mark_line(strokeWidth=2).encode(y=y)]
-    if any(row["low"] is not None for row in rows):
-        layers.append(base.mark_rule(strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q"))
-    layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(y=alt.Y("value:Q"), tooltip=tooltip))
-    return finish(
-        alt.layer(*layers),
-        group,
-        name="energy",
-        title="Energy per sample",
-        alt=f"Joules per sample over ranks, in the measured window. {words}.",
-        table=_energy_sheet(found.points).to_display(brief=True),
-        size=(NARROW, HEIGHT),
-    )
-
-
-def _stages_chart(group: Group, found: Energy) -> Chart | None:
-    import altair as alt
-
-    rows: Rows = [
+    if rows and len(found.points) > 1:
+        words = "; ".join(f"{row['place']}: {row['kind']} {row['shown']} J" for row in rows)
+        y = Axis("J per sample", unit="J", scale={"domainMin": 0, "nice": True})
+        tooltip = {"place": "at", "kind": "of", "shown": "J per sample", "basis": "interval"}
+        yield finish(
+            lines(rows, y, Series("kind", KIND_COLOURS), tooltip),
+            group,
+            name="energy",
+            title="Energy per sample",
+            alt=f"Joules per sample over ranks, in the measured window. {words}.",
+            table=_energy_sheet(found.points).to_display(brief=True),
+            size=(NARROW, HEIGHT),
+        )
+    parts: Rows = [
         {
+            **figure_row(figure),
             "place": f"{place}, {kind.kind}",
             "stage": stage,
             "order": number,
-            "joules": figure.value,
             "shown": f"{figure_text(figure)} J",
         }
-        for place, _, kind in _kinds_by_place(found)
+        for place, _, kind in kinds
         for number, (stage, figure) in enumerate(kind.stages)
         if figure.value > 0
     ]
-    if not rows:
-        return None
-    places = list(dict.fromkeys(row["place"] for row in rows))
-    present = [stage for stage in _STAGE_COLOURS if any(row["stage"] == stage for row in rows)]
-    colour = alt.Color("stage:N", title=None).scale(domain=present, range=[_STAGE_COLOURS[stage] for stage in present])
-    label = si_label("J")
-    bars = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_bar(height={"band": 0.72})
-        .encode(
-            y=alt.Y("place:N", title=None, sort=places).axis(labelLimit=220),
-            x=alt.X("joules:Q", title="energy of a run").stack("zero").axis(tickCount=5, labelExpr=label),
-            color=colour.legend(orient="bottom", columns=3),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("place:N", title="at"),
-                alt.Tooltip("stage:N", title="stage"),
-                alt.Tooltip("shown:N", title="energy"),
-            ],
+    if parts:
+        words = "; ".join(
+            f"{place}, {kind.kind}: {format_number(kind.stages_j)} J, "
+            f"{percent(measured.value / kind.stages_j, 0)} of it measured steps"
+            for place, _, kind in kinds
+            if (measured := dict(kind.stages).get("measured")) is not None and kind.stages_j > 0
         )
-    )
-    words = []
-    for place, _, kind in _kinds_by_place(found):
-        measured = dict(kind.stages).get("measured")
-        if measured is not None and kind.stages_j > 0:
-            share = percent(measured.value / kind.stages_j, 0)
-            words.append(f"{place}, {kind.kind}: {format_number(kind.stages_j)} J, {share} of it measured steps")
-    return finish(
-        alt.layer(bars),
-        group,
-        name="energy-stages",
-        title="Energy of a run by stage",
-        alt=f"Joules of a run by stage. {'; '.join(words)}.",
-        table=_stages_sheet(found.points),
-        size=(WIDE - 60, max(60, 30 * len(places))),
-    )
+        series = Series("stage", {**STAGE_COLOURS, "idle": "#d8dee4"}, columns=3)
+        tooltip = {"place": "at", "stage": "stage", "shown": "energy"}
+        yield finish(
+            stacked(parts, Axis("energy of a run", unit="J"), series, tooltip, limit=220),
+            group,
+            name="energy-stages",
+            title="Energy of a run by stage",
+            alt=f"Joules of a run by stage. {words}.",
+            table=_stages_sheet(found.points),
+            size=(WIDE - 60, max(60, 30 * len({row["place"] for row in parts}))),
+        )
 
 
 MAX_DOUBTS = 6
@@ -550,7 +463,7 @@ class EnergyView(GroupView):
             title=self.title,
             headline=_headline(found),
             words=tuple(_words(found)),
-            charts=lambda: [chart for draw in (_joules_chart, _stages_chart) if (chart := draw(group, found))],
+            charts=lambda: list(_charts(group, found)),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from dlbench.history.page.charts import host_charts, series_chart
-from dlbench.history.page.document import finding
-from dlbench.history.page.report import TrendsReport
-from dlbench.history.page.sheets import changes_sheet, hosts_sheet, series_sheet
-from dlbench.history.page.words import host_sentence, newest_text
+from dlbench.history.document import finding
+from dlbench.history.report import TrendsReport, host_sentence, newest_text
+from dlbench.history.tables import changes_sheet, host_charts, hosts_sheet, series_chart, series_sheet
 from dlbench.report.document import Section
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView

@@ -17,14 +17,13 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, MEASURED, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
 from dlbench.report.wording import place_text, runs_text
 from dlbench.report.wording import value_text as figure_value
 from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
 

@@ -14,10 +14,7 @@ METHODS: tuple[tuple[str, str], ...] = (
         "files are whole. All others are listed with the reason and yield no figure. Warm-up steps are recorded and "
         "left out.",
     ),
-    (
-        "Throughput",
-        "Samples of all measured steps of all ranks, divided by the longest measured time of any rank.",
-    ),
+    ("Throughput", "Samples of all measured steps of all ranks, divided by the longest measured time of any rank."),
     (
         "Step time",
         "In each step the slowest rank counts. A run's step time is the median over its measured steps; p95 is their "
@@ -161,7 +158,7 @@ def not_shown(groups: tuple[Group, ...]) -> tuple[Missing, ...]:
             title="Collective bandwidth",
             text="not measured by training runs: dlbench comm run measures every algorithm and library on the same "
             "ranks.",
-        ),
+        )
     ]
     if groups and all(len(group.points) == 1 for group in groups):
         text = "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."

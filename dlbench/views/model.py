@@ -22,15 +22,23 @@ FORMAT = "dlbench.report"
 VERSION = 1
 
 
-def all_of(views: Mapping[str, object], kind: type[N]) -> tuple[N, ...]:
-    """The first non-empty tuple of items of one type among the numbers of views."""
-    return next(
-        (found for found in views.values() if isinstance(found, tuple) and found and isinstance(found[0], kind)), ()
-    )
+class HasViews:
+    """What each view found out, by its key; None where it has nothing to say."""
+
+    views: Mapping[str, object]
+
+    def of(self, kind: type[N]) -> N | None:
+        """The numbers of one view, by their type; None where it has nothing to say."""
+        return next((found for found in self.views.values() if isinstance(found, kind)), None)
+
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
+        tuples = (found for found in self.views.values() if isinstance(found, tuple))
+        return next((found for found in tuples if found and isinstance(found[0], kind)), ())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(HasViews):
     """Runs that may be compared with each other, and what they say."""
 
     id: str
@@ -83,14 +91,6 @@ class Group:
     def on_gpu(self) -> bool:
         """Whether its ranks compute on GPUs."""
         return self.condition("device").startswith("cuda")
-
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of one view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
-        return all_of(self.views, kind)
 
     def condition(self, name: str) -> str:
         """The value of a condition (`workload`, `preset`, `engine` ...); empty where there is none."""
@@ -160,7 +160,7 @@ class Environment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(HasViews):
     """Everything."""
 
     format: str = FORMAT
@@ -183,14 +183,6 @@ class Report:
     """Heading and text: how the numbers are made."""
     missing: tuple[Missing, ...]
     """What this report does not show, and what it would take; of single groups see `Group.missing`."""
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The numbers of a view, by the type of its items; empty where it has nothing to say."""
-        return all_of(self.views, kind)
-
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of one view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:

@@ -7,8 +7,8 @@ from dlbench.views.causes.view import CausesView
 from dlbench.views.data_path import DataPathView
 from dlbench.views.differences import DifferencesView
 from dlbench.views.energy import EnergyView
-from dlbench.views.exchange.view import ExchangeView
-from dlbench.views.forecast.view import ForecastView
+from dlbench.views.exchange import ExchangeView
+from dlbench.views.forecast import ForecastView
 from dlbench.views.history import HistoryView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory import MemoryView

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from dlbench.report.document import Section
 from dlbench.report.runs import MAX_LISTED, warnings_cell, without_figures
-from dlbench.report.table import Column, Sheet
+from dlbench.report.table import Column, Sheet, drop_empty_columns
 from dlbench.report.wording import runs_text
-from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import EnvironmentDifference, Report, RunRow
 from dlbench.views.view import ReportView
 

@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from dlbench.history.page.report import TrendsReport
-from dlbench.history.page.words import percent_change, since_text
-from dlbench.history.trends.change_points import MIN_NIGHTS
-from dlbench.history.trends.series import Trend
+from dlbench.history.change_points import MIN_NIGHTS
+from dlbench.history.report import TrendsReport, percent_change, since_text
+from dlbench.history.series import Trend
 from dlbench.reading.scaling import Point
 from dlbench.report.charts.chart import Chart, ReportSubject, finish
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import (
-    ENGINE_TITLES,
     basis_text,
     figure_text,
     interval_text,
@@ -26,12 +24,13 @@ from dlbench.report.wording import (
     units_text,
     value_text,
 )
+from dlbench.specs.engine import engine_title
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.exchange.numbers import ExchangePoint
-from dlbench.views.forecast.numbers import Forecast
+from dlbench.views.exchange import ExchangePoint
+from dlbench.views.forecast import Forecast
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.systems import SystemDescription
@@ -270,7 +269,7 @@ def _name(group: Group, alike: Sequence[Group]) -> str:
 
 def _value(name: str, value: str) -> str:
     if name == "engine":
-        return ENGINE_TITLES.get(value, value)
+        return engine_title(value)
     words = {
         "preset": "{} preset",
         "scaling": "{} scaling",

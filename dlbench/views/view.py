@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
-from dlbench.history.page.report import TrendsReport
+from dlbench.history.report import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.table import RunTable
@@ -18,15 +18,13 @@ from dlbench.records.scan import Scan
 from dlbench.report.document import Level, Missing, Section
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
-from dlbench.report.wording import ENGINE_TITLES, place_text
+from dlbench.report.wording import place_text
 from dlbench.specs.plan import RunPlan
-from dlbench.views.model import Group, Report, all_of
-
-N = TypeVar("N")
+from dlbench.views.model import Group, HasViews, Report
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSource:
+class GroupSource(HasViews):
     """What a view computes its numbers of a group from."""
 
     group: scaling.Group
@@ -35,14 +33,6 @@ class GroupSource:
     """What was found in the runs of the group."""
     views: Mapping[str, object]
     """Numbers of the views before this one, by key."""
-
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of an earlier view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The same of an earlier view whose numbers are a tuple, by the type of its items."""
-        return all_of(self.views, kind)
 
     @property
     def is_oversubscribed(self) -> bool:
@@ -66,8 +56,8 @@ class ReportSource:
 
 def engine_title(plan: RunPlan) -> str:
     """Who exchanges gradients, e.g. `Horovod`, or `own buckets of 64 MiB over Horovod` where dlbench groups them."""
-    title = ENGINE_TITLES[plan.engine.name]
-    return f"{plan.sync.own_words} over {title}" if plan.sync.is_own and plan.engine.name != "single" else title
+    title = plan.engine.kind.title
+    return f"{plan.sync.own_words} over {title}" if plan.sync.is_own and plan.engine.kind.synchronises else title
 
 
 def place_of(row: Any) -> str:

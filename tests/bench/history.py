@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from dlbench.history.trends.change_points import MIN_NIGHTS, MIN_SEGMENT, detect
+from dlbench.history.change_points import MIN_NIGHTS, MIN_SEGMENT, detect
 from tests.bench.figures import Figure, median_interval
 
 Array = npt.NDArray[np.float64]

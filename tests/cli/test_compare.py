@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli as dlbench
 from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserError
 from dlbench.gate.baseline import read_baseline
-from dlbench.gate.page.document import paired_lines
+from dlbench.gate.page import paired_lines
 from dlbench.reading.metrics import METRICS, metrics_by_run
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan

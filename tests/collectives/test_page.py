@@ -20,9 +20,9 @@ from pydantic import BaseModel
 
 from dlbench.cli import cli
 from dlbench.cli.report import FormatName, render
-from dlbench.collectives.page.document import document_of
-from dlbench.collectives.page.report import CollectivesReport, assemble
-from dlbench.collectives.results.measurements import Measurement
+from dlbench.collectives.document import document_of
+from dlbench.collectives.measurements import Measurement
+from dlbench.collectives.report import CollectivesReport, assemble
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.records.collectives_scan import scan_comm
 from dlbench.report.formats import terminal

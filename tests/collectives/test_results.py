@@ -18,11 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.collectives.page.report import assemble, contenders, group_doubts, same_messages
-from dlbench.collectives.page.words import fusion_text
-from dlbench.collectives.results import choice
-from dlbench.collectives.results.fits import Fit, Scope, fit_all, fit_one, lines_of
-from dlbench.collectives.results.measurements import (
+from dlbench.collectives import choice
+from dlbench.collectives.fits import Fit, Scope, fit_all, fit_one, lines_of
+from dlbench.collectives.measurements import (
     CollectiveGroup,
     CollectiveTable,
     Measurement,
@@ -30,7 +28,8 @@ from dlbench.collectives.results.measurements import (
     rate,
     tabulate,
 )
-from dlbench.collectives.results.predictions import Wanted, predict_all
+from dlbench.collectives.predictions import Wanted, predict_all
+from dlbench.collectives.report import assemble, contenders, fusion_text, group_doubts, same_messages
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError

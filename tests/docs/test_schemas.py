@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from dlbench.gate import page as compared
 from dlbench.gate.comparison import compare_sides
-from dlbench.gate.page.assemble import assemble as compared
-from dlbench.gate.page.document import document_of as comparison_document
+from dlbench.gate.page import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
 from dlbench.reading.metrics import DEFAULT_METRICS

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlbench.machine.gpu.gpm import METRICS
-from dlbench.machine.gpu.nvml import open_nvml
+from dlbench.machine.nvml import METRICS, open_nvml
 from dlbench.node.collectives.sample_clocks import HostSampleClock, StreamSampleClock
 from dlbench.node.models.build import MEAN, STD, normalised
 from dlbench.node.sync.clocks import CudaClock

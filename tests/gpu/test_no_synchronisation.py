@@ -153,9 +153,9 @@ def test_steps_of_ddp_in_fp16_on_the_wire(device: torch.device, tmp_path: Path) 
 def test_steps_of_dlbenchs_own_exchange_with_one_rank(wire: str, device: torch.device, tmp_path: Path) -> None:
     """The plan is of two ranks, as one has nothing to exchange; this one goes alone through all of the exchange."""
     plan = plan_of("resnet50", "ddp", 2, **{"sync.fusion": "own:single", "sync.wire": wire})
-    base = build_engine(plan, RunFolder(tmp_path), PLACE, device)
-    assert not isinstance(base, OwnExchange)
-    train(plan, OwnExchange(base, plan, PLACE, device), device, tmp_path)
+    library = build_engine(plan, RunFolder(tmp_path), PLACE, device)
+    assert not isinstance(library, OwnExchange)
+    train(plan, OwnExchange(library, plan, PLACE, device), device, tmp_path)
 
 
 def test_samples_on_the_device_and_gradient_noise(device: torch.device, tmp_path: Path) -> None:

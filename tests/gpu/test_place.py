@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlbench.machine.gpu.visible import BY_BUS, ORDER, gpu_trouble, gpus_of_node
+from dlbench.machine.gpus import BY_BUS, ORDER, gpu_trouble, gpus_of_node
 from dlbench.node.devices import parsed, rank_gpu
 from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch
 
@@ -21,7 +21,7 @@ def test_nvml_and_cuda_name_the_same_gpus_in_the_same_order() -> None:
     """In a process of its own: the order must be set before CUDA starts."""
     code = (
         "import os\nfrom pathlib import Path\n"
-        "from dlbench.machine.gpu.visible import gpus_of_node\n"
+        "from dlbench.machine.gpus import gpus_of_node\n"
         "told = gpus_of_node(os.environ)\n"
         "import torch\nfrom dlbench.node.devices import rank_gpu\n"
         "found = [rank_gpu(torch.device('cuda', n)) for n in range(torch.cuda.device_count())]\n"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 from scipy.special import logsumexp
 
-from dlbench.history.trends.change_points import (
+from dlbench.history.change_points import (
     MIN_EFFECT,
     MIN_EVIDENCE,
     MIN_NIGHTS,

@@ -21,13 +21,13 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.errors import IncompleteDataError, RunError
+from dlbench.history import report as trends_words
+from dlbench.history.document import nodes_document, trends_document
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.page import words as trends_words
-from dlbench.history.page.document import nodes_document, trends_document
-from dlbench.history.page.report import TrendsReport, trends_of
+from dlbench.history.report import TrendsReport, trends_of
+from dlbench.history.series import dated, trends
+from dlbench.history.slow_months import RECENT_DAYS, slow_months
 from dlbench.history.store import Acknowledgement
-from dlbench.history.trends.series import dated, trends
-from dlbench.history.trends.slow_months import RECENT_DAYS, slow_months
 from dlbench.reading.metrics import by_name
 from dlbench.report.document import Rating, Section
 from dlbench.report.formats.csv import to_csv

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine.cuda.build_parts import Nccl, Nvcc, find_cuda_parts
+from dlbench.machine.cuda_parts import Nccl, Nvcc, find_cuda_parts
 
 
 def nccl_in(home: Path, *, library: str = "lib/libnccl.so.2", patch: int = 7) -> Path:

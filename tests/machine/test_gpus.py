@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine.gpu.placing import adapters, bus_of_nvml, cpu_list, numa_nodes_of, nvidia_buses, place_of
-from dlbench.machine.gpu.visible import Gpu, gpu_trouble, visible
+from dlbench.machine.gpus import (
+    Gpu,
+    adapters,
+    bus_of_nvml,
+    cpu_list,
+    gpu_trouble,
+    numa_nodes_of,
+    nvidia_buses,
+    place_of,
+    visible,
+)
 from tests.support.nvml_library import build, variables
 
 
@@ -93,7 +102,7 @@ def test_addresses_and_lists_of_processors() -> None:
 ASK = """
 import json, os, sys
 from pathlib import Path
-from dlbench.machine.gpu.visible import gpu_trouble, gpus_of_node
+from dlbench.machine.gpus import gpu_trouble, gpus_of_node
 found = gpus_of_node(os.environ, Path(sys.argv[1]))
 told = [[one.uuid, one.pci_bus_id, one.numa_node, sorted(one.cores), one.is_slice] for one in found]
 print(json.dumps([told, gpu_trouble(found[0].uuid) if found else ""]))

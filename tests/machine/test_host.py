@@ -18,10 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.machine.host import MAX_CORES, open_host
-from dlbench.machine.readings import Reading, ReadingFailedError, Readings, Rising
-from dlbench.machine.sampling import open_sources
-from dlbench.machine.source import Field, Source, field_part, field_parts
+from dlbench.machine.host import MAX_CORES, open_host, open_sources
+from dlbench.machine.sources import (
+    Field,
+    MonotonicCounter,
+    Reading,
+    ReadingFailedError,
+    Source,
+    field_parts,
+)
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 STAT = "cpu{n}  {user} 0 0 {idle} 0 0 0 0 0 0\n"
@@ -470,7 +475,7 @@ def test_readings_that_raise_name_each_field_once() -> None:
         return [1.0, 2.0]
 
     calls: list[int] = []
-    source = Readings([Reading(fields=(Field(name="a"), Field(name="b")), call=broken)])
+    source = Source([Reading(fields=(Field(name="a"), Field(name="b")), call=broken)])
     assert [source.read(slow=True) for _ in range(4)][:2] == [[1.0, 2.0], pytest.approx([math.nan] * 2, nan_ok=True)]
     assert source.drain_failures() == [("a", "broken"), ("b", "broken")]
     assert source.drain_failures() == []
@@ -503,7 +508,7 @@ def test_what_a_library_did_not_expect_ends_its_field_alone(answer: Any, why: st
 
     calls: list[int] = []
     good = Reading(fields=(Field(name="good"),), call=lambda: [7])
-    source = Readings([Reading(fields=(Field(name="bad"),), call=call), good])
+    source = Source([Reading(fields=(Field(name="bad"),), call=call), good])
     assert [field.name for field in source.fields] == ["bad", "good"]
     for _ in range(2):
         bad, fine = source.read(slow=True)
@@ -513,7 +518,7 @@ def test_what_a_library_did_not_expect_ends_its_field_alone(answer: Any, why: st
     assert name == "bad"
     assert reason.startswith(why)
     calls.append(1)
-    never = Readings([Reading(fields=(Field(name="bad"),), call=call), good])
+    never = Source([Reading(fields=(Field(name="bad"),), call=call), good])
     assert list(never.unavailable) == ["bad"]
     assert [field.name for field in never.fields] == ["good"]
 
@@ -542,7 +547,7 @@ def test_without_such_counters_nothing_is_kept_up_with(tree: Write) -> None:
 
 @given(st.lists(st.integers(min_value=0, max_value=2**63), min_size=1), st.none() | st.integers(2**63, 2**64))
 def test_a_rising_counter_never_falls_and_counts_every_rise(steps: list[int], wraps_at: int | None) -> None:
-    counter = Rising(wraps_at)
+    counter = MonotonicCounter(wraps_at)
     found = [counter.at(step) for step in steps]
     assert found == sorted(found)
     assert found[0] == steps[0]
@@ -557,4 +562,3 @@ def test_parts_of_names_are_plain_and_differ(names: list[str]) -> None:
     assert list(parts) == names
     assert len(set(parts.values())) == len(names)
     assert all(NAME.fullmatch(part) and len(part) <= 70 for part in parts.values())
-    assert all(NAME.fullmatch(field_part(name)) for name in names)

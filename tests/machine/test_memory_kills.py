@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine.memory_kills import MemoryKills
+from dlbench.machine.memory import MemoryKills
 
 Write = Callable[[str, object], None]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine.memory_room import lies_in_memory, memory_room
+from dlbench.machine.memory import lies_in_memory, memory_room
 
 GIB = 1 << 30
 

@@ -25,7 +25,7 @@ pytest.importorskip("pynvml")
 
 READER = """
 import json, sys
-from dlbench.machine.gpu.nvml import open_nvml
+from dlbench.machine.nvml import open_nvml
 source = open_nvml()
 told = {"fields": [[f.name, f.kind, f.is_slow] for f in source.fields], "unavailable": source.unavailable,
         "facts": source.describe(), "reads": [], "failures": []}
@@ -413,7 +413,7 @@ def test_nothing_is_ever_set(library: Path, tmp_path: Path) -> None:
 
 @needs_library
 def test_both_sources_are_one(library: Path) -> None:
-    code = READER.replace("dlbench.machine.gpu.nvml import open_nvml", "dlbench.machine.sampling import open_sources")
+    code = READER.replace("dlbench.machine.nvml import open_nvml", "dlbench.machine.host import open_sources")
     told = ask(library, code=code.replace("open_nvml()", "open_sources()"), gpus=1, reads=(True, False))
     names = [name for name, _, _ in told["fields"]]
     assert {"gpu.0.power_w", "host.memory_used_bytes", "host.cpu.0.busy"} <= set(names)

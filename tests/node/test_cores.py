@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.machine.gpu.visible import Gpu
+from dlbench.machine.gpus import Gpu
 from dlbench.node import cores
 from dlbench.node.cores import Seat, bind, by_physical_core, deal, settle
 from dlbench.node.ranks import RankPlace

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.gpu.visible import Gpu
+from dlbench.machine.gpus import Gpu
 from dlbench.node.devices import (
     SUBSYSTEMS,
     NcclLog,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlbench.errors import ExitCode, PeerLostError, RunError, UserError
-from dlbench.machine.gpu.visible import Gpu
+from dlbench.machine.gpus import Gpu
 from dlbench.node import failures
 from dlbench.node.failures import MAX_CHARACTERS, condensed, failure_of, is_device_fault, passed_on
 from dlbench.node.ranks import RankPlace

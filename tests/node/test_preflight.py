@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine import host_name
+from dlbench.machine import environment
 from dlbench.node import preflight
 from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
@@ -93,8 +93,8 @@ def nameless(*asked: object) -> None:
 
 
 def test_a_host_name_that_leads_nowhere_is_said_before_horovod_dies_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_name.socket, "gethostname", lambda: "foo.invalid")
-    monkeypatch.setattr(host_name.socket, "getaddrinfo", nameless)
+    monkeypatch.setattr(environment.socket, "gethostname", lambda: "foo.invalid")
+    monkeypatch.setattr(environment.socket, "getaddrinfo", nameless)
     horovod, ddp = (plan_of("bert", data="synthetic", engine=engine) for engine in ("horovod", "ddp"))
     assert needs_host_name(horovod)
     with pytest.raises(EnvironmentLacksError) as caught:
@@ -110,8 +110,8 @@ def test_a_name_that_cannot_even_be_asked_for_leads_nowhere(monkeypatch: pytest.
     def ask(*asked: object) -> None:
         raise error
 
-    monkeypatch.setattr(host_name.socket, "gethostname", lambda: "h\udcffx")
-    monkeypatch.setattr(host_name.socket, "getaddrinfo", ask)
-    problem = host_name.host_name_problem()
+    monkeypatch.setattr(environment.socket, "gethostname", lambda: "h\udcffx")
+    monkeypatch.setattr(environment.socket, "getaddrinfo", ask)
+    problem = environment.host_name_problem()
     assert problem.startswith(r"the host name 'h\\xffx' does not resolve")
     problem.encode()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.machine.mounts import file_system_of
+from dlbench.machine.storage import file_system_of
 from dlbench.node.site_check import libraries as libraries_of
 from dlbench.node.site_check.clocks import answer, ask
 from dlbench.node.site_check.libraries import libraries

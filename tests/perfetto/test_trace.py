@@ -23,13 +23,9 @@ import dlbench.perfetto.export as export_module
 import dlbench.perfetto.profile as profile_module
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, MachineError, UserError
-from dlbench.perfetto.clocks import make_axis
-from dlbench.perfetto.counters import counters_of
-from dlbench.perfetto.events import LATE
-from dlbench.perfetto.notes import Notes
-from dlbench.perfetto.run import read_trace_run
-from dlbench.perfetto.selection import Selection
-from dlbench.perfetto.spans import Tracks
+from dlbench.perfetto.events import LATE, counters_of
+from dlbench.perfetto.rows import Notes, Tracks, make_axis
+from dlbench.perfetto.run import Selection, read_trace_run
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP
@@ -495,7 +491,7 @@ def test_clock_reasons_are_named_intervals(tmp_path: Path) -> None:
 
 
 def test_series_go_on_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.perfetto.counters._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("dlbench.perfetto.rows.ROWS_AT_ONCE", 2)
     column = "host.disk.sda.read_bytes"
     rows = [(FIRST_NS + n * SECOND, n * 1e6) for n in range(100)]
     found = sampled(tmp_path, [column], rows)
@@ -785,13 +781,13 @@ import sys
 import tracemalloc
 
 from dlbench.cli import cli
-from dlbench.perfetto import counters as trace_counters
-from dlbench.perfetto import parquet as trace_parquet
-from dlbench.perfetto import spans as trace_spans
-from dlbench.perfetto import steps as trace_steps
+from dlbench.perfetto import rows
 
-trace_steps._ROWS_AT_ONCE, trace_counters._ROWS_AT_ONCE = 64, 32
-trace_spans.SPANS_AT_ONCE, trace_parquet._ROWS_PER_GROUP = 256, 1024
+rows.ROWS_AT_ONCE, rows.SPANS_AT_ONCE = 32, 256
+if sys.argv[2].endswith("parquet"):
+    from dlbench.perfetto import parquet
+
+    parquet._ROWS_PER_GROUP = 1024
 tracemalloc.start()
 for folder, output in zip(sys.argv[1::2], sys.argv[2::2]):
     tracemalloc.reset_peak()

@@ -14,8 +14,8 @@ import torch
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.sync.own.engine import OwnExchange
-from dlbench.node.sync.single import SingleEngine
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan

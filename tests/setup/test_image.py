@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 import dlbench
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.machine.image import unpacked
+from dlbench.machine.environment import unpacked
 from dlbench.setup.image.contents import Contents, contents_of
 from dlbench.setup.image.pack import pack
 from dlbench.setup.image.survey import Survey, survey

@@ -349,7 +349,7 @@ AB = ("--ranks", "2", "--ab", "plain", "train.seed=7")
 
 @pytest.mark.usefixtures("signals_as_before")
 def test_the_command_runs_pairs_and_tells_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlbench.gate.page.document import paired_lines
+    from dlbench.gate.page import paired_lines
 
     done = run_stubbed(tmp_path, monkeypatch, *AB, "--repeats", "5")
     assert done.exit_code == 0, done.output

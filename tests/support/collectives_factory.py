@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dlbench.collectives.results.measurements import layout_of
+from dlbench.collectives.measurements import layout_of
 from dlbench.costs.collectives import counts
 from dlbench.costs.predictions import predict
 from dlbench.records.collectives import CommPoint, CommRecord

@@ -11,8 +11,8 @@ import torch
 
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine
-from dlbench.node.sync.single import SingleEngine
+from dlbench.node.sync.build_engine import build_engine
+from dlbench.node.sync.engine import Engine, SingleEngine
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.run import train
@@ -24,15 +24,15 @@ from tests.support.run_factory import plans
 SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
 
 
-def trained(out: Path, steps: int, **more: object) -> Run:
+def trained(out: Path, steps: int, engine: str = "single", **more: object) -> Run:
     """A run of one rank in this process; `more` are settings of the plan, with two underscores for each point."""
     settings: dict[str, Any] = {"measure.warmup_steps": 4, "measure.measured_steps": steps, "watch.sampler": False}
     settings |= {key.replace("__", "."): value for key, value in more.items()}
-    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, engine="single", overrides=settings)
+    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, engine=engine, overrides=settings)
     model = {"model": plan.workload.model.model_copy(update=SMALL)}
     plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=model)})
     folder = create(out, plan)
-    context = context_of(plan, folder)
+    context = context_of(plan, folder, engine=build_engine(plan, folder, PLACE, torch.device("cpu")))
     try:
         train(context)
     finally:

@@ -24,7 +24,7 @@ from dlbench.views.assemble import assemble
 from dlbench.views.causes.experiments import CAUSE_TITLES, ROW_TITLES
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.document import document_of
-from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.exchange import ExchangePoint
 from dlbench.views.model import Group, Report
 from tests.support.run_factory import MS, Story, exchange_result, plans, write_run
 

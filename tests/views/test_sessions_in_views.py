@@ -14,7 +14,7 @@ from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.numbers import lost_percent
-from dlbench.views.exchange.numbers import exchange_points
+from dlbench.views.exchange import exchange_points
 from dlbench.views.quality.numbers import group_quality
 from dlbench.views.shuffling import audit, comparisons
 from dlbench.views.steps.numbers import StepQuantile, step_times

@@ -146,12 +146,7 @@ def point(
 
 
 def against_capacity(
-    chain: Chain,
-    rates: TransferRates | None,
-    method: Method,
-    *,
-    points: int = 8,
-    starts: Sequence[int] | None = None,
+    chain: Chain, rates: TransferRates | None, method: Method, *, points: int = 8, starts: Sequence[int] | None = None
 ) -> tuple[Point, ...]:
     """From the smallest capacity of all methods to that of training in core, in equal steps.
 

@@ -74,10 +74,7 @@ def parameter_server(team: Team, span: Span, shards: int) -> list[Step]:
     to_servers = tuple(t for s in _others(i, shards) for t in moves(team.rank(s), span.part(shards, s)))
     own = [span.part(shards, i)] if i < shards else []
     to_workers = tuple(t for w in _others(i, p) for t in moves(team.rank(w), *own))
-    return [
-        Step(sends=to_servers, receives=to_workers, reduce=True),
-        Step(sends=to_workers, receives=to_servers),
-    ]
+    return [Step(sends=to_servers, receives=to_workers, reduce=True), Step(sends=to_workers, receives=to_servers)]
 
 
 def _others(index: int, count: int) -> list[int]:

@@ -50,12 +50,7 @@ from dlbench.costs.schedules.ring import (
     scatter_from_first,
 )
 from dlbench.costs.schedules.transfers import Schedule, Span, Step, Team, Transfer, block
-from dlbench.costs.schedules.tree import (
-    binomial_broadcast,
-    binomial_reduce,
-    binomial_scatter,
-    double_binary_tree,
-)
+from dlbench.costs.schedules.tree import binomial_broadcast, binomial_reduce, binomial_scatter, double_binary_tree
 from dlbench.errors import UserError, nearest
 from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective
 

@@ -15,14 +15,7 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign.completing import forget, keep_found, take_back
-from dlbench.jobs.campaign.file import (
-    SeriesJob,
-    held,
-    jobs_of_series,
-    require_own,
-    standing,
-    write_series,
-)
+from dlbench.jobs.campaign.file import SeriesJob, held, jobs_of_series, require_own, standing, write_series
 from dlbench.jobs.scheduler import Queue, QueuedJob, Scheduler, UnansweredError, array_of
 from dlbench.jobs.submission import Submission
 from dlbench.records.folder import RunFolder
@@ -58,10 +51,8 @@ class Cancelled:
 def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled:
     """Cancels what waits or runs of a series, and takes out of it what was never submitted.
 
-    Raises:
-        UserError: there is no such series of this user, or another process submits it.
-        UnansweredError: the scheduler does not say whose the jobs are; nothing was cancelled.
-        RunError: it did not cancel them.
+    Raises `UserError`: there is no such series of this user, or another process submits it. `UnansweredError`: the
+    scheduler does not say whose the jobs are; nothing was cancelled. `RunError`: it did not cancel them.
     """
     require_own(root, series_id)
     with held(root, series_id):
@@ -109,10 +100,8 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
 def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) -> Cancelled:
     """Cancels the job of one run.
 
-    Raises:
-        UserError: it shares its job with other runs, or is another user's.
-        UnansweredError: the scheduler does not say whose the job is.
-        RunError: it did not cancel it.
+    Raises `UserError`: it shares its job with other runs, or is another user's. `UnansweredError`: the scheduler does
+    not say whose the job is. `RunError`: it did not cancel it.
     """
     run_id = folder.path.name
     if submission.other_owner:

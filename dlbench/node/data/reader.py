@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dlbench.machine.storage_reads import storage_reads
+from dlbench.machine.storage import storage_reads
 from dlbench.node.data.sharding import Key
 from dlbench.specs.system.storage import Tier
 from dlbench.units import utf8_text

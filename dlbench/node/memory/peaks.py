@@ -16,7 +16,7 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.resident import reset_peak
+from dlbench.machine.memory import reset_peak
 
 _MARK = "dlbench mark "
 _LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "99"

@@ -53,8 +53,8 @@ class Kernels:
 
     @property
     def _is_kept(self) -> bool:
-        """Horovod takes contiguous tensors alone (0.28.1, mpi_ops.py, `_check_function`), also to broadcast weights."""
-        return self._plan.engine.name == "horovod" and self._plan.layout.ranks > 1
+        """As the engine takes contiguous tensors alone."""
+        return self._plan.engine.kind.contiguous_only and self._plan.layout.ranks > 1
 
     def counted(self, loss: Loss) -> Loss:
         """The same loss, which notes how its batches reach attention; loss itself where there is none."""

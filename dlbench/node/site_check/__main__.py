@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import DlbenchError, ExitCode, UserError
-from dlbench.machine.gpu.visible import gpus_of_node
+from dlbench.machine.gpus import gpus_of_node
 from dlbench.node.cores import CoreBinding, bind
 from dlbench.node.preflight import require_machine
 from dlbench.node.ranks import RankPlace, detect

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.mounts import file_system_of
+from dlbench.machine.storage import file_system_of
 from dlbench.opening import read_bytes
 from dlbench.records.answers.preflight import SeenScratch
 from dlbench.specs.system.storage import StagingTier, StorageSpec

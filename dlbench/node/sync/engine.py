@@ -1,17 +1,26 @@
-"""What every gradient exchange looks like to the training loop."""
+"""What every way of gradient synchronisation looks like to the training loop.
+
+An engine is a subclass of `Engine` in a module of its own, and an entry of `dlbench.specs.engine.ENGINES`, which names
+that class; `build_engine` imports it by that name. Overridden is only what the engine does: the defaults are those of
+one rank that synchronises nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Self
 
 import torch
 from torch import nn
 
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.own.groups import Communicators
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.record import Setting
+from dlbench.records.folder import RunFolder
+from dlbench.records.record import RankGpu, Setting
+from dlbench.specs.plan import RunPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +42,20 @@ class MessageSpan:
     """The operation, as in `dlbench.records.exchange.Message`."""
 
 
-class Engine(Protocol):
+class Engine:
     """One way of keeping ranks in step. Used in this order: `start`, `prepare`, the loop, `stop`."""
 
-    marks_backward: bool
+    marks_backward = False
     """Whether the engine itself marks the end of the backward phase (DDP waits inside `backward()`)."""
+    _optimizer: Any = None
+    """As `prepare` returned it."""
+
+    @classmethod
+    def for_plan(
+        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
+    ) -> Self:
+        """The engine of one rank, not started yet; `gpu` is this rank's, None on a CPU."""
+        return cls()
 
     def start(self) -> None:
         """Finds the other ranks.
@@ -55,44 +73,113 @@ class Engine(Protocol):
         *,
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Makes all ranks' parameters those of rank 0 and hooks the exchange into the backward pass.
+        """Makes all ranks' parameters those of rank 0 and hooks the synchronisation into the backward pass.
 
-        With `accumulation` k, gradients of k backward passes are summed before one exchange; all but the last of the
-        passes (forward included) run inside `hold_exchange`.
+        With `accumulation` k, gradients of k backward passes are summed before one synchronisation; all but the last of
+        the passes (forward included) run inside `hold_exchange`.
         """
+        self._optimizer = optimizer
+        return model, optimizer
 
     def hold_exchange(self) -> AbstractContextManager[None]:
-        """Within it, a backward pass adds to the gradients and exchanges nothing."""
+        """Within it, a backward pass adds to the gradients and synchronises nothing."""
+        return nullcontext()
 
     def begin_backward(self) -> None:
-        """The backward pass that will be exchanged begins now."""
+        """The backward pass whose gradients will be synchronised begins now."""
 
     def watch(self, on: bool) -> None:
-        """Begins or ends to watch the exchange closely; called by all ranks between two warm-up steps."""
+        """Begins or ends to watch messages closely; called by all ranks between two warm-up steps."""
 
     def message_spans(self) -> list[MessageSpan]:
         """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot tell."""
+        return []
 
     def exchange_result(self) -> ExchangeResult | None:
         """What was exchanged and how; called once by all ranks after the last step, complete on rank 0."""
+        return None
 
     def finish_exchange(self) -> None:
         """Returns when this step's gradients are averaged over ranks (or, on a GPU, ordered to be)."""
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """Calls `update`, which steps the optimizer it is given, so that nothing is exchanged a second time."""
+        update(self._optimizer)
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces floating-point tensors (outside of training steps) by their means over ranks, in place."""
 
     def gather(self, value: Any) -> list[Any]:
         """`value` (what JSON can hold) of every rank, by rank, on every rank; tuples come back as lists."""
+        return [value]
 
     def barrier(self) -> None:
         """Returns when every rank is here."""
 
     def settings(self) -> list[Setting]:
         """What was asked of the engine and what is in force, read back where that is possible."""
+        return []
 
     def stop(self) -> None:
-        """Leaves in good order."""
+        """Leaves the other ranks and the library."""
+
+    def allow_groups(self) -> None:
+        """Called before `start` where `communicators` will make groups of ranks."""
+
+    def communicators(self) -> Communicators:
+        """Groups of ranks over the started library: for dlbench's own messages, and for equal parameters at first."""
+        raise NotImplementedError(f"{type(self).__name__} carries no messages of dlbench's own")
+
+
+class SingleEngine(Engine):
+    """One rank and nothing to synchronise: the yardstick for what an engine costs at one rank."""
+
+
+class EngineOverLibrary(Engine):
+    """An engine whose library serves all but gradients; not started yet."""
+
+    def __init__(self, library: Engine) -> None:
+        self._library = library
+
+    def start(self) -> None:
+        self._library.start()
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._library.average(tensors)
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._library.gather(value)
+
+    def barrier(self) -> None:
+        self._library.barrier()
+
+    def settings(self) -> list[Setting]:
+        return self._library.settings()
+
+    def stop(self) -> None:
+        self._library.stop()
+
+
+class NoSyncEngine(EngineOverLibrary):
+    """No gradient is synchronised; a library only finds the ranks and keeps them in touch.
+
+    What a step costs so is what it costs without all-reduce, without the library's hooks, and without waiting for other
+    ranks. Parameters are equal at the start and drift apart: such a run shows times, and trains nothing of use.
+    """
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        mark_backward: Callable[[], None],
+        *,
+        accumulation: int = 1,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Makes parameters equal; model and optimizer stay plain, without any hook."""
+        self._library.communicators().broadcast_parameters(model)
+        return super().prepare(model, optimizer, mark_backward)
+
+    def settings(self) -> list[Setting]:
+        evidence = "no gradient was handed to the library; see the check of parameters"
+        none = Setting(key="sync.exchange", requested="none", effective="none", evidence=evidence)
+        return [*self._library.settings(), none]

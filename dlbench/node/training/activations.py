@@ -12,7 +12,7 @@ from torch import nn
 from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
 from dlbench.costs.memory.tradeoff import saves_nothing
-from dlbench.machine import resident
+from dlbench.machine.memory import peak_resident_bytes, resident_bytes
 from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.memory.allocator import give_back_freed, trim
@@ -206,7 +206,7 @@ class ActivationMemory:
         if self._allocator is not None:
             trim()
             if restart_peaks(self._device):
-                self._resident_between = resident.resident_bytes()
+                self._resident_between = resident_bytes()
 
     def computes(self, module: nn.Module) -> bool:
         """Whether a call of a module, now, computes it."""
@@ -258,7 +258,7 @@ class ActivationMemory:
         """
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        peak = resident.peak_resident_bytes()
+        peak = peak_resident_bytes()
         if peak is None or self._resident_between is None:
             return None
         return max(0, peak - self._resident_between) + self._held_between_steps

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from dlbench.datasets.staging.streams import Moved
+from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.source import BatchSource
 from dlbench.node.memory.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace

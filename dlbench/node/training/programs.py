@@ -172,7 +172,7 @@ class Compilation:
                 "steps would have had them"
             )
         plan = self._plan
-        if plan.layout.ranks > 1 and self._train.is_in_core and plan.engine.name != "ddp":
+        if plan.layout.ranks > 1 and self._train.is_in_core and not plan.engine.kind.overlaps_compiled:
             found.append(
                 "train.compile: the compiled backward pass hands over all gradients at its end, so that their exchange "
                 "does not overlap with it"
@@ -333,11 +333,6 @@ def require_compiler(device: torch.device, asked: str = "train.compile default",
             )
 
 
-WARMUP_PASSES = 3
-"""Passes before the capture, `make_graphed_callables`' own default."""
-WARMUP_PASSES_DDP = 11
-"""As many as its documentation asks for with DistributedDataParallel."""
-
 Forward = Callable[..., Any]
 
 
@@ -393,7 +388,10 @@ class NetworkGraphs:
             before = torch.cuda.memory_reserved(self._device)
             model.forward = _tensors_only(eager, given, precision)
             try:
-                torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=self._warmup_passes)
+                torch.cuda.make_graphed_callables(
+                passes = self._plan.engine.kind.capture_passes
+                torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=passes)
+                )
             except RuntimeError as error:
                 model.forward = eager
                 if isinstance(error, torch.OutOfMemoryError):
@@ -407,10 +405,6 @@ class NetworkGraphs:
             self._is_replayed = _is_replayed(model(*given))
         torch.cuda.synchronize(self._device)
         self._seconds = time.monotonic() - began
-
-    @property
-    def _warmup_passes(self) -> int:
-        return WARMUP_PASSES_DDP if self._plan.engine.name == "ddp" else WARMUP_PASSES
 
     @property
     def warnings(self) -> list[str]:

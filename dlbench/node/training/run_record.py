@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from dlbench.datasets.shuffling.ownership import exchanged_slots
+from dlbench.datasets.shuffling import exchanged_slots
 from dlbench.machine import environment
-from dlbench.machine.gpu.placing import numa_nodes_of
-from dlbench.machine.image import unpacked
-from dlbench.machine.resident import peak_resident_bytes
+from dlbench.machine.environment import unpacked
+from dlbench.machine.gpus import numa_nodes_of
+from dlbench.machine.memory import peak_resident_bytes
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.naming import data_set
 from dlbench.node.data.shuffling.audit import Audited, doubtful_epochs

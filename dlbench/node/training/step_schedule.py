@@ -216,9 +216,8 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
 def _deciding_steps(plan: RunPlan) -> int:
     if plan.layout.ranks == 1:
         return 0
-    horovod = plan.engine.horovod
-    if plan.engine.name == "horovod" and horovod.autotune:
-        return horovod.autotune_steps
+    if plan.engine.autotunes:
+        return plan.engine.horovod.autotune_steps
     return MGWFBP_STEPS if plan.sync.fusion == "own:mgwfbp" else 0
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import DlbenchError, ExitCode
-from dlbench.machine.sampling import open_sources
+from dlbench.machine.host import open_sources
 from dlbench.node.rendezvous import own_address
 from dlbench.node.watching.clocks import ClockFollower, ClockServer, publish
 from dlbench.node.watching.sampling import Commands, SamplerOrder, Sampling, await_termination

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dlbench.machine.source import Source
+from dlbench.machine.sources import Source
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 
 GRACE_S = 5.0

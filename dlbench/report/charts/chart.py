@@ -91,10 +91,15 @@ def finish(
 
 
 def tooltips(titles: Mapping[str, str]) -> list[Any]:
-    """What a mark says under the pointer: fields with their types (`place:N`), and what each is called."""
+    """What a mark says under the pointer: fields, which are texts, or `step:Q`, or `share:Q:.1%`, and their titles."""
     import altair as alt
 
-    return [alt.Tooltip(field, title=title) for field, title in titles.items()]
+    found = []
+    for field, title in titles.items():
+        name, _, rest = field.partition(":")
+        kind, _, form = rest.partition(":")
+        found.append(alt.Tooltip(f"{name}:{kind or 'N'}", title=title, format=form or alt.Undefined))
+    return found
 
 
 def _clean(value: Any) -> Any:

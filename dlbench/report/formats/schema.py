@@ -94,12 +94,7 @@ class _Maker:
                 properties |= {key: self.of(inner) for key, inner in self.inline[kind].items()}
             elif field.metadata.get(HIDDEN, True):
                 properties[field.name] = self.of(hints[field.name])
-        return {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        }
+        return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _is_record(kind: Any) -> TypeGuard[type[BaseModel]]:

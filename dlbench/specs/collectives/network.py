@@ -111,7 +111,7 @@ class Residual(Spec):
 
 TOLERATED_MISS = 0.05
 """Share by which a hindcast may miss: algorithms that differ by less count as equally fast (`STAY_WITHIN` of
-`dlbench.collectives.results.choice`), so that such a miss changes no advice."""
+`dlbench.collectives.choice`), so that such a miss changes no advice."""
 POOR_MEDIAN = 0.25
 """Median error of an algorithm beyond which its prediction is no advice: those that it chooses among differ by less."""
 POOR_WORST = 1.0

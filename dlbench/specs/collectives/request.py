@@ -162,10 +162,7 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
     chosen, notes = [], []
     if transport == "torch":
         chosen.append("nccl" if system.node.gpus else "gloo")
-    for name, library, is_wanted in (
-        ("mpi", "mpi4py", system.launch.by_mpi),
-        ("horovod", "horovod", True),
-    ):
+    for name, library, is_wanted in (("mpi", "mpi4py", system.launch.by_mpi), ("horovod", "horovod", True)):
         if is_wanted and library in installed:
             chosen.append(name)
         elif is_wanted:
@@ -218,11 +215,7 @@ INERT: tuple[tuple[str, Acts, str], ...] = (
         lambda spec, system: system.launch.launcher == "srun-mpi",
         "only launcher srun-mpi reads it",
     ),
-    (
-        "system.launch.oversubscribe_yield",
-        lambda spec, system: system.launch.by_mpi,
-        "only MPI launchers read it",
-    ),
+    ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
     (
         "system.launch.interface",
         lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl", "horovod"} & set(spec["backends"])),

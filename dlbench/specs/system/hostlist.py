@@ -19,9 +19,6 @@ def compressed(hosts: Iterable[str]) -> str:
 
     Only a number at the end of a name is folded, which every version of Slurm reads. What has brackets already, and a
     name without a number, stands as it is.
-
-    Args:
-        hosts: names.
     """
     numbers: dict[tuple[str, int], set[int]] = {}
     words: dict[str, None] = {}
@@ -58,11 +55,7 @@ def _folded(prefix: str, width: int, numbers: list[int]) -> str:
 
 
 def split_hosts(text: str) -> list[str]:
-    """The parts of a list of hosts: at commas outside of brackets.
-
-    Args:
-        text: as Slurm takes it, e.g. ``n[1-3,7],m5``.
-    """
+    """The parts of a list of hosts: at commas outside of brackets. `text`: as Slurm takes it, e.g. ``n[1-3,7],m5``."""
     parts = re.split(r",(?![^\[\]]*\])", text)
     return [part.strip() for part in parts if part.strip()]
 
@@ -70,8 +63,7 @@ def split_hosts(text: str) -> list[str]:
 def expanded(text: str) -> Iterator[str]:
     """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name.
 
-    Raises:
-        UserError: brackets that hold no ranges of numbers, or stand for more names than a cluster has.
+    Raises `UserError`: brackets that hold no ranges of numbers, or stand for more names than a cluster has.
     """
     for part in split_hosts(text):
         pieces = _BRACKETS.split(part)  # text, what is in brackets, text, ...

@@ -72,8 +72,7 @@ def description_of(file: Path) -> Path:
 def with_digest(image: ImageSpec) -> ImageSpec:
     """The same with the digest that the image's description holds.
 
-    Raises:
-        UserError: there is no such image or description, it holds another dlbench, or its digest is another one.
+    Raises `UserError`: there is no such image or description, it holds another dlbench, or its digest is another one.
     """
     if image.file is None:
         return image

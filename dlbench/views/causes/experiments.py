@@ -131,7 +131,7 @@ _PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data sa
 def _may(case: Case, **changes: str) -> bool:
     """Whether settings of the exchange are possible here, and another than now."""
     plan = case.run.plan
-    if plan.engine.name == "single" or all(getattr(plan.sync, key) == value for key, value in changes.items()):
+    if not plan.engine.kind.synchronises or all(getattr(plan.sync, key) == value for key, value in changes.items()):
         return False
     changed = plan.sync.model_copy(update=changes)
     layout = plan.layout
@@ -388,8 +388,7 @@ RULES: Mapping[str, Rule] = {
                 way=lambda case: _way(case, fusion="single"),
             ),
             Experiment(
-                text=lambda case: "fuse gradients (--set sync.fusion=auto)",
-                when=lambda case: _fusion(case) == "none",
+                text=lambda case: "fuse gradients (--set sync.fusion=auto)", when=lambda case: _fusion(case) == "none"
             ),
             Experiment(
                 text=lambda case: "send half the bytes (--set sync.wire=fp16; check the loss too)",

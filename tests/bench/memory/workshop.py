@@ -16,7 +16,7 @@ import torch
 from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.smallest import smallest_capacity
 from dlbench.costs.memory.tradeoff import largest_batch
-from dlbench.machine.resident import peak_resident_bytes, reset_peak, resident_bytes
+from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
 from dlbench.node.memory.allocator import trim
 from dlbench.node.memory.host_copies import host_parameters
 from dlbench.node.memory.host_update import HostUpdate

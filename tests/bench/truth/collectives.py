@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dlbench.collectives.results.measurements import SeriesName
+from dlbench.collectives.measurements import SeriesName
 from dlbench.jobs.scripts.launch import rank_environment
 from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LayoutSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbench.collectives.results.predictions import Wanted, predict_all
+from dlbench.collectives.predictions import Wanted, predict_all
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.link_fit import Observation, fit_network, hold_out_largest
 from dlbench.costs.predictions import features, predict
@@ -23,8 +23,8 @@ from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from dlbench.specs.collectives.plan import Collective
 from dlbench.stats.estimates import Estimate, ratio_estimate
 from dlbench.stats.run_draws import resampled
+from dlbench.views import scaling_laws as laws
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast
-from dlbench.views.forecast import laws
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dlbench.history.trends.change_points import NAMED, Found, detect, detect_together, newest
+from dlbench.history.change_points import NAMED, Found, detect, detect_together, newest
 from tests.bench.figures import Figure, median_interval
 from tests.bench.gate import share
 

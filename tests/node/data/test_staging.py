@@ -21,19 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.datasets.making.manifest import write_manifest
-from dlbench.datasets.shuffling.ownership import ownership_for
-from dlbench.datasets.staging import copying, replicate
+from dlbench.datasets.manifest import write_manifest
+from dlbench.datasets.shuffling import ownership_for
+from dlbench.datasets.staging import copying
 from dlbench.datasets.staging.place import tier_path
 from dlbench.datasets.staging.samples import STORE_BYTES, choose_kept
-from dlbench.errors import (
-    DlbenchError,
-    EnvironmentLacksError,
-    ExitCode,
-    IncompleteDataError,
-    PeerLostError,
-    UserError,
-)
+from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, PeerLostError, UserError
 from dlbench.node.data import staging
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.source import build_source, open_training
@@ -236,7 +229,7 @@ def test_lazy_goes_on_without_a_disk_that_is_full(data: Path, place: Path, monke
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dlbench.datasets.staging.store.SampleStore.put", full)
+    monkeypatch.setattr("dlbench.datasets.staging.samples.SampleStore.put", full)
     assert [reader.fetch(1).tier for _ in range(2)] == ["shared", "shared"]
     _, warnings = work.finished()
     assert len(warnings) == 1
@@ -295,7 +288,7 @@ def test_a_kill_in_the_middle_is_taken_up_where_it_was(
     pid = os.fork()
     if pid == 0:
         copied: list[object] = []
-        copy = replicate.copy_file
+        copy = copying.copy_file
 
         def dies(*given: Any, **options: Any) -> Any:
             if len(copied) == 6:
@@ -303,7 +296,7 @@ def test_a_kill_in_the_middle_is_taken_up_where_it_was(
             copied.append(copy(*given, **options))
             return copied[-1]
 
-        monkeypatch.setattr(replicate, "copy_file", dies)
+        monkeypatch.setattr(copying, "copy_file", dies)
         begun(plan)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
@@ -483,7 +476,7 @@ def test_a_disk_that_fills_is_left_as_it_was(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     plan = plan_of(data, place, strategy, data__keep_staged=keep)
-    name = "replicate.copy_file" if strategy == "replicate" else "store.SampleStore.put"
+    name = "copying.copy_file" if strategy == "replicate" else "samples.SampleStore.put"
     monkeypatch.setattr(f"dlbench.datasets.staging.{name}", full)
     error = refused(plan)
     assert error.exit_code == ExitCode.ENVIRONMENT

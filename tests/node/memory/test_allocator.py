@@ -11,7 +11,7 @@ import pytest
 _PROGRAM = """
 import json
 import torch
-from dlbench.machine.resident import resident_bytes
+from dlbench.machine.memory import resident_bytes
 from dlbench.node.memory.allocator import give_back_freed
 
 words = give_back_freed(True)

@@ -16,12 +16,11 @@ from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models import build
 from dlbench.node.models.metrics import meter_for
-from dlbench.node.sync.engine import Engine
+from dlbench.node.sync.engine import Engine, SingleEngine
 from dlbench.node.sync.overflow import OverflowCount, magnitudes
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.groups import Group
 from dlbench.node.sync.own.wire import build_wire
-from dlbench.node.sync.single import SingleEngine
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import StepTimes
 from dlbench.node.training.precision import Precision
@@ -137,7 +136,7 @@ def test_loss_scaling_adds_no_wait_to_gradscalers_own() -> None:
     }
     seen = steps(plan_of("resnet50", **overrides), SingleEngine())
     # One in each step, GradScaler's own: with an optimizer that is not fused it must know whether to step.
-    assert seen.found == ["aten::_local_scalar_dense: precision.py:update < single.py:step < loop.py:_update"] * 2
+    assert seen.found == ["aten::_local_scalar_dense: precision.py:update < engine.py:step < loop.py:_update"] * 2
 
 
 def test_the_instrument_sees_what_waits() -> None:

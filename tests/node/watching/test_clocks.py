@@ -27,7 +27,7 @@ from dlbench.machine.clock_offset import (
 )
 from dlbench.node.watching import clocks
 from dlbench.node.watching.clocks import ClockFollower, ClockServer, compare, greeting, publish
-from dlbench.perfetto.clocks import make_axis
+from dlbench.perfetto.rows import make_axis
 from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.machine.source import Field
+from dlbench.machine.sources import Field
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching import agent
 from dlbench.node.watching.agent import (

@@ -23,15 +23,7 @@ from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_cor
 from dlbench.views.out_of_core.passes import PassSpan, lanes
 from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.sweep.numbers import sweeps
-from tests.support.memory_factory import (
-    METHODS,
-    MIB,
-    OTHER_MS,
-    a_chain,
-    in_core_bytes,
-    method_plans,
-    write_memory_run,
-)
+from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run
 from tests.support.run_factory import plans, write_scaling, write_unfinished
 
 SLOWER = 1.1

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dlbench.machine.storage_reads import counts_reads
+from dlbench.machine.storage import counts_reads
 from dlbench.node.data.reader import SampleReader
 from dlbench.node.data.reading.cache import CacheState, NodeCache
 from dlbench.node.data.reading.epochs import read_epochs

@@ -72,7 +72,7 @@ from pydantic import Field, ValidationError
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import DlbenchError, ExitCode, RunError, UserError
 from dlbench.machine.page_cache import files_bytes
-from dlbench.machine.storage_reads import counts_reads
+from dlbench.machine.storage import counts_reads
 from dlbench.node.data.reading.cache import CacheState, NodeCache
 from dlbench.node.data.reading.throughput import Readers, Throughput, reading, throughput
 from dlbench.node.data.reading.trials import Choice, Surroundings, choose

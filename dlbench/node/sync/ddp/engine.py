@@ -10,8 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -22,70 +21,54 @@ from dlbench.node import rendezvous
 from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
-from dlbench.node.sync.engine import MessageSpan
+from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.gather_json import gather_over_torch
 from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
 from dlbench.node.sync.message_spans import passage_spans
+from dlbench.node.sync.own.torch_groups import TorchCommunicators
 from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting
-from dlbench.specs.engine import DdpSettings
-from dlbench.specs.sync import DEFAULT_FUSION, fusion_bytes
+from dlbench.specs.engine import ENGINES
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import fusion_bytes
 from dlbench.units import exact_bytes
 
 
-class DdpEngine:
+class DdpEngine(Engine):
     """torch.distributed over gloo or NCCL."""
 
     marks_backward = True
 
     def __init__(
-        self,
-        settings: DdpSettings,
-        place: RankPlace,
-        device: torch.device,
-        address_file: Path,
-        interface: str | None,
-        *,
-        fusion: str = "auto",
-        wire: str = "fp32",
-        powersgd_rank: int = 1,
-        stall_timeout_s: float = 600.0,
-        gpu: RankGpu | None = None,
+        self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
-        """One rank's engine.
-
-        Args:
-            settings: as planned.
-            place: this rank.
-            device: where it computes.
-            address_file: where rank 0 tells its address.
-            interface: the network interface; None to find it.
-            fusion: auto, none, or the size of a bucket.
-            wire: fp32, fp16, bf16 or powersgd.
-            powersgd_rank: rank of PowerSGD's approximation.
-            stall_timeout_s: without progress for so long, the run's watchdog ends this rank.
-            gpu: this rank's; None on a CPU.
-        """
-        self._stall_timeout_s = stall_timeout_s
+        """See `Engine.for_plan`."""
+        self._stall_timeout_s = plan.measure.stall_timeout_s
         self._gpu = gpu
-        self._settings = settings
+        self._settings = plan.engine.ddp
         self._place = place
         self._device = device
-        self._address_file = address_file
-        self._interface = interface
-        self._backend = settings.backend
+        self._address_file = folder.rendezvous
+        self._interface = plan.system.launch.interface
+        self._backend: str = self._settings.backend
         if self._backend == "auto":
             self._backend = "nccl" if device.type == "cuda" else "gloo"
-        self._fusion = fusion
-        self._wire = wire
-        self._powersgd_rank = powersgd_rank
+        self._fusion = plan.sync.library_fusion
+        self._wire = plan.sync.library_wire
+        self._powersgd_rank = plan.sync.powersgd_rank
         self._module: nn.parallel.DistributedDataParallel | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
         self._left: object = None
         self._store: RunStore | None = None
+
+    @classmethod
+    def for_plan(
+        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
+    ) -> Self:
+        return cls(plan, folder, place, device, gpu)
 
     def start(self) -> None:
         """Joins the process group."""
@@ -217,11 +200,6 @@ class DdpEngine:
         if self._hook is not None:
             self._hook.settle_step()
 
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
-        """The update."""
-        assert self._optimizer is not None
-        update(self._optimizer)
-
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """One all-reduce a tensor; outside of training steps its cost does not matter."""
         for tensor in tensors:
@@ -229,11 +207,9 @@ class DdpEngine:
             tensor /= self._place.size
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of every rank."""
         return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
 
     def barrier(self) -> None:
-        """Returns when every rank is here."""
         dist.barrier()
 
     def settings(self) -> list[Setting]:
@@ -259,12 +235,15 @@ class DdpEngine:
             )
         return found
 
+    def communicators(self) -> TorchCommunicators:
+        return TorchCommunicators()
+
     def _fusion_setting(self) -> Setting:
         assert self._module is not None
         cap = int(_logged(self._module)["bucket_cap_bytes"])
         return Setting(
             key="sync.fusion",
-            requested=DEFAULT_FUSION["ddp"] if self._fusion == "auto" else self._fusion,
+            requested=ENGINES["ddp"].fusion if self._fusion == "auto" else self._fusion,
             effective="none" if cap == 1 else exact_bytes(cap),
             evidence="bucket_cap_bytes of DDP's logging data",
         )
@@ -292,7 +271,6 @@ class DdpEngine:
         return found
 
     def stop(self) -> None:
-        """Leaves the process group."""
         if dist.is_initialized():
             # Gloo's worker thread may still hold the last callback, and with it the group. Were that the last
             # reference, the thread would end by waiting for itself, and the process with it (std::system_error).

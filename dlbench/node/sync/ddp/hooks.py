@@ -51,12 +51,7 @@ class WatchedHook:
     """
 
     def __init__(
-        self,
-        wire: str,
-        powersgd_rank: int,
-        backend: str,
-        watch: BackwardWatch,
-        mark_backward: Callable[[], None],
+        self, wire: str, powersgd_rank: int, backend: str, watch: BackwardWatch, mark_backward: Callable[[], None]
     ) -> None:
         self._wire = wire
         self._backend = backend

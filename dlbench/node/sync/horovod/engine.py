@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import MessageSpan
+from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.gather_json import gather_json
 from dlbench.node.sync.gradient_times import BackwardWatch
 from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
@@ -44,17 +43,18 @@ from dlbench.node.sync.horovod.settings_report import (
 )
 from dlbench.node.sync.horovod.window import TimelineSummary, TimelineWindow
 from dlbench.node.sync.overflow import CheckedFp16, OverflowCount, magnitudes
+from dlbench.node.sync.own.horovod_groups import HorovodCommunicators
 from dlbench.node.sync.run_store import open_meeting
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting
-from dlbench.specs.engine import HorovodSettings
-from dlbench.specs.sync import DEFAULT_FUSION, fusion_bytes
+from dlbench.specs.engine import ENGINES, HorovodSettings
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import fusion_bytes
 
 
-class HorovodEngine:
+class HorovodEngine(Engine):
     """Horovod's DistributedOptimizer."""
-
-    marks_backward = False
 
     def __init__(
         self,
@@ -97,12 +97,11 @@ class HorovodEngine:
         self._use_mpi = use_mpi
         self._address_file = address_file
         self._interface = interface
-        self._fusion = DEFAULT_FUSION["horovod"] if fusion == "auto" else fusion
+        self._fusion = ENGINES["horovod"].fusion if fusion == "auto" else fusion
         self._wire = wire
         self._exchange = exchange
         self._is_watched = is_watched and place.size > 1
         self._why_unseen = NOT_WATCHED
-        self._optimizer: Any = None
         self._hvd: Any = None
         self._meeting: rendezvous.MeetingPlace | None = None
         self._watch = BackwardWatch(device)
@@ -115,6 +114,33 @@ class HorovodEngine:
         self._tuning_folder: tempfile.TemporaryDirectory[str] | None = None
         self._steps = 0
         self._is_measuring = False
+
+    @classmethod
+    def for_plan(
+        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
+    ) -> Self:
+        launch, sync = plan.system.launch, plan.sync
+        is_watched = not sync.is_own and sync.exchange != "none"
+        return cls(
+            plan.engine.horovod,
+            place,
+            device,
+            use_mpi=launch.by_mpi,
+            address_file=folder.rendezvous,
+            interface=launch.interface,
+            fusion=sync.library_fusion,
+            wire=sync.library_wire,
+            exchange=sync.exchange if is_watched else "flat",
+            is_watched=is_watched,
+            stall_timeout_s=plan.measure.stall_timeout_s,
+            gpu=gpu,
+        )
+
+    def allow_groups(self) -> None:
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+
+    def communicators(self) -> HorovodCommunicators:
+        return HorovodCommunicators(self._hvd, self._carrier)
 
     def start(self) -> None:
         """Sets Horovod's variables, starts it, and checks that it sees the planned ranks."""
@@ -220,13 +246,9 @@ class HorovodEngine:
             optimizer,
             named_parameters=model.named_parameters(),
             compression=compression,
-            backward_passes_per_step=accumulation,
+            backward_passes_per_step=accumulation,  # which Horovod counts itself: `hold_exchange` has nothing to do
         )
         return model, self._optimizer
-
-    def hold_exchange(self) -> AbstractContextManager[None]:
-        """Horovod counts the backward passes itself (backward_passes_per_step)."""
-        return nullcontext()
 
     def begin_backward(self) -> None:
         """Notes the moment, while it watches, and what the autotuner has done since, while it may tune."""
@@ -299,7 +321,6 @@ class HorovodEngine:
             self._hvd.grouped_allreduce_(list(tensors), op=self._hvd.Average, name="dlbench.average")
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of every rank."""
         return gather_json(value, self._place.size, self._gather_equal)
 
     def _gather_equal(self, own: torch.Tensor) -> torch.Tensor:
@@ -307,7 +328,6 @@ class HorovodEngine:
         return found
 
     def barrier(self) -> None:
-        """Returns when every rank is here."""
         self._hvd.barrier()
 
     def settings(self) -> list[Setting]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError
-from dlbench.machine.cuda.build_parts import find_cuda_parts
+from dlbench.machine.cuda_parts import find_cuda_parts
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.horovod_build import REMEDY, HorovodBuild
 

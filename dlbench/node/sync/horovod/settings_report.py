@@ -123,12 +123,7 @@ def _evidence(seen: TimelineSummary | None, carrier: str, calm_text: str, why_un
     return "; ".join(filter(None, [*parts, calm_text]))
 
 
-def settings_in_force(
-    settings: HorovodSettings,
-    place: RankPlace,
-    *,
-    carrier: str,
-) -> list[Setting]:
+def settings_in_force(settings: HorovodSettings, place: RankPlace, *, carrier: str) -> list[Setting]:
     """The cycle time as the running library has it, and what carries the messages."""
     # The autotuner chooses: nothing is set then.
     asked = None if settings.autotune and place.size > 1 else settings.cycle_time_ms
@@ -200,10 +195,7 @@ def fusion_in_force(requested: str | None, seen: TimelineSummary | None, place: 
             found, evidence = seen.largest_fused_bytes, "Horovod's timeline has a fused message of so many bytes"
     effective = None if found is None else exact_bytes(int(found)) if found else "none"
     return Setting(
-        key="sync.fusion",
-        requested=requested,
-        effective=effective,
-        evidence=_NOT_READ if found is None else evidence,
+        key="sync.fusion", requested=requested, effective=effective, evidence=_NOT_READ if found is None else evidence
     )
 
 

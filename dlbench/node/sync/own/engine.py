@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,8 +12,7 @@ from torch import nn
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.clocks import clock_for
-from dlbench.node.sync.communicators import communicators_for
-from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.exchange_report import exchange_settings
 from dlbench.node.sync.own.exchanger import Exchanger
@@ -25,35 +23,28 @@ from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 
 
-class OwnExchange:
-    """An engine that serves all but gradients, and an `Exchanger` on top."""
+class OwnExchange(EngineOverLibrary):
+    """A library that serves all but gradients, and an `Exchanger` on top."""
 
-    marks_backward = False
-
-    def __init__(self, base: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
-        """`base` is not started yet.
+    def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
+        """One rank's, over a library that is not started yet.
 
         Raises:
-            UserError: the plan asks for shared memory between GPUs, or names a
-                file of costs that is none.
+            UserError: the plan asks for shared memory between GPUs, or names a file of costs that is none.
         """
         if plan.sync.inside == "shared-memory" and device.type != "cpu":
             raise UserError("sync.inside shared-memory: gradients lie on GPUs; use sync.inside backend")
         if plan.sync.network is not None:
             read_network(Path(plan.sync.network))  # before the ranks meet
-        self._base = base
+        super().__init__(library)
         self._plan = plan
         self._place = place
         self._device = device
-        self._optimizer: torch.optim.Optimizer | None = None
         self._prepared: Exchanger | None = None
 
     def start(self) -> None:
-        if self._plan.engine.name == "horovod":
-            from dlbench.node.sync.own.horovod_groups import allow_process_sets
-
-            allow_process_sets()
-        self._base.start()
+        self._library.allow_groups()
+        super().start()
 
     def prepare(
         self,
@@ -67,7 +58,7 @@ class OwnExchange:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         buckets.require_fp32(named)
         clock = clock_for(self._device)
-        communicators = communicators_for(self._plan.engine.name, self._device)
+        communicators = self._library.communicators()
         communicators.broadcast_parameters(model)
         route = RouteBuilder(
             self._plan,
@@ -75,12 +66,11 @@ class OwnExchange:
             self._device,
             communicators=communicators,
             clock=clock,
-            gather=self._base.gather,
+            gather=self.gather,
             tensor_elements=[parameter.numel() for _, parameter in named],
         ).build()
-        self._prepared = Exchanger(self._plan, named, route, clock, self._base.gather, self._place.size)
-        self._optimizer = optimizer
-        return model, optimizer
+        self._prepared = Exchanger(self._plan, named, route, clock, self.gather, self._place.size)
+        return super().prepare(model, optimizer, mark_backward)
 
     @property
     def _exchanger(self) -> Exchanger:
@@ -104,18 +94,8 @@ class OwnExchange:
         self._exchanger.finish()
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
-        assert self._optimizer is not None
-        update(self._optimizer)
+        super().step(update)
         self._exchanger.arrange_anew()
-
-    def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._base.average(tensors)
-
-    def gather(self, value: Any) -> list[Any]:
-        return self._base.gather(value)
-
-    def barrier(self) -> None:
-        self._base.barrier()
 
     def exchange_result(self) -> ExchangeResult | None:
         """Counted in measured steps; the same on all ranks but for the times of single messages."""
@@ -124,9 +104,9 @@ class OwnExchange:
 
     def settings(self) -> list[Setting]:
         """The engine's own, and what became of `sync`."""
-        return exchange_settings(self._plan, self._base.settings(), self._exchanger.account())
+        return exchange_settings(self._plan, self._library.settings(), self._exchanger.account())
 
     def stop(self) -> None:
         if self._prepared is not None:
             self._prepared.stop()
-        self._base.stop()
+        super().stop()

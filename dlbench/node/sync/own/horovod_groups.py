@@ -9,14 +9,11 @@ an all-reduce here; its result on the other ranks is not used.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-
-from dlbench.errors import EnvironmentLacksError
 
 
 class HorovodGroup:
@@ -65,27 +62,14 @@ class HorovodGroup:
         return f"dlbench.{self._set.process_set_id}.{operation}.{vector.dtype}.{vector.numel()}"
 
 
-def allow_process_sets() -> None:
-    """Lets Horovod make process sets while it runs; to be called before it starts (HOROVOD_DYNAMIC_PROCESS_SETS)."""
-    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
-
-
 class HorovodCommunicators:
-    """Horovod, started already after `allow_process_sets`.
-
-    Raises:
-        EnvironmentLacksError: this Horovod was built without PyTorch.
-    """
+    """Horovod, started already with HOROVOD_DYNAMIC_PROCESS_SETS."""
 
     reduce_is_sum = True
 
-    def __init__(self, device: torch.device) -> None:
-        try:
-            import horovod.torch as hvd
-        except ImportError as error:
-            raise EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({error})") from None
-        self._hvd: Any = hvd
-        self.carrier = "nccl" if device.type == "cuda" else os.environ["HOROVOD_CONTROLLER"]
+    def __init__(self, hvd: Any, carrier: str) -> None:
+        self._hvd = hvd
+        self.carrier = carrier
         self._made: dict[tuple[int, ...], Any] = {tuple(range(hvd.size())): hvd.global_process_set}
 
     def group(self, ranks: Sequence[int]) -> HorovodGroup | None:

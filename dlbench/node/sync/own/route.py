@@ -155,8 +155,7 @@ class RouteBuilder:
     def _room(self, shared: SharedMemoryGroup | None) -> torch.Tensor:
         """Where messages lie: in shared memory already, where there is some, so that they need not be copied there."""
         elements = max(
-            arena_elements(self._tensor_elements, self._multiple),
-            sizes_up_to(self._gradient_bytes, self._multiple)[-1],
+            arena_elements(self._tensor_elements, self._multiple), sizes_up_to(self._gradient_bytes, self._multiple)[-1]
         )
         if shared is not None:
             return shared.allocate(elements)

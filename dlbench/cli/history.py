@@ -1,0 +1,502 @@
+"""`dlbench history`: runs of months in one place, and what they say over months."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+
+from dlbench.cli.choosing import note, open_store
+from dlbench.cli.options import F, InOrder, write_output
+from dlbench.cli.report import OUTPUT, FormatName, emit, finish, format_option, prepared, require_modules
+from dlbench.errors import ExitCode, UserError, nearest
+from dlbench.report.wording import runs_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlbench.history.importing import Candidate, Outcome
+    from dlbench.history.reading import Removal
+    from dlbench.history.slow_months import SlowMonths
+    from dlbench.history.store import History
+    from dlbench.history.tables import TableName
+    from dlbench.records.folder import RunFolder
+
+
+def store_options(function: F) -> F:
+    """`--store` and `--index`, which `open_store` takes."""
+    store = click.option(
+        "--store",
+        type=click.Path(path_type=Path),
+        envvar="DLBENCH_HISTORY",
+        metavar="DIR",
+        help="Folder of the history (default: what DLBENCH_HISTORY names).",
+    )
+    index = click.option(
+        "--index",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="DLBENCH_HISTORY_INDEX",
+        metavar="FILE",
+        help="Its index, where that lies elsewhere (default: what DLBENCH_HISTORY_INDEX names, else index.sqlite "
+        "in the folder).",
+    )
+    return store(index(function))
+
+
+def where_option(function: F) -> F:
+    """`--where`, which `dlbench.history.entry.parse_where` takes."""
+    return click.option(
+        "--where",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Only runs with this value, e.g. workload=resnet50, ranks=8, state=valid, host=n17, tag.commit=1a2b3c; "
+        "may be given several times, and all must hold.",
+    )(function)
+
+
+@click.group(cls=InOrder)
+def history() -> None:
+    """Keep runs over months; find when they became slower, and which nodes did.
+
+    A history is a folder: below its `runs` the folders of runs lie as they are, by month, and every command that reads
+    a folder of runs reads a month of it. Beside them lies an index, a cache that can be deleted at any time.
+
+    \b
+    Example:
+      export DLBENCH_HISTORY=$HOME/history
+      dlbench history import runs
+      dlbench history list --where workload=resnet50
+    """
+
+
+_VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
+
+
+@history.command("import", short_help="Bring runs in: folders of runs, single runs, archives.")
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@store_options
+def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) -> None:
+    """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
+
+    Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
+    of the same name with other content is refused, and so is one that an earlier dlbench made and this one cannot
+    read. Runs that still run, or were killed, have no record and are passed over: import them again when they have
+    ended. A run that cannot be copied whole, because a file cannot be read or a link, a pipe or a folder too deep lies
+    in it, or whose samples or spans are damaged, counts as damaged and stays out: a history keeps whole runs of plain
+    files. The history is made if the folder is empty or not there.
+
+    Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
+
+    \b
+    Example:
+      dlbench history import runs --store /shared/history
+    """
+    from dlbench.history import importing as history_import
+    from dlbench.history.files import is_there
+
+    for path in runs:
+        if not is_there(path):
+            raise UserError(f"{path}: no such folder of runs or archive")
+    opened = open_store(store, index, create=True)
+    counts: Counter[str] = Counter()
+    with opened.store.room() as room:
+        for outcome in history_import.import_runs(opened, _candidates(runs, opened, room), room):
+            counts[outcome.verdict] += 1
+            if outcome.verdict != "already there":
+                click.echo(_outcome_line(outcome), err=outcome.verdict in ("refused", "damaged"))
+    click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
+    if counts["damaged"]:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    if counts["refused"]:
+        sys.exit(int(ExitCode.USAGE))
+
+
+def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterator[Candidate | Outcome]:
+    from dlbench.history.archive import read_archive
+    from dlbench.history.importing import Candidate
+
+    for path in paths:
+        if path.is_dir():
+            yield from (Candidate(folder=folder, name=str(folder.path)) for folder in _folders(path))
+        else:
+            yield from read_archive(path, opened, room)
+
+
+def _folders(path: Path) -> list[RunFolder]:
+    """The runs of a history, or of a folder of runs."""
+    from dlbench.history.files import MARKER, Store, is_there
+    from dlbench.records.folder import RunFolder
+    from dlbench.records.scan import run_folders
+
+    if is_there(path / MARKER):
+        return [
+            RunFolder(path / name)
+            for name in Store.at(path).listing(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
+        ]
+    try:
+        return run_folders(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _outcome_line(outcome: Outcome) -> str:
+    why = f": {outcome.why}" if outcome.why else ""
+    return "".join(c if c.isprintable() else " " for c in f"{outcome.verdict:<9} {outcome.name}{why}")
+
+
+@history.command("list", short_help="List the runs of a history.")
+@store_options
+@where_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "csv", "json"]),
+    default="text",
+    show_default=True,
+    help="text: 80 columns; csv: one line per run; json: all that the index knows.",
+)
+def list_runs(
+    store: Path | None, index: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]
+) -> None:
+    """List runs by the time they ended, with step time, hosts, Slurm job and commit.
+
+    \b
+    Example:
+      dlbench history list --where workload=resnet50 --where host=n17
+    """
+    from dlbench.history.entry import parse_where
+    from dlbench.history.tables import list_document, to_json
+
+    entries = open_store(store, index).entries(parse_where(where))
+    if form == "json":
+        write_output(to_json(entries).encode("utf-8"), None)
+    else:
+        emit(list_document(entries), form, None, "runs")
+
+
+@history.command("trends", short_help="Find when runs became slower or faster, and what changed then.")
+@store_options
+@where_option
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Figure to follow; may be given several times (default: step_median_s, energy_per_sample_j and "
+    "time_to_quality_s, where runs have them; further: step_mean_s, step_p95_s).",
+)
+@click.option(
+    "--fail-on-regression",
+    is_flag=True,
+    help="For CI: end with 1 while a level is worse than before and nobody has acknowledged that, with 6 if no series "
+    "has the 12 nights that tell.",
+)
+@OUTPUT
+@format_option(*get_args(FormatName))
+@click.option(
+    "--table",
+    type=click.Choice(["changes", "series", "nights", "hosts"]),
+    help="Which table CSV holds: change points (default), series, every night, or hosts by month.",
+)
+def trends(
+    store: Path | None,
+    index: Path | None,
+    where: tuple[str, ...],
+    metrics: tuple[str, ...],
+    fail_on_regression: bool,
+    output: Path | None,
+    format_name: FormatName | None,
+    table: TableName | None,
+) -> None:
+    """Find when runs became slower or faster, and what changed then.
+
+    Runs of one configuration, machine, rank and node count are one series; runs planned together are one night. Each
+    change point has its ratio with a 95 % interval, and the commit and environment on both sides; slow changes are told
+    apart. A series needs 12 nights. Ends with 0 whatever was found, unless --fail-on-regression is given; with 4 if a
+    run is damaged.
+
+    \b
+    Examples:
+      dlbench history trends
+      dlbench history trends --where workload=resnet50 -o trends.html
+      dlbench history trends --fail-on-regression
+    """
+    chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "pandas", "scipy"))
+    from dlbench.history.document import finding, trends_document
+    from dlbench.history.entry import parse_where
+    from dlbench.history.report import FOLLOWED, regression_text, trends_of
+    from dlbench.history.store import read_acknowledged
+
+    followed = _known(metrics) or FOLLOWED
+    opened = open_store(store, index)
+    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    emit(trends_document(found), chosen, output, table or "changes")
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    worse = [(one, change) for one in found.series for change in one.open_regressions] if fail_on_regression else []
+    for series, change in worse:
+        click.echo(f"dlbench: regression: {regression_text(series, change)}", err=True)
+    if worse:
+        sys.exit(int(ExitCode.REGRESSION))
+    if found.damaged:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    if fail_on_regression and not any(series.is_long_enough for series in found.series):
+        click.echo(f"dlbench: inconclusive: {finding(found)}", err=True)
+        sys.exit(int(ExitCode.INCONCLUSIVE))
+
+
+@history.command("acknowledge", short_help="Say that a change of level is known, and why.")
+@click.argument("series")
+@click.argument("day")
+@click.option("--reason", required=True, metavar="TEXT", help="Why it is no reason to act; shown with the change.")
+@store_options
+@where_option
+def acknowledge(
+    series: str, day: str, reason: str, store: Path | None, index: Path | None, where: tuple[str, ...]
+) -> None:
+    """Say that a change of SERIES on DAY is known, so that it is no longer called worse and fails no gate.
+
+    SERIES and DAY are those that `dlbench history trends` shows with the change. Who, when and why are kept in the
+    history and shown. The change comes back if the level gets worse still; to take the word back, delete its file in
+    the folder acknowledged of the history.
+
+    \b
+    Example:
+      dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor told"
+    """
+    require_modules("history acknowledge", "numpy", "scipy")
+    from dlbench.history.entry import parse_where
+    from dlbench.history.report import FOLLOWED, percent_change, trends_of
+    from dlbench.history.store import MAX_REASON, Acknowledgement, read_acknowledged
+    from dlbench.history.store import acknowledge as write
+    from dlbench.units import utc_now
+
+    if not reason.strip() or len(reason) > MAX_REASON:
+        raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
+    opened = open_store(store, index)
+    metric = series.rpartition("-")[2]
+    followed = FOLLOWED if metric in FOLLOWED else (metric,)
+    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    trend = next((one for one in found.series if one.id == series), None)
+    if trend is None:
+        known = ", ".join(one.id for one in found.series if one.changes) or "none has changes"
+        raise UserError(f"{series}: is no series of this history; with changes: {known}")
+    of_day = [one for one in trend.changes if one.time[:10] == day]
+    change = next((one for one in of_day if one.acknowledged is None), next(iter(of_day), None))
+    if change is None:
+        days = ", ".join(one.time[:10] for one in trend.changes) or "none"
+        raise UserError(f"{day}: {series} has no change of that day; it has: {days}")
+    if change.acknowledged is not None:
+        word = change.acknowledged
+        raise UserError(f"{day}: is acknowledged by {word.by} on {word.written[:10]}: {word.reason}")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container whose user has no name.
+        user = f"user {os.getuid()}"
+    made = Acknowledgement(
+        group=trend.group,
+        ranks=trend.ranks,
+        nodes=trend.nodes,
+        metric=trend.metric,
+        time=change.time,
+        through=change.first_after,
+        level=change.after.value,
+        ratio=change.ratio.value,
+        reason=reason.strip(),
+        by=user,
+        written=utc_now(),
+    )
+    write(opened.store, made)
+    click.echo(f"acknowledged: {series}, {day}: {percent_change(made.ratio)}", err=True)
+
+
+@history.command("slow-nodes", short_help="Show which nodes were slow, month by month.")
+@store_options
+@where_option
+@click.option(
+    "--exclude",
+    is_flag=True,
+    help="Print only Slurm's option --exclude=... for nodes that are slow now, nothing if none is; the evidence goes "
+    "to standard error.",
+)
+@OUTPUT
+@format_option("json", "csv", "text")
+def slow_nodes(
+    store: Path | None,
+    index: Path | None,
+    where: tuple[str, ...],
+    exclude: bool,
+    output: Path | None,
+    format_name: FormatName | None,
+) -> None:
+    """Show which nodes were slow, month by month, since when, and whether they still are.
+
+    Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
+    workload count; runs on one host say nothing. Slow: shown to be more than 3 % by a t test over five nights or more,
+    all hosts together. A slow link: exchanges end that much later than on the other hosts; it is named and not
+    excluded, because either end may be to blame. Ends with 4 if a run is damaged.
+
+    \b
+    Examples:
+      dlbench history slow-nodes
+      dlbench history slow-nodes -o hosts.csv
+      sbatch $(dlbench history slow-nodes --exclude) job.sh
+    """
+    suffixes: dict[str, FormatName] = {".json": "json", ".csv": "csv", ".txt": "text"}
+    needs = ("numpy", "pandas", "scipy")
+    chosen = prepared("history slow-nodes", output, format_name, suffixes=suffixes, needs=needs)
+    if exclude and chosen != "text":
+        raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
+    from dlbench.history.document import nodes_document
+    from dlbench.history.entry import parse_where
+    from dlbench.history.slow_months import slow_months
+
+    found = slow_months(open_store(store, index).entries(parse_where(where)))
+    if exclude:
+        _write_option(found, output)
+    else:
+        emit(nodes_document(found), chosen, output, "hosts")
+    finish(found.damaged)
+
+
+@history.command("export", short_help="Write runs as an archive that `import` reads.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE.tar[.gz]",
+    help="The archive; .gz or .tgz: compressed.",
+)
+@store_options
+@where_option
+def export_runs(output: Path, store: Path | None, index: Path | None, where: tuple[str, ...]) -> None:
+    """Write runs as a tar archive that `dlbench history import` reads; equal runs give equal bytes.
+
+    \b
+    Example:
+      dlbench history export -o march.tar.gz --where system=cluster
+    """
+    from dlbench.history.archive import write_archive
+    from dlbench.history.entry import parse_where
+    from dlbench.units import format_bytes
+
+    wanted = parse_where(where)
+    opened = open_store(store, index)
+    entries = []
+    for entry in opened.entries(wanted):
+        if entry.state == "damaged":
+            note(f"left out: {entry.folder}: damaged: {entry.why}")
+        else:
+            entries.append(entry)
+    write_archive(opened, entries, output)
+    runs = "1 run" if len(entries) == 1 else f"{len(entries)} runs"
+    click.echo(f"wrote {output}: {runs}, {format_bytes(output.stat().st_size)}", err=True)
+
+
+@history.command("prune", short_help="Let old runs go, or their traces.")
+@click.option("--keep-days", type=float, required=True, metavar="N", help="Keep all runs of the last N days.")
+@click.option(
+    "--keep-last",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Of comparable runs with equal ranks and nodes, keep the last N valid ones whatever their age (default: 0).",
+)
+@click.option(
+    "--traces-only",
+    is_flag=True,
+    help="Keep the runs; take spans, profiles, checkpoints and logs out of them. Spans of each node's first rank stay, "
+    "so that every figure can still be made.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would go; touch nothing.")
+@store_options
+def prune(
+    keep_days: float, keep_last: int, traces_only: bool, dry_run: bool, store: Path | None, index: Path | None
+) -> None:
+    """Let old runs go, or only their traces; prints what went, and how many bytes.
+
+    A run's age counts from its end; of a run that did not end, from its plan.
+
+    \b
+    Example:
+      dlbench history prune --keep-days 30 --traces-only
+      dlbench history prune --keep-days 365 --keep-last 20 --dry-run
+    """
+    from datetime import datetime
+
+    from dlbench.history import reading as history_reading
+
+    # NaN is neither.
+    if not 0 <= keep_days <= 1_000_000:
+        raise UserError(f"--keep-days {keep_days:g}: must be from 0 to 1000000")
+    if keep_last < 0:
+        raise UserError(f"--keep-last {keep_last}: must be 0 or more")
+    opened = open_store(store, index)
+    old = history_reading.beyond(opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(UTC))
+    num_runs = len(opened.entries())
+    chosen = history_reading.removals(opened, old, traces_only=traces_only)
+    if not dry_run:
+        history_reading.prune(opened, chosen)
+    for line in _removal_lines(chosen, dry_run=dry_run, num_runs=num_runs):
+        click.echo(line.encode() + b"\n", nl=False)
+
+
+def _removal_lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -> Iterator[str]:
+    """What went, or would go, run by run, and the sum."""
+    from dlbench.report.wording import clean
+    from dlbench.units import format_bytes
+
+    verb = "would remove" if dry_run else "removed"
+    for removal in chosen:
+        files = len(removal.files)
+        what = f"{files} file{'' if files == 1 else 's'} of " if files else ""
+        yield f"{verb} {what}{clean(removal.entry.run_id)}: {format_bytes(removal.num_bytes)}"
+    total = format_bytes(sum(removal.num_bytes for removal in chosen))
+    yield f"{verb} {total} of {len(chosen)} of {runs_text(num_runs)}"
+
+
+@history.command("rebuild", short_help="Make the index anew from the runs.")
+@store_options
+def rebuild(store: Path | None, index: Path | None) -> None:
+    """Make the index anew from the folders of runs.
+
+    Nothing is lost by it: the index is a cache. A damaged index, or one of another version, is made anew by itself.
+    """
+    opened = open_store(store, index)
+    opened.rebuild()
+    runs = len(opened.entries())
+    click.echo(f"{runs} run{'' if runs == 1 else 's'} indexed")
+
+
+def _known(metrics: Sequence[str]) -> Sequence[str]:
+    from dlbench.reading.metrics import by_name
+
+    for name in metrics:
+        if name not in by_name():
+            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
+    return metrics
+
+
+def _write_option(found: SlowMonths, output: Path | None) -> None:
+    """Slurm's option alone; the evidence on stderr."""
+    from dlbench.history.document import exclude_option, unsafe_text
+    from dlbench.history.report import host_sentence
+    from dlbench.reading.hosts.slow_nodes import TO_EXCLUDE
+    from dlbench.report.wording import clean
+
+    option = exclude_option(found)
+    for host in found.slow:
+        mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
+        click.echo(f"dlbench: {mark}: {host_sentence(host)}", err=True)
+    write_output(f"{option}\n".encode() if option else b"", output)
+    for name in found.unsafe:
+        click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)

@@ -1,1 +1,0 @@
-"""`dlbench history` and its commands."""

@@ -1,1 +1,0 @@
-"""Measurements of collectives become tables, fits, choices and predictions."""

@@ -1,1 +1,0 @@
-"""What `dlbench compare` and `dlbench check` print."""

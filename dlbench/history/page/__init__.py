@@ -1,1 +1,0 @@
-"""What `dlbench history` prints, and the trends report."""

@@ -1,0 +1,459 @@
+"""A history of runs as series over nights, with what changed where the level changed.
+
+A trend is one metric of one point: runs of one group (equal configuration, machine and device, see
+`dlbench.reading.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of one
+request (one series name, planned at one moment) are one night, whose value is their median: the run is what is
+measured, the night is the step in time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from dlbench.history.change_points import (
+    MIN_EFFECT,
+    MIN_NIGHTS,
+    ChangePoint,
+    Newest,
+    Segment,
+    Shape,
+    change_points_together,
+    newest,
+    segments,
+)
+from dlbench.history.entry import HistoryEntry
+from dlbench.history.store import Acknowledgement
+from dlbench.reading.metrics import METRICS, Metric
+from dlbench.report.wording import clean, place_text
+from dlbench.stats.estimates import Estimate
+
+UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+"""Of all times that leave this module."""
+
+MAX_APART = 2
+"""Settings of the system that tell series of equal labels apart; more are no name."""
+
+NOT_SET = "not set"
+"""Value of a key that a run does not have."""
+
+# They name every night anew, and stand for themselves.
+_NAMED_APART = {"commit", "dlbench.commit"}
+
+MAX_VALUES = 4
+"""Values of a key that are named on one side of a change; the newest of more."""
+MAX_VALUE_LENGTH = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """The runs of one request at one point."""
+
+    time: str
+    """When the last of them finished, UTC, ISO 8601."""
+    series: str
+    value: float
+    """Median over the runs, in the metric's unit."""
+    values: tuple[float, ...]
+    """One for each run."""
+    run_ids: tuple[str, ...]
+    commits: tuple[str, ...]
+    """Distinct, in order of the runs; empty where none is known."""
+    hosts: tuple[str, ...]
+    level: int
+    """Which of the series' levels it belongs to, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A stretch of nights without a change."""
+
+    first: str
+    """End of its first night, UTC."""
+    last: str
+    num_nights: int
+    value: Estimate
+    """Median over nights; `n` counts nights. Of a drift that at its last night."""
+    at_first: float
+    """The same at its first night: `value.value` where it does not drift."""
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether it changes from night to night."""
+        return self.at_first != self.value.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A key with other values in all runs after a change than in any run before it."""
+
+    key: str
+    """Of the environment, or `tag.NAME`."""
+    before: str
+    """Values in order of time, the newest ones where there are many; `not set` where a run has none."""
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change point, and what else changed there. Not one of these is thereby shown to be the cause."""
+
+    kind: Literal["regression", "improvement"]
+    shape: Shape
+    """At once, over many nights, or either: the nights do not tell. A drift has no date, so nothing is named beside
+    it."""
+    time: str
+    """End of the first night after, UTC; the likeliest. Of a drift that of its first night."""
+    last_before: str
+    """End of the last night that lies before it (with 95 %), UTC. Of a drift that of its first night."""
+    first_after: str
+    """End of the first night that lies after it (with 95 %), UTC. Of a drift that of its last night."""
+    before: Estimate
+    """Median over nights before; of a drift the level at its first night."""
+    after: Estimate
+    ratio: Estimate
+    """After over before."""
+    evidence: float
+    """Bayes factor of a change against none (1), divided by what all trends cost that are followed together."""
+    acknowledged: Acknowledgement | None
+    """Who said that it is known, when, and why; None where nobody did, or where it has gone on since."""
+    commits_before: tuple[str, ...]
+    """Of the night `last_before`; empty where none is known."""
+    commits_after: tuple[str, ...]
+    """Of the night `first_after`."""
+    runs_before: tuple[str, ...]
+    """Of the night `last_before`."""
+    runs_after: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    """Between all runs of the levels before and after, without the nights of which it is not certain on which side they
+    lie; keys that are new nearly every night are left out."""
+    new_hosts: tuple[str, ...]
+    """Used after the change and never on the level before it."""
+    gone_hosts: tuple[str, ...]
+    """Used on the level before the change and never after it."""
+
+    @property
+    def has_equal_commits(self) -> bool:
+        """Whether both nights beside the change ran the same known commit."""
+        return bool(self.commits_before) and set(self.commits_before) == set(self.commits_after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewestNights(Newest):
+    """The newest nights where they lie beyond the usual range, too few for a change point."""
+
+    is_worse: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """One metric of one point over time."""
+
+    id: str
+    """Unique in a report; letters, digits, - and _."""
+    label: str
+    """Configuration, ranks and metric in words."""
+    group: str
+    configuration: str
+    system: str
+    workload: str
+    preset: str
+    engine: str
+    ranks: int
+    nodes: int
+    metric: str
+    """Its name; see `dlbench.reading.metrics.METRICS`."""
+    title: str
+    """The metric in words."""
+    unit: str
+    higher_is_worse: bool
+    caption: str
+    """The conditions in one line: it stands under every chart and table."""
+    verdict: str = ""
+    """One sentence; whoever reports the series fills it in."""
+    num_runs: int
+    is_long_enough: bool
+    """Whether there are enough nights for a change point."""
+    nights: tuple[Night, ...]
+    """Oldest first."""
+    levels: tuple[Level, ...]
+    """Between changes; one where there are none."""
+    changes: tuple[Change, ...]
+    newest: NewestNights | None
+    """None where the newest night is an ordinary one, or too few nights say what that is."""
+
+    @property
+    def standing(self) -> Literal["too few nights", "worse", "odd", "as usual"]:
+        """What a rating and a gate go by: `worse` where a level became worse and nobody acknowledged that.
+
+        An odd newest night is no level yet, whatever its value.
+        """
+        if not self.is_long_enough:
+            return "too few nights"
+        if self.open_regressions:
+            return "worse"
+        return "odd" if self.newest is not None and self.newest.is_worse else "as usual"
+
+    @property
+    def open_regressions(self) -> tuple[Change, ...]:
+        """Regressions that nobody acknowledged and that hold: the level now is worse than the one before them."""
+        worse = math.log1p(MIN_EFFECT) * (1 if self.higher_is_worse else -1)
+        now = self.levels[-1].value.value
+        return tuple(
+            change
+            for change in self.changes
+            if change.kind == "regression"
+            and change.acknowledged is None
+            and math.log(now / change.before.value) / worse >= 1
+        )
+
+
+def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
+    """Valid runs, oldest first, each once, `finished` in one form (UTC, seconds, Z) so that texts sort as times do.
+
+    Runs whose end cannot be read as a time are left out: they have no place in a history.
+    """
+    known: dict[str, HistoryEntry] = {}
+    for entry in entries:
+        moment = _moment(entry.finished) if entry.state == "valid" else None
+        if moment is not None:
+            known[entry.run_id] = dataclasses.replace(entry, finished=utc_text(moment))
+    return sorted(known.values(), key=lambda run: (run.finished, run.run_id))
+
+
+def damaged_runs(entries: Iterable[HistoryEntry]) -> tuple[str, ...]:
+    """Runs that cannot be read, each with the reason."""
+    return tuple(f"{entry.run_id}: {entry.why}" for entry in entries if entry.state == "damaged")
+
+
+def utc_text(moment: datetime) -> str:
+    """``2026-03-04T02:06:00Z``."""
+    return moment.astimezone(UTC).strftime(UTC_FORMAT)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    # Nothing was measured outside these years, and both ends of the calendar leave it on the way to UTC.
+    if not 1970 < found.year < 9000:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def trends(
+    entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
+) -> list[Trend]:
+    """Every metric of every point that any run has a figure of; runs without figures are passed over.
+
+    Args:
+        entries: of a history, in any order; a run that is there twice counts once.
+        metrics: the figures to follow.
+        acknowledged: changes that are known, of any series.
+
+    Returns:
+        By label, rank count, node count and metric; trends of too few nights for a change point are among them.
+    """
+    points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
+    for entry in dated(entries):
+        if entry.group:
+            points.setdefault(entry.key, []).append(entry)
+    ordered = sorted(points.values(), key=lambda runs: (min(one.label for one in runs), runs[0].key))
+    courses = [one for runs in ordered for one in _courses(by_night(runs), metrics)]
+    changes = change_points_together([one.values for one in courses])
+    followed = sum(len(one.values) >= MIN_NIGHTS for one in courses)
+    return _told_apart(
+        [_trend(one, found, followed, acknowledged) for one, found in zip(courses, changes, strict=True)], points
+    )
+
+
+def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequence[HistoryEntry]]) -> list[Trend]:
+    """Behind equal labels of one system stands what was asked of the system otherwise; else the configuration's id."""
+    counts = Counter((one.label, one.system) for one in found)
+    made = []
+    for one in found:
+        if counts[one.label, one.system] > 1:
+            twins = [other for other in found if (other.label, other.system) == (one.label, one.system)]
+            asked = [_asked(points[other.group, other.ranks, other.nodes][-1]) for other in twins]
+            own = asked[twins.index(one)]
+            differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in asked)]
+            is_enough = asked.count(own) == 1 and 0 < len(differing) <= MAX_APART
+            apart = ", ".join(differing) if is_enough else f"configuration {one.group}"
+            one = dataclasses.replace(one, label=f"{one.label}, {apart}", configuration=f"{one.configuration}, {apart}")
+        made.append(one)
+    return made
+
+
+def _asked(entry: HistoryEntry) -> dict[str, str]:
+    return {key: value for key, value in entry.environment.items() if key.startswith("system.")}
+
+
+def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
+    """Runs of one request together; nights in order of their last run. `runs` are as `dated` gives them."""
+    nights: dict[tuple[str, str], list[HistoryEntry]] = {}
+    for run in runs:
+        nights.setdefault((run.series, run.created), []).append(run)
+    return sorted(nights.values(), key=lambda night: (night[-1].finished, night[-1].run_id))
+
+
+@dataclass(frozen=True)
+class _Course:
+    """One metric of one point: nights with the figure, and the value of each."""
+
+    metric: Metric
+    nights: Sequence[Sequence[HistoryEntry]]
+    values: Sequence[float]
+
+
+def _courses(nights: Sequence[Sequence[HistoryEntry]], metrics: Sequence[Metric]) -> Iterator[_Course]:
+    for metric in metrics:
+        # A figure of zero (an energy that no counter saw) has no ratio to others.
+        known = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
+        known = [night for night in known if night]
+        if known:
+            yield _Course(metric, known, [statistics.median(run.figures[metric.name] for run in one) for one in known])
+
+
+def _trend(
+    course: _Course, found: Sequence[ChangePoint], followed: int, acknowledged: Sequence[Acknowledgement]
+) -> Trend:
+    metric, known, values = course.metric, course.nights, course.values
+    pieces = segments(values, found)
+    made = [
+        _night(known[place], metric, values[place], number)
+        for number, piece in enumerate(pieces)
+        for place in range(piece.start, piece.end)
+    ]
+    newest_run = known[-1][-1]
+    group, ranks, nodes = newest_run.key
+    own = [one for one in acknowledged if one.series == (group, ranks, nodes, metric.name)]
+    place = place_text(ranks, nodes)
+    return Trend(
+        id=f"{group}-{ranks}-{nodes}-{metric.name}",
+        label=f"{newest_run.label}; {place}; {metric.title.lower()}",
+        group=group,
+        configuration=newest_run.label,
+        system=newest_run.system,
+        workload=newest_run.workload,
+        preset=newest_run.preset,
+        engine=newest_run.engine,
+        ranks=ranks,
+        nodes=nodes,
+        metric=metric.name,
+        title=metric.title,
+        unit=metric.unit,
+        higher_is_worse=metric.higher_is_worse,
+        caption=f"{newest_run.label}; {place}, system {newest_run.system}; {metric.about}; a night is the median of "
+        "its runs, a level the median of its nights",
+        num_runs=sum(map(len, known)),
+        is_long_enough=len(made) >= MIN_NIGHTS,
+        nights=tuple(made),
+        levels=tuple(_level(piece, made, metric) for piece in pieces),
+        changes=tuple(_change(point, metric, made, known, own) for point in found),
+        newest=_newest(values, pieces[-1], metric, followed),
+    )
+
+
+def _night(runs: Sequence[HistoryEntry], metric: Metric, value: float, level: int) -> Night:
+    return Night(
+        time=runs[-1].finished,
+        series=runs[0].series,
+        value=value,
+        values=tuple(run.figures[metric.name] for run in runs),
+        run_ids=tuple(run.run_id for run in runs),
+        commits=tuple(dict.fromkeys(run.commit for run in runs if run.commit)),
+        hosts=tuple(sorted({host.host for run in runs for host in run.hosts})),
+        level=level,
+    )
+
+
+def _level(piece: Segment, nights: Sequence[Night], metric: Metric) -> Level:
+    return Level(
+        first=nights[piece.start].time,
+        last=nights[piece.end - 1].time,
+        num_nights=piece.end - piece.start,
+        value=piece.level.in_unit(metric.unit),
+        at_first=piece.level.value * math.exp(piece.rise * (piece.start - piece.end + 1)),
+    )
+
+
+def _newest(values: Sequence[float], last: Segment, metric: Metric, followed: int) -> NewestNights | None:
+    found = newest(values, last, histories=max(1, followed))
+    if found is None or not found.num_beyond or len(values) < MIN_NIGHTS:
+        return None
+    return NewestNights(**vars(found), is_worse=(found.ratio > 1) == metric.higher_is_worse)
+
+
+def _change(
+    point: ChangePoint,
+    metric: Metric,
+    nights: Sequence[Night],
+    runs: Sequence[Sequence[HistoryEntry]],
+    acknowledged: Sequence[Acknowledgement],
+) -> Change:
+    is_dated = point.shape != "drift"
+    before = runs[point.before.start : point.earliest] if is_dated else ()
+    after = runs[point.latest : point.after.end] if is_dated else ()
+    used_before, used_after = (
+        {host.host for night in side for run in night for host in run.hosts} for side in (before, after)
+    )
+    last_before, first_after = nights[point.earliest - 1], nights[point.latest]
+    kind: Literal["regression", "improvement"] = (
+        "regression" if (point.ratio.value > 1) == metric.higher_is_worse else "improvement"
+    )
+    time, level = nights[point.index].time, point.after.level.value
+
+    def covers(one: Acknowledgement) -> bool:
+        """Whether it is of the same days, and the level after the change is still the acknowledged one."""
+        worse = math.log(level / one.level) * (1 if metric.higher_is_worse else -1)
+        return one.time <= first_after.time and time <= one.through and worse < math.log1p(MIN_EFFECT)
+
+    return Change(
+        kind=kind,
+        shape=point.shape,
+        time=time,
+        last_before=last_before.time,
+        first_after=first_after.time,
+        before=point.before.level.in_unit(metric.unit),
+        after=point.after.level.in_unit(metric.unit),
+        ratio=point.ratio,
+        evidence=point.evidence,
+        acknowledged=next(filter(covers, acknowledged), None),
+        commits_before=last_before.commits if is_dated else (),
+        commits_after=first_after.commits if is_dated else (),
+        runs_before=last_before.run_ids,
+        runs_after=first_after.run_ids,
+        differences=tuple(_differences(before, after)) if is_dated else (),
+        new_hosts=tuple(sorted(used_after - used_before)),
+        gone_hosts=tuple(sorted(used_before - used_after)),
+    )
+
+
+def _differences(
+    before: Sequence[Sequence[HistoryEntry]], after: Sequence[Sequence[HistoryEntry]]
+) -> Iterable[Difference]:
+    facts = [[_facts(run) for night in side for run in night] for side in (before, after)]
+    keys = {key for side in facts for one in side for key in one} - _NAMED_APART
+    for key in sorted(keys):
+        # dict: distinct values in order of time.
+        seen = [tuple(dict.fromkeys(one.get(key, NOT_SET) for one in side)) for side in facts]
+        is_steady = all(2 * len(values) <= len(nights) for values, nights in zip(seen, (before, after), strict=True))
+        if is_steady and not set(seen[0]) & set(seen[1]):
+            yield Difference(key=key, before=_listed(seen[0]), after=_listed(seen[1]))
+
+
+def _listed(values: Sequence[str]) -> str:
+    more = f" and {len(values) - MAX_VALUES} before" if len(values) > MAX_VALUES else ""
+    return ", ".join(clean(value, MAX_VALUE_LENGTH) for value in values[-MAX_VALUES:]) + more
+
+
+def _facts(run: HistoryEntry) -> Mapping[str, str]:
+    tags = {f"tag.{name}": value for name, value in run.tags.items() if name not in _NAMED_APART}
+    return {**run.environment, **tags}

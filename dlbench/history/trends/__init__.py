@@ -1,1 +1,0 @@
-"""Series over nights: change points and drifts, slow hosts by month."""

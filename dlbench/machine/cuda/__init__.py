@@ -1,1 +1,0 @@
-"""CUDA on this machine, as far as it shows without torch."""

@@ -1,0 +1,258 @@
+"""The GPUs of a machine: where they, adapters and processors are by PCI and NUMA, and which CUDA shows a process.
+
+Told before torch is imported, by NVML and /sys. CUDA numbers devices by PCI bus where CUDA_DEVICE_ORDER is PCI_BUS_ID,
+as NVML always does; CUDA_VISIBLE_DEVICES hides and reorders (CUDA Programming Guide, environment variables). Of MIG
+slices CUDA shows a process the first one only.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dlbench.machine.sources import ReadingFailedError, read_line
+
+_NVIDIA = "0x10de"
+_DISPLAY_CLASS = "0x03"
+"""Base class of PCI devices: display controllers, those without a display among them (PCI Code and ID Assignment)."""
+
+
+def nvidia_buses(root: Path = Path("/")) -> tuple[str, ...]:
+    """PCI addresses of all NVIDIA GPUs of the machine, in order: also of those that a control group hides."""
+    found = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        is_gpu = _text(device / "class").startswith(_DISPLAY_CLASS) and _text(device / "vendor") == _NVIDIA
+        if is_gpu:
+            found.append(device.name)
+    return tuple(found)
+
+
+def place_of(bus: str, root: Path = Path("/")) -> tuple[int | None, frozenset[int]]:
+    """NUMA node of a PCI device and the processors beside it (Linux, Documentation/ABI/testing/sysfs-bus-pci)."""
+    device = root / "sys/bus/pci/devices" / bus
+    node = _text(device / "numa_node")
+    if not node.isdecimal():  # -1: the firmware does not say
+        return None, frozenset()
+    return int(node), cpu_list(_text(device / "local_cpulist"))
+
+
+def numa_nodes_of(cores: Sequence[int], root: Path = Path("/")) -> tuple[int, ...]:
+    """NUMA nodes that hold these processors; none where the machine does not tell."""
+    nodes = set()
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        if cpu_list(_text(folder / "cpulist")).intersection(cores):
+            nodes.add(int(folder.name.removeprefix("node")))
+    return tuple(sorted(nodes))
+
+
+def adapters(root: Path = Path("/")) -> dict[str, int]:
+    """NUMA node of each InfiniBand or RoCE adapter that has one, by its name."""
+    found = {}
+    for adapter in sorted((root / "sys/class/infiniband").glob("*")):
+        node = _text(adapter / "device/numa_node")
+        if node.isdecimal():
+            found[adapter.name] = int(node)
+    return found
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """``0-3,8,10-11`` as numbers; empty where it is no such list."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        return frozenset()
+    ends = [part.partition("-") for part in text.split(",")]
+    return frozenset(cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1))
+
+
+def bus_of_nvml(text: str) -> str:
+    """NVML's ``00000000:1B:00.0`` as /sys writes it: ``0000:1b:00.0``; a domain of more digits keeps them."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain or '0', 16):04x}:{rest}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_line(path)
+    except ReadingFailedError:
+        return ""
+
+
+ORDER, VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
+BY_BUS = "PCI_BUS_ID"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device as CUDA counts it: a whole GPU, or a MIG slice of one."""
+
+    uuid: str
+    """``GPU-...``, or ``MIG-...`` for a slice."""
+    pci_bus_id: str
+    """As /sys has it: ``0000:1b:00.0``; a slice has its board's. Empty where not known."""
+    numa_node: int | None
+    """None where the machine has one memory, or does not say."""
+    cores: frozenset[int]
+    """Processors beside it; empty where not known."""
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a part of a GPU."""
+        return self.uuid.startswith("MIG-")
+
+
+@contextmanager
+def nvml_session() -> Iterator[ModuleType | None]:
+    """NVML, read-only, for as long as it is used; None without the package, the library or a driver."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        shut_down(pynvml)
+
+
+def shut_down(nvml: ModuleType) -> None:
+    """Gives NVML back."""
+    try:
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return  # the driver went away meanwhile; there is nothing left to give back
+
+
+def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA will show, in its order; none where that is not known.
+
+    Of the environment `CUDA_DEVICE_ORDER` and `CUDA_VISIBLE_DEVICES` are read; `root` is where `sys` is.
+    """
+    boards: list[tuple[Gpu, list[Gpu]]] = []
+    with nvml_session() as nvml:
+        if nvml is not None:
+            with suppress(nvml.NVMLError, UnicodeDecodeError, AttributeError):
+                boards = list(_boards(nvml, root))
+    if not boards:
+        return ()
+    whole = [board for board, _ in boards]
+    if len(whole) > 1 and environment.get(ORDER, "FASTEST_FIRST") != BY_BUS:
+        # FASTEST_FIRST, CUDA's own choice: which number a GPU gets is not documented. UUIDs still name it.
+        whole = whole if _names_uuids(environment) else []
+    return visible(environment.get(VISIBLE), whole, [part for _, parts in boards for part in parts])
+
+
+def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """What CUDA makes of a list of devices.
+
+    `listed`: text of `CUDA_VISIBLE_DEVICES`; None: not set. `gpus`: whole GPUs, by PCI bus; one in MIG mode computes
+    only in its slices. `slices`: MIG slices of all GPUs. Returns None at all where an entry is not understood: a list
+    that CUDA would cut there is not guessed at.
+    """
+    if listed is None:
+        # A GPU in MIG mode is not counted as one, and of its slices CUDA takes the first.
+        split = {part.pci_bus_id for part in slices}
+        free = tuple(gpu for gpu in gpus if gpu.pci_bus_id not in split)
+        return free or tuple(slices[:1])
+    found: list[Gpu] = []
+    for entry in (part.strip() for part in listed.split(",")):
+        if entry.isdecimal():
+            if int(entry) >= len(gpus):
+                break
+            one: Gpu | None = gpus[int(entry)]
+        else:
+            one = named(entry, [*gpus, *slices])
+        parts = [part for part in slices if one is not None and part.pci_bus_id == one.pci_bus_id]
+        if one is not None and parts and not one.is_slice:
+            one = parts[0]
+        if one is None or one in found:
+            break
+        found.append(one)
+    return tuple(found[:1]) if found and found[0].is_slice else tuple(found)
+
+
+def named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The only GPU whose UUID begins so; None where there is none, or more than one.
+
+    `MIG-GPU-<UUID>/<instance>/<instance>`, the form of drivers before 470, is taken as it is.
+    """
+    if entry.upper()[:4] not in ("GPU-", "MIG-"):
+        return None
+    found = [gpu for gpu in gpus if gpu.uuid.lower().startswith(entry.lower())]
+    return found[0] if len(found) == 1 else None
+
+
+def slices_listed(listed: str | None) -> tuple[str, ...]:
+    """The MIG slices that a list of visible devices names."""
+    return tuple(part.strip() for part in (listed or "").split(",") if part.strip().upper().startswith("MIG-"))
+
+
+def gpu_trouble(uuid: str, wait_s: float = 5.0) -> str:
+    """What NVML says against a GPU, in its words; empty where it answers for it, or is not here.
+
+    Asked on a thread of its own for `wait_s` seconds at most: a driver may wait for a GPU that is gone.
+    """
+    told: list[str] = []
+    asking = threading.Thread(target=lambda: told.append(_trouble(uuid)), daemon=True)
+    asking.start()
+    asking.join(wait_s)
+    return told[0] if told else f"nothing within {wait_s:.0f} s"
+
+
+def _trouble(uuid: str) -> str:
+    with nvml_session() as nvml:
+        if nvml is not None:
+            try:
+                nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+            except nvml.NVMLError as error:
+                return str(error)
+    return ""
+
+
+def _names_uuids(environment: Mapping[str, str]) -> bool:
+    entries = [part.strip() for part in environment.get(VISIBLE, "").split(",")]
+    return bool(entries) and all(entry.upper()[:4] in ("GPU-", "MIG-") for entry in entries)
+
+
+def _boards(nvml: ModuleType, root: Path) -> Iterator[tuple[Gpu, list[Gpu]]]:
+    """Each GPU by PCI bus, with its MIG slices."""
+    found = []
+    for number in range(int(nvml.nvmlDeviceGetCount())):
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        bus = bus_of_nvml(_as_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
+        node, cores = place_of(bus, root)
+        uuid = _as_text(nvml.nvmlDeviceGetUUID(handle))
+        board = Gpu(uuid=uuid, pci_bus_id=bus, numa_node=node, cores=cores)
+        parts = [Gpu(uuid=name, pci_bus_id=bus, numa_node=node, cores=cores) for name in _slices(nvml, handle)]
+        found.append((board, parts))
+    yield from sorted(found, key=lambda pair: pair[0].pci_bus_id)
+
+
+def _slices(nvml: ModuleType, handle: Any) -> list[str]:
+    try:
+        if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except nvml.NVMLError:  # a GPU, or a driver, without MIG
+        return []
+    found = []
+    for number in range(count):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            found.append(_as_text(nvml.nvmlDeviceGetUUID(part)))
+        except nvml.NVMLError:  # nothing at this place
+            continue
+    return found
+
+
+def _as_text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,144 @@
+"""Memory of this process, what a job may still put into memory, and whether the kernel killed for lack of it.
+
+A process that is killed so ends by SIGKILL as any other. The proof is `oom_kill`, in `memory.events` of version 2
+(Linux, Documentation/admin-guide/cgroup-v2.rst) and in `memory.oom_control` of version 1 (since Linux 4.13).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from dlbench.machine.cgroup import Group, memory_limit, own_group
+from dlbench.machine.sources import ReadingFailedError, keyed_number, read_number
+from dlbench.machine.storage import file_system_of
+from dlbench.opening import read_text
+from dlbench.units import format_bytes
+
+_MAX_FILE = 1 << 20
+_STATUS = Path("/proc/self/status")
+_RESET_PEAK = "5"
+"""What clear_refs takes for it (proc(5), since Linux 4.0)."""
+
+
+def resident_bytes() -> int | None:
+    """Resident now (VmRSS); None where the kernel does not tell."""
+    return _kilobytes(_STATUS, "VmRSS")
+
+
+def peak_resident_bytes() -> int | None:
+    """The peak since the process began or `reset_peak` (VmHWM); None where the kernel does not tell."""
+    return _kilobytes(_STATUS, "VmHWM")
+
+
+def reset_peak() -> bool:
+    """The peak is from now on that of what follows; whether the kernel can do that."""
+    try:
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    """Bytes of a line ``name: number kB``; None where nobody tells."""
+    try:
+        lines = read_text(path, _MAX_FILE).splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+def lies_in_memory(folder: Path, root: Path = Path("/")) -> bool:
+    """Whether a folder's file system is in memory, by the mount point nearest above it (/proc/self/mountinfo)."""
+    return file_system_of(folder, root) in _IN_MEMORY
+
+
+def memory_room(root: Path = Path("/")) -> int | None:
+    """Bytes that this process may still put into memory; page cache counts as free. None where nobody tells.
+
+    `root` is where `proc` and the mounted hierarchies are.
+    """
+    rooms = [_kilobytes(root / "proc/meminfo", "MemAvailable")]
+    with suppress(ReadingFailedError):
+        group = own_group(root, "memory")
+        rooms += [_room(group, folder) for folder in group.upwards()]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _room(group: Group, folder: Path) -> int | None:
+    """What a group's limit leaves; None without a limit, or where it cannot be read."""
+    names = ("memory.usage_in_bytes", "total_") if group.version == 1 else ("memory.current", "")
+    try:
+        limit = memory_limit(group, folder)
+        if limit is None:
+            return None
+        used = int(read_number(folder / names[0]))
+        cached = 0
+        for line in read_text(folder / "memory.stat", _MAX_FILE).splitlines():
+            name, _, value = line.partition(" ")
+            if name in (f"{names[1]}inactive_file", f"{names[1]}active_file"):
+                cached += int(value)
+    except (ReadingFailedError, OSError, ValueError):
+        return None
+    return max(0, int(limit) - max(0, used - cached))
+
+
+class MemoryKills:
+    """The counters of this process's own cgroup and of those above it, as they were when this was made."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        """`root`: where `proc` and the mounted hierarchies are."""
+        try:
+            self._group: Group | None = own_group(root, "memory")
+        except ReadingFailedError:
+            self._group = None
+        self._kills = self._count()
+        self._full = self._times_full()
+
+    def since(self) -> str:
+        """What the counters prove since then, e.g. ``the cgroup's limit is 2 GiB (memory.max)``; empty: nothing.
+
+        The limit is named of the tightest group that was full since; where none was, the machine itself was.
+        """
+        kills = self._count()
+        if self._group is None or kills is None or self._kills is None or kills <= self._kills:
+            return ""
+        before, now = self._full, self._times_full()
+        limits = [limit for folder, (limit, times) in now.items() if times > before.get(folder, (0.0, times))[1]]
+        if not limits:
+            return "its counter oom_kill rose, and no limit of a cgroup was met: the machine's own memory was full"
+        return f"the cgroup's limit is {format_bytes(min(limits))} ({self._names[1]})"
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        """Files of kills, of the limit, and of how often it was met."""
+        if self._group is not None and self._group.version == 1:
+            return "memory.oom_control", "memory.limit_in_bytes", "memory.failcnt"
+        return "memory.events", "memory.max", "memory.events"
+
+    def _count(self) -> int | None:
+        """Processes of the own group that were killed so far; None where the kernel does not tell."""
+        if self._group is None:
+            return None
+        with suppress(ReadingFailedError):
+            return keyed_number(self._group.own / self._names[0], "oom_kill")
+        return None
+
+    def _times_full(self) -> dict[Path, tuple[float, int]]:
+        """Limit in bytes of each group that has one, and how often it was met."""
+        found = {}
+        for folder in self._group.upwards() if self._group is not None else ():
+            assert self._group is not None
+            try:
+                limit = memory_limit(self._group, folder)
+                path = folder / self._names[2]
+                times = read_number(path) if self._group.version == 1 else keyed_number(path, "oom")
+            except ReadingFailedError:  # the root of a hierarchy has none
+                continue
+            if limit is not None and times is not None:
+                found[folder] = limit, times
+        return found

@@ -1,0 +1,297 @@
+"""What is sampled while a node trains: a source made of calls, each probed once, and never called again once it failed.
+
+Read-only: nothing is set, reset or written. What answers when the source is opened is in `fields`; what does not is in
+`unavailable` with the reason, and is never read as zero.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+Kind = Literal["<f4", "<f8"]
+FLOAT: Kind = "<f4"
+"""For gauges: keeps seven digits."""
+DOUBLE: Kind = "<f8"
+"""For counters, bytes and bit masks: keeps whole numbers up to 2^53."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One number that can be read again and again."""
+
+    name: str
+    """It says the unit: `gpu.0.power_w`; letters, digits and `_.:-` alone."""
+    kind: Kind = FLOAT
+    is_slow: bool = False
+    """Whether it belongs to the slow tier: expensive to read, or changing seldom."""
+
+
+class ReadingFailedError(Exception):
+    """A field cannot be read, now and later.
+
+    `ends`: all fields whose names begin so end with it, such as `gpu.1.` when that GPU is lost.
+    """
+
+    def __init__(self, reason: str, ends: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.ends = ends
+
+
+Values = Sequence["float | ReadingFailedError"]
+
+_UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, OSError, NotImplementedError)
+"""What a library raises or answers where a driver or the kernel says what it did not expect."""
+
+
+def guarded(call: Callable[[], T]) -> T:
+    """What a call answers.
+
+    Raises:
+        ReadingFailedError: the call raised it, or one of what libraries raise where they do not understand the answer.
+    """
+    try:
+        return call()
+    except _UNEXPECTED as error:
+        raise ReadingFailedError(" ".join(f"{type(error).__name__}: {error}".split())[:200]) from error
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """One call that yields the values of one or several fields of the same tier."""
+
+    fields: tuple[Field, ...]
+    call: Callable[[], Values]
+    """One value for each field; an error in place of a value ends that field, a raised `ReadingFailedError` all.
+
+    So does any other error that a library may raise, and an answer that is no number.
+    """
+    keep_up_s: float = math.inf
+    """How often it must be called, seconds, so that it does not miss that its source started again at zero."""
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """Of each field that lives: its place among the call's values, and among the source's."""
+
+    def values(self) -> list[float | ReadingFailedError]:
+        """One for each field; nothing is raised."""
+
+        def number(value: object) -> float | ReadingFailedError:
+            try:
+                # Whatever a library answered.
+                return value if isinstance(value, ReadingFailedError) else guarded(lambda: float(value))  # type: ignore[arg-type]
+            except ReadingFailedError as error:
+                return error
+
+        def numbers() -> list[float | ReadingFailedError]:
+            found = self.call()
+            if len(found) != len(self.fields):
+                raise ValueError(f"{len(found)} values instead of {len(self.fields)}")
+            return [number(value) for value in found]
+
+        try:
+            return guarded(numbers)
+        except ReadingFailedError as error:
+            return [error] * len(self.fields)
+
+
+class Source:
+    """The fields of these readings, sampled together.
+
+    `readings`: what to read; each is called once, here, to see whether it answers. `unavailable`: what is known to be
+    missing: name of the field, or of a whole group (`gpu`), and the reason. `facts`: what `describe` returns: devices,
+    limits, and what a field of this machine means. `close`: called once at the end; gives libraries and files back.
+    """
+
+    def __init__(
+        self,
+        readings: Iterable[Reading],
+        unavailable: Mapping[str, str] | None = None,
+        facts: Mapping[str, str] | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self.unavailable = dict(unavailable or {})
+        self._facts = dict(facts or {})
+        self._close = close
+        self._failed: list[tuple[str, str]] = []
+        self._ended: dict[str, str] = {}
+        self._readings = list(readings)
+        for reading in self._readings:
+            self._probe(reading)
+        self.unavailable |= self._failed
+        self._failed = []
+        every = [one for reading in self._readings for one in reading.fields]
+        for prefix, reason in self._ended.items():
+            self.unavailable |= {one.name: reason for one in every if one.name.startswith(prefix)}
+        self.fields: tuple[Field, ...] = tuple(one for one in every if one.name not in self.unavailable)
+        self._place()
+
+    def _probe(self, reading: Reading) -> None:
+        for prefix, reason in self._ended.items():
+            if reading.fields[0].name.startswith(prefix):
+                self._failed += [(one.name, reason) for one in reading.fields]
+                return
+        for one, value in zip(reading.fields, reading.values(), strict=True):
+            if isinstance(value, ReadingFailedError):
+                self._failed.append((one.name, value.reason))
+                if value.ends:
+                    self._ended[value.ends] = value.reason
+
+    def _place(self) -> None:
+        place = {one.name: number for number, one in enumerate(self.fields)}
+        for reading in self._readings:
+            reading.places = [(n, place[one.name]) for n, one in enumerate(reading.fields) if one.name in place]
+
+    def joined(self, other: Source) -> Source:
+        """Both as one, the fields of `other` last; neither is probed again, nor used by itself any more."""
+        both = Source([], self.unavailable | other.unavailable, self._facts | other._facts)
+        both._readings = [*self._readings, *other._readings]
+        both.fields = (*self.fields, *other.fields)
+        both._place()
+
+        def close() -> None:
+            self.close()
+            other.close()
+
+        both._close = close
+        return both
+
+    def read(self, *, slow: bool) -> list[float]:
+        """One value for each field, in their order; NaN where it was not read this time, or failed.
+
+        `slow`: read the slow tier too.
+        """
+        values = [math.nan] * len(self.fields)
+        # Expensive reads last, so that the others are read at one time, close to the sample's own.
+        for tier in (False, True) if slow else (False,):
+            for reading in self._readings:
+                if reading.places and reading.fields[0].is_slow == tier:
+                    self._read(reading, values)
+        return values
+
+    @property
+    def keep_up_s(self) -> float:
+        """How often `read` or `keep_up` must be called, seconds, for counters that start again at zero; or infinity."""
+        return min((reading.keep_up_s for reading in self._readings if reading.places), default=math.inf)
+
+    def keep_up(self) -> None:
+        """Reads what else would miss such a start, and keeps it to itself; nothing else is read."""
+        for reading in self._readings:
+            if reading.places and reading.keep_up_s < math.inf:
+                self._read(reading, [math.nan] * len(self.fields))
+
+    def _read(self, reading: Reading, values: list[float]) -> None:
+        found = reading.values()
+        for number, place in tuple(reading.places):
+            value = found[number]
+            if (number, place) not in reading.places:
+                continue  # it ended with its device, an entry before
+            if not isinstance(value, ReadingFailedError):
+                values[place] = value
+                continue
+            reading.places.remove((number, place))
+            self._failed.append((self.fields[place].name, value.reason))
+            for other in self._readings if value.ends else ():
+                over = [pair for pair in other.places if self.fields[pair[1]].name.startswith(value.ends)]
+                self._failed += [(self.fields[gone].name, value.reason) for _, gone in over]
+                other.places = [pair for pair in other.places if pair not in over]
+
+    def drain_failures(self) -> list[tuple[str, str]]:
+        """Field and reason of what failed since the last call. Each field fails once: it is NaN from then on."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def describe(self) -> dict[str, str]:
+        """What does not change while sampling."""
+        return dict(self._facts)
+
+    def close(self) -> None:
+        """Nothing can be read afterwards."""
+        self._readings = []
+        if self._close is not None:
+            close, self._close = self._close, None
+            close()
+
+
+class MonotonicCounter:
+    """A counter that goes on where its source falls.
+
+    `wraps_at`: the source starts again at zero after this value; None: a fall means that somebody reset it, and what
+    was counted between the last reading and the reset is lost.
+    """
+
+    def __init__(self, wraps_at: int | None = None) -> None:
+        self._wraps_at = wraps_at
+        self._base = 0
+        self._last = 0
+
+    def at(self, value: int) -> int:
+        """The counter, given what its source says now; it never falls."""
+        if value < self._last:
+            self._base += self._last if self._wraps_at is None else self._wraps_at
+        self._last = value
+        return self._base + value
+
+
+def read_text(path: Path) -> str:
+    """A file of the kernel, such as those of sysfs, whatever its encoding.
+
+    Raises `ReadingFailedError`: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ReadingFailedError(f"{path}: {error.strerror or error}") from error
+
+
+def read_line(path: Path) -> str:
+    """The same, of one line."""
+    return read_text(path).strip()
+
+
+def number_in(text: str, where: Path) -> int:
+    """A whole number of at most 64 bits, not below zero. Raises `ReadingFailedError`: it is none."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise ReadingFailedError(f"{where}: {text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def read_number(path: Path) -> int:
+    """The number in a file. Raises `ReadingFailedError`: it cannot be read, or holds something else."""
+    return number_in(read_line(path), path)
+
+
+def keyed_number(path: Path, key: str) -> int | None:
+    """The number after `key` in a file of lines `key number`; None without such a line.
+
+    Raises `ReadingFailedError`: the file cannot be read, or it is no number.
+    """
+    for line in read_text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return number_in(value.strip(), path)
+    return None
+
+
+def field_parts(names: list[str]) -> dict[str, str]:
+    """Names from outside, each as one part of a field's name; names that would become equal get a number.
+
+    All but letters, digits and `_.:-` becomes `_`, and 64 characters are kept.
+    """
+    parts: dict[str, str] = {}
+    for name in names:
+        part = plain = re.sub(r"[^A-Za-z0-9_.:-]", "_", name[:64]) or "_"
+        number = 2
+        while part in parts.values():
+            part, number = f"{plain}_{number}", number + 1
+        parts[name] = part
+    return parts
+
+
+def fact(text: object, limit: int = 200) -> str:
+    """A text from outside as a fact: one line, nothing unprintable, bounded."""
+    return "".join(letter if letter.isprintable() else "_" for letter in str(text)[:limit])

@@ -1,0 +1,244 @@
+"""Four shapes of charts: lines over ranks, stacked bars, bars or dots with their intervals, points over an axis.
+
+A shape takes rows (one a mark), axes, who has which colour, and what a mark says under the pointer; `finish` makes the
+`Chart` of it::
+
+    rows = [{"ranks": point.ranks, "place": place_of(point), **figure_row(point.energy)} for point in points]
+    tooltip = {"place": "at", "shown": "J per sample", "basis": "interval"}
+    drawn = lines(rows, Axis("J per sample", unit="J", scale={"domainMin": 0}), MEASURED, tooltip)
+    return finish(drawn, group, name="energy", title=..., alt=..., table=..., size=(NARROW, HEIGHT))
+
+Rows have `value`, and `low` and `high` where they have intervals (`figure_row`); other names of a value stand in its
+axis. What a chart has besides are layers more: `alt.layer(*lines(...).layer, ...)` or `reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from dlbench.report.charts.chart import Rows, tooltips
+from dlbench.report.charts.style import IDEAL, INK, si_label
+from dlbench.report.wording import basis_text, figure_text
+from dlbench.stats.estimates import Estimate
+
+Tooltip = Mapping[str, str]
+"""As of `tooltips`."""
+
+
+class Axis(NamedTuple):
+    """An axis of numbers."""
+
+    title: str
+    field: str = "value"
+    unit: str = ""
+    """Labels with SI prefixes at this unit; otherwise `format` (of d3) says how they look."""
+    format: str = ".4~g"
+    scale: Mapping[str, Any] = {}
+    """As Vega-Lite has it."""
+    axis: Mapping[str, Any] = {}
+    """The same."""
+
+
+class Series(NamedTuple):
+    """Marks that a field tells apart by colour."""
+
+    field: str
+    colours: Mapping[str, str]
+    """In the order of the legend; those without a row are left out."""
+    columns: int = 2
+    title: str | None = None
+    legend: Mapping[str, Any] = {}
+    """Further words of the legend, as Vega-Lite has it."""
+
+
+def figure_row(figure: Estimate, scale: float = 1.0) -> dict[str, Any]:
+    """A figure in a row: `value`, `low` and `high` (times `scale`), `shown` and `basis` in words."""
+    ends = {"value": figure.value, "low": figure.low, "high": figure.high}
+    scaled = {name: None if end is None else end * scale for name, end in ends.items()}
+    return {**scaled, "shown": figure_text(figure), "basis": basis_text(figure)}
+
+
+def lines(
+    rows: Rows,
+    y: Axis,
+    by: Series | str,
+    tooltip: Tooltip,
+    *,
+    x: str = "ranks",
+    title: str = "ranks",
+    room: float = 1.2,
+) -> Any:
+    """Lines with points and intervals over a logarithmic axis (base 2), whose ticks are the numbers of the rows.
+
+    Args:
+        rows: marks.
+        y: of the values.
+        by: a line for each, or the one colour.
+        tooltip: of the points.
+        x: field of the numbers.
+        title: of their axis.
+        room: how far the axis goes beyond its ends, as a factor.
+    """
+    alt = _altair()
+    counts = sorted({row[x] for row in rows})
+    scale = alt.Scale(type="log", base=2, domain=[counts[0] / room, counts[-1] * room], nice=False)
+    axis = alt.Axis(values=counts, grid=False, format="d")
+    base = _data(rows).encode(x=alt.X(f"{x}:Q", title=title, scale=scale, axis=axis), **_colour(rows, by))
+    value = f"{y.field}:Q"
+    line = base.mark_line(strokeWidth=2, **_constant(by)).encode(y=_channel(alt.Y, y))
+    rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by)).encode(y=alt.Y("low:Q"), y2="high:Q")
+    point = base.mark_point(filled=True, size=60, opacity=1, **_constant(by))
+    marks = point.encode(y=alt.Y(value), tooltip=tooltips(tooltip))
+    return alt.layer(line, *([rule] if _has_intervals(rows) else []), marks)
+
+
+def stacked(
+    rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, y: str = "place", names: Sequence[str] = (), limit: int = 0
+) -> Any:
+    """Horizontal bars of parts, a bar for each `y`; rows say by `order` which part comes first.
+
+    Args:
+        rows: parts.
+        x: of the values.
+        by: the parts.
+        tooltip: of the parts.
+        y: field that names a bar.
+        names: of all bars in their order; empty: as they first come.
+        limit: width of the names, pixels; 0: Vega's own.
+    """
+    alt = _altair()
+    value = _channel(alt.X, x).stack("zero")
+    name = _names(y, names or list(dict.fromkeys(row[y] for row in rows)), limit)
+    bars = _data(rows).mark_bar(height={"band": 0.72})
+    return alt.layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
+
+
+def intervals(
+    rows: Rows,
+    x: Axis,
+    by: Series | str,
+    tooltip: Tooltip,
+    *,
+    y: str = "at",
+    mark: Literal["bar", "dot"] = "bar",
+    band: float = 0.72,
+    limit: int = 200,
+    reference: float | None = None,
+) -> Any:
+    """A bar or a dot with its interval in each row.
+
+    Args:
+        rows: marks, from above.
+        x: of the values.
+        by: colours of the marks.
+        tooltip: of the marks.
+        y: field that names a row.
+        mark: what stands for the value.
+        band: height of a bar (share of its row).
+        limit: width of the names, pixels.
+        reference: value at which there is a dashed line.
+    """
+    alt = _altair()
+    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit))
+    channels = {"x": _channel(alt.X, x), "tooltip": tooltips(tooltip), **_colour(rows, by)}
+    ends = {"x": alt.X("low:Q"), "x2": "high:Q"}
+    if mark == "bar":
+        layers = [base.mark_bar(height={"band": band}, **_constant(by)).encode(**channels)]
+        rule = base.mark_rule(color=INK, strokeWidth=1.5).encode(**ends)
+    else:
+        layers = [base.mark_point(filled=True, size=80, opacity=1, **_constant(by)).encode(**channels)]
+        rule = base.mark_rule(strokeWidth=3, opacity=0.55, **_constant(by)).encode(**ends, **_colour(rows, by))
+    if _has_intervals(rows):
+        layers.insert(mark == "bar", rule)
+    if reference is not None:
+        line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
+        layers.append(line.encode(x=alt.X(f"{x.field}:Q")))
+    return alt.layer(*layers)
+
+
+def points(
+    rows: Rows,
+    x: Axis,
+    y: Axis,
+    by: Series,
+    tooltip: Tooltip,
+    *,
+    detail: str = "",
+    line: float = 0.0,
+    size: int = 60,
+    opacity: float = 1.0,
+    has_shapes: bool = True,
+) -> Any:
+    """Points over an axis of numbers, such as steps or time; with lines between those of one `detail`.
+
+    Args:
+        rows: marks.
+        x: horizontal.
+        y: vertical.
+        by: colours of the points, and their shapes.
+        tooltip: of the points.
+        detail: field that tells lines of one colour apart.
+        line: width of the lines; 0: none.
+        size: of a point.
+        opacity: of a point.
+        has_shapes: whether series differ in shape as well.
+    """
+    alt = _altair()
+    base = _data(rows).encode(
+        x=_channel(alt.X, x), y=_channel(alt.Y, y), **_colour(rows, by), tooltip=tooltips(tooltip)
+    )
+    if detail:
+        base = base.encode(detail=f"{detail}:N")
+    marks = base.mark_point(filled=True, size=size, opacity=opacity)
+    if has_shapes:
+        marks = marks.encode(shape=_legend(alt.Shape, rows, by))
+    return alt.layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
+
+
+def _altair() -> Any:
+    """Imported late, because it is slow; untyped, because the types of its channels are a wall of overloads."""
+    import altair
+
+    return altair
+
+
+def _data(rows: Rows) -> Any:
+    alt = _altair()
+    return alt.Chart(alt.InlineData(values=rows))
+
+
+def _channel(kind: Any, axis: Axis) -> Any:
+    alt = _altair()
+    # Arguments instead of methods: altair's methods make their help text anew at every use.
+    labels = {"labelExpr": si_label(axis.unit)} if axis.unit else {"format": axis.format}
+    scale = {"scale": alt.Scale(**axis.scale)} if axis.scale else {}
+    return kind(f"{axis.field}:Q", title=axis.title, axis=alt.Axis(**{"tickCount": 5, **labels, **axis.axis}), **scale)
+
+
+def _names(field: str, names: Sequence[str], limit: int) -> Any:
+    alt = _altair()
+    axis = {"axis": alt.Axis(labelLimit=limit)} if limit else {}
+    return alt.Y(f"{field}:N", title=None, sort=list(names), **axis)
+
+
+def _colour(rows: Rows, by: Series | str) -> dict[str, Any]:
+    alt = _altair()
+    return {} if isinstance(by, str) else {"color": _legend(alt.Color, rows, by)}
+
+
+def _constant(by: Series | str) -> dict[str, Any]:
+    return {"color": by} if isinstance(by, str) else {}
+
+
+def _legend(kind: Any, rows: Rows, by: Series) -> Any:
+    """The colour or the shape of a series; without a legend where it has no columns."""
+    alt = _altair()
+    present = [name for name in by.colours if any(row[by.field] == name for row in rows)]
+    ends = {"domain": present} | ({"range": [by.colours[name] for name in present]} if kind is alt.Color else {})
+    legend = alt.Legend(**{"orient": "bottom", "columns": by.columns, **by.legend}) if by.columns else None
+    return kind(f"{by.field}:N", title=by.title, scale=alt.Scale(**ends), legend=legend)
+
+
+def _has_intervals(rows: Rows) -> bool:
+    return any(row.get("low") is not None for row in rows)

@@ -1,0 +1,687 @@
+"""The gradient exchange of each scaling point: what ran, what its messages took, and the least they could take.
+
+Here messages are counted: the time in which at least one was under way, as rank 0 or the engine's timeline tells it, in
+a window of steps. The exchange phase of the account (`dlbench.reading.causes`) is another quantity: the time of all
+ranks between the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
+
+The model puts gradients and the times at which they were ready (measured), and a line for the time of an exchange
+(measured or fitted), into the overlap model of `dlbench.costs.overlap`: one exchange at a time, each as soon as its
+gradients are there and the one before is through. Of all ways to merge neighbouring gradients into messages the best
+one leaves the least after the backward pass. A line fitted to a run's own messages leaves out what they waited for
+stragglers. Other orders, several channels, and cores that messages take from computing are not in the model. Where a
+run did better than the model's best, the model is contradicted, and gives no bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dlbench.costs import overlap
+from dlbench.costs.fit.least_errors import fit_line
+from dlbench.reading.measures import PARTS
+from dlbench.reading.scaling import Group as Runs
+from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.records.exchange import ExchangeResult, Message
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
+from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Sheet, Value
+from dlbench.report.wording import (
+    basis_text,
+    figure_text,
+    number_text,
+    ranks_text,
+    runs_text,
+    value_text,
+)
+from dlbench.specs.collectives.network import LineCost
+from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey, pairing
+from dlbench.units import format_bytes, format_seconds
+from dlbench.views.model import Group
+from dlbench.views.next_step import second_rank
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+
+MIN_SIZES = 3
+"""Different sizes of messages that a line needs: two always lie on one."""
+MIN_RATIO = 4.0
+"""Largest over smallest of these sizes: with less, start-up and rate cannot be separated."""
+
+ROUNDING = 1e-6
+"""Of seconds that a record holds."""
+
+CONTRADICTED = "model contradicted by measurement"
+"""Why there is no bound where a run did better than the model's best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What ran: not what was asked for."""
+
+    carrier: str
+    by: str
+    """Who grouped gradients into messages and chose the exchange: `dlbench`, `Horovod`, `PyTorch DDP`."""
+    exchange: str
+    fusion: str
+    wire: str
+    groups: str
+    """In words: `2 groups of 4 ranks`."""
+
+    def __str__(self) -> str:
+        how = f"grouped by {self.by}, fusion {self.fusion}, wire {self.wire}, {self.groups}"
+        return f"{self.exchange} exchange over {self.carrier}, {how}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The least that the best merging would leave after the backward pass, by the overlap model; means over runs."""
+
+    line: str
+    """The cost line of the run that stands for the point, in words."""
+    startup_s: float
+    per_byte_s: float
+    is_fitted: bool
+    """Whether the line was fitted to the run's own messages, instead of measured apart from them."""
+    best_exposed: Estimate
+    """The least message time after the backward pass of any merging, seconds per step; no more than measured."""
+    num_messages: Estimate
+    """Messages of that merging."""
+    as_ran: Estimate | None
+    """The model's time for the messages as they ran, to set beside the measured one, seconds per step. None where their
+    readiness was not measured."""
+    compute_s: float
+    """Mean step of the baseline for the same samples per rank, without its exchange if it has any, seconds."""
+    efficiency: Estimate
+    """Scaling efficiency if nothing but that were lost (fraction): the baseline's step over the same with what is left;
+    from the measured one to 1."""
+    waiting: Estimate
+    """What rank 0 waited for stragglers, taken out of a fitted line, seconds per step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangePoint:
+    """The gradient exchange at one rank count: counts are medians over the runs that record it, times means."""
+
+    ranks: int
+    nodes: int
+    ways: tuple[Way, ...]
+    """One, unless runs of equal settings ran differently."""
+    num_messages: Estimate | None
+    """Of a step; None where no message was seen."""
+    message_bytes: Estimate | None
+    """Gradients of all messages of a step, bytes."""
+    bytes_inside: Estimate | None
+    """Sent per rank and step inside its group."""
+    bytes_across: Estimate | None
+    """Sent per rank and step to other groups."""
+    communication: Estimate | None
+    """Messages under way, seconds per step, as the following three."""
+    exposed: Estimate | None
+    """Of it after the backward pass."""
+    hidden: Estimate | None
+    """Of it during the backward pass."""
+    backward: Estimate | None
+    wire_overflows: int
+    """Of all runs."""
+    density: Estimate | None
+    dense_switches: int
+    """Of all runs."""
+    evidence: tuple[str, ...]
+    """How all this is known, each way once."""
+    window: str
+    """Steps whose messages were timed, in words."""
+    efficiency: Estimate
+    """Measured, of the scaling point."""
+    prediction: Prediction | None
+    why: str
+    """Why there is no prediction, in a phrase; empty where there is one."""
+    cores: str
+    """What is known of the cores that communication takes from computing, in a sentence; empty on devices."""
+    timeline: tuple[Message, ...]
+    """Messages of the run whose communication time is the median."""
+    timeline_run: str
+    timeline_backward_s: float | None
+    run_ids: tuple[str, ...]
+
+
+Recorded = Sequence[tuple[Run, ExchangeResult]]
+
+
+def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
+    """The exchange of every point with more than one rank whose runs record it, by rank count."""
+    results = {run.plan.run_id: (run, run.record.exchange) for run in group.runs if run.record is not None}
+    found = []
+    for point in group.points:
+        recorded = [(run, result) for run, result in map(results.__getitem__, point.run_ids) if result is not None]
+        if point.ranks > 1 and recorded:
+            found.append(_point(point, group.baseline, recorded, table))
+    return tuple(found)
+
+
+def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -> ExchangePoint:
+    results = [result for _, result in recorded]
+    # The run in the middle by communication time (the lower middle of an even number).
+    timed = [item for item in recorded if item[1].communication_s is not None and item[1].messages]
+    ordered = sorted(timed or recorded, key=lambda item: (item[1].communication_s or 0.0, item[0].plan.run_id))
+    run, sample = ordered[(len(ordered) - 1) // 2]
+    prediction, why = _predict(point, baseline, recorded, table, sample)
+
+    def known(pick: Callable[[ExchangeResult], float | None]) -> dict[RunKey, float]:
+        values = {table.keys[run.plan.run_id]: pick(result) for run, result in recorded}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def over(pick: Callable[[ExchangeResult], float | None], unit: str) -> Estimate | None:
+        return median_estimate(values, unit) if (values := known(pick)) else None
+
+    def mean(name: str) -> Estimate | None:
+        # What is under way during and after the backward pass must sum.
+        return mean_estimate(values, "s") if (values := known(lambda result: getattr(result, name))) else None
+
+    windows = sorted({result.window_steps for result in results})
+    return ExchangePoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        ways=tuple(dict.fromkeys(_way(run, result) for run, result in recorded)),
+        num_messages=over(lambda result: float(len(result.messages)) or None, "messages"),
+        message_bytes=over(
+            lambda result: float(sum(m.num_bytes for m in result.messages)) if result.messages else None, "bytes"
+        ),
+        bytes_inside=over(lambda result: result.bytes_inside, "bytes"),
+        bytes_across=over(lambda result: result.bytes_across, "bytes"),
+        communication=mean("communication_s"),
+        exposed=mean("exposed_s"),
+        hidden=mean("hidden_s"),
+        backward=mean("backward_s"),
+        wire_overflows=sum(result.wire_overflows for result in results),
+        density=over(lambda result: result.density, "fraction"),
+        dense_switches=sum(result.dense_switches for result in results),
+        evidence=tuple(dict.fromkeys(result.evidence for result in results)),
+        window=f"{' to '.join(map(str, dict.fromkeys((windows[0], windows[-1]))))} steps of each run",
+        efficiency=point.efficiency,
+        prediction=prediction,
+        why=why,
+        cores=_cores(run, sample),
+        timeline=sample.messages,
+        timeline_run=run.plan.run_id,
+        timeline_backward_s=sample.backward_s,
+        run_ids=tuple(run.plan.run_id for run, _ in recorded),
+    )
+
+
+def _way(run: Run, result: ExchangeResult) -> Way:
+    groups = "1 group" if result.num_groups == 1 else f"{result.num_groups} groups"
+    return Way(
+        carrier=result.carrier,
+        by="dlbench" if result.by == "dlbench" else run.plan.engine.kind.title,
+        exchange=result.exchange,
+        fusion=result.fusion,
+        wire=result.wire,
+        groups=f"{groups} of {ranks_text(result.group_size)}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OneRun:
+    """The model's numbers for one run."""
+
+    line: LineCost
+    is_fitted: bool
+    best_s: float
+    """After the backward pass, by the best merging."""
+    measured_s: float | None
+    num_messages: int
+    as_ran_s: float | None
+
+
+def _predict(
+    point: Point, baseline: Point, recorded: Recorded, table: RunTable, sample: ExchangeResult
+) -> tuple[Prediction | None, str]:
+    found: dict[RunKey, _OneRun] = {}
+    waits = table.parts["exchange_wait_first"]
+    waited = {table.keys[run.plan.run_id]: float(waits.loc[run.plan.run_id]) for run, _ in recorded}
+    for run, result in recorded:
+        key = table.keys[run.plan.run_id]
+        one = _one_run(point, result, waited[key])
+        if isinstance(one, str):
+            return None, one
+        found[key] = one
+    runs = list(found.values())
+    better = sum(one.measured_s is not None and one.measured_s < one.best_s * (1 - ROUNDING) for one in runs)
+    if better:
+        less = f"{better} of {runs_text(len(runs))} left less after the backward pass than its best"
+        return None, f"{CONTRADICTED}: {less}"
+    typical = runs[next(i for i, (_, result) in enumerate(recorded) if result is sample)]
+    best = {key: one.best_s for key, one in found.items()}
+    as_ran = {key: one.as_ran_s for key, one in found.items() if one.as_ran_s is not None}
+    efficiency, compute = _efficiency(point, baseline, best, table)
+    if efficiency.value < point.efficiency.value:
+        return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured"
+    if efficiency.value > 1:
+        return None, "no bound: the baseline's own exchange takes longer than the model's least"
+    if efficiency.low is not None and efficiency.high is not None:
+        # The interval ends at the measured efficiency and at 1, as the value does.
+        low = max(efficiency.low, point.efficiency.value)
+        efficiency = dataclasses.replace(efficiency, low=low, high=min(efficiency.high, 1.0))
+    line = typical.line
+    start = format_seconds(line.startup_s) if line.startup_s else "0 s"
+    prediction = Prediction(
+        line=f"{line.name}: {start} per message and {format_seconds(line.per_byte_s * 2**20)} per MiB",
+        startup_s=line.startup_s,
+        per_byte_s=line.per_byte_s,
+        is_fitted=typical.is_fitted,
+        best_exposed=mean_estimate(best, "s"),
+        num_messages=median_estimate({key: float(one.num_messages) for key, one in found.items()}, "messages"),
+        as_ran=mean_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
+        compute_s=compute,
+        efficiency=efficiency,
+        waiting=mean_estimate(waited, "s"),
+    )
+    return prediction, ""
+
+
+def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], table: RunTable) -> tuple[Estimate, float]:
+    """The model's efficiency, runs of the point against the baseline's in pairs where they are; and computing, seconds.
+
+    With several ranks as baseline their exchange is no computing; one rank has none.
+    """
+    work = point.batch_per_rank / baseline.batch_per_rank
+    parts = table.parts.loc[list(baseline.run_ids)]
+    own = parts[[name for name in PARTS if name != "exchange"]].sum(axis=1) * work
+    whole = parts[list(PARTS)].sum(axis=1) * work
+    ideal = {table.keys[run_id]: float(whole.loc[run_id]) for run_id in baseline.run_ids}
+    compute = {table.keys[run_id]: float(own.loc[run_id]) for run_id in baseline.run_ids}
+    mean = statistics.fmean(compute.values())
+    paired = set(pairing(ideal, left).keys)
+    steps = {key: (compute[key] if key in paired else mean) + seconds for key, seconds in left.items()}
+    return ratio_estimate(ideal, steps, "fraction"), mean
+
+
+def _cores(run: Run, result: ExchangeResult) -> str:
+    """What communication takes from the ranks' cores, as far as it is known."""
+    record, cores = run.record, run.plan.layout.cores_per_rank
+    if record is None or not record.ranks[0].device.startswith("cpu"):
+        return ""
+    who = "dlbench's thread of exchange" if result.by == "dlbench" else run.plan.engine.kind.thread
+    during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
+    most = "its one core, shared" if cores == 1 else f"one of its {cores} cores if it is busy all along"
+    return f"{who} takes core time from a rank's backward pass ({most}) for {during} of a step, which no model here has"
+
+
+def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:
+    """The model's numbers, or why there are none."""
+    if not result.gradients:
+        return "not measured: the runs do not record when each gradient was ready"
+    # Lines that the run measured or was given, for its rank count; they count bytes of gradients in any format.
+    lines = [line for line in result.costs if line.ranks == point.ranks]
+    fitted = None if lines else fitted_line(result.messages, point.ranks, result.exchange, waiting_s=waiting_s)
+    candidates = [*lines, *([fitted] if fitted else [])]
+    if not candidates:
+        return (
+            f"not measured: no cost of an exchange was fitted or given, and messages of fewer than {MIN_SIZES} sizes "
+            f"(or within a factor of {MIN_RATIO:g}) fit no line"
+        )
+    order = sorted(result.gradients, key=lambda gradient: gradient.ready_s)
+    sizes = [gradient.num_bytes for gradient in order]
+    ready = [gradient.ready_s for gradient in order]
+    backward = result.backward_s or ready[-1]
+    tried = []
+    for line in candidates:
+        groups = overlap.best_merge(sizes, ready, line)
+        tried.append((overlap.exposed(groups, sizes, ready, line, backward), len(groups), line))
+    best, num_messages, line = min(tried, key=lambda item: item[:2])
+    return _OneRun(
+        line=line,
+        is_fitted=not lines,
+        best_s=best,
+        measured_s=result.exposed_s,
+        num_messages=num_messages,
+        as_ran_s=_as_ran(result.messages, line, backward),
+    )
+
+
+def _as_ran(messages: Sequence[Message], line: LineCost, backward_s: float) -> float | None:
+    """The model's time after the backward pass for the messages as they were."""
+    ready = [message.ready_s for message in messages if message.ready_s is not None]
+    if not messages or len(ready) < len(messages):
+        return None
+    sizes = [message.num_bytes for message in messages]
+    return overlap.exposed([1] * len(sizes), sizes, ready, line, backward_s)
+
+
+def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
+    """The line through the times of a run's own messages; None where they do not determine one.
+
+    Args:
+        messages: of a step, in the order of sending.
+        ranks: of the run.
+        name: of the exchange.
+        waiting_s: what this rank waited for stragglers in a step. A message that began as soon as it was ready holds
+            it; one that had to wait for the message before it does not, because that one waited already.
+    """
+    timed = [(one.num_bytes, seconds) for one, seconds in _without_waiting(messages, waiting_s) if seconds > 0]
+    sizes = [size for size, _ in timed]
+    if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
+        return None
+    return fit_line(f"{name}, from its own messages", ranks, sizes, [seconds for _, seconds in timed])
+
+
+def _without_waiting(messages: Sequence[Message], waiting_s: float) -> Iterator[tuple[Message, float]]:
+    free = -math.inf
+    for one in messages:
+        if not one.exchange_s or not one.num_bytes:
+            continue
+        is_queued = one.ready_s is not None and one.ready_s < free
+        yield one, one.exchange_s - (0.0 if is_queued else waiting_s)
+        if one.start_s is not None:
+            free = one.start_s + one.exchange_s
+
+
+NOT_MEASURED = "not measured"
+NO_BOUND = "no bound"
+
+MAX_MESSAGES = 60
+"""Messages that are listed and drawn, the last ones; those before are counted."""
+
+WHAT_RAN_CAPTION = "What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran."
+TIMES_CAPTION = (
+    "Messages under way, by their own clock. After the backward pass the account counts the whole phase of all ranks, "
+    "with negotiation, copies and waiting."
+)
+LEAST_CAPTION = (
+    "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
+    "Efficiency: if nothing else were lost."
+)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One way in which the exchange of a point ran."""
+
+    ranks: int
+    nodes: int
+    point: ExchangePoint
+    way: Way
+
+
+def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
+    """For people a line for each way that runs of equal settings went; for programs all figures, a row for a point."""
+    is_sparse = any(point.density or point.dense_switches for point in points)
+    overflowed = any(point.wire_overflows for point in points)
+
+    def both(name: str, title: str) -> Column[_Row]:
+        """Of each way; programs find all ways of the point."""
+        return Column(
+            name,
+            title,
+            lambda row: " | ".join(dict.fromkeys(getattr(way, name) for way in row.point.ways)),
+            lambda row: str(getattr(row.way, name)),
+        )
+
+    columns: tuple[Column[_Row], ...] = (
+        *place_columns(),
+        both("carrier", "Carried by"),
+        both("by", "Grouped by"),
+        both("exchange", "Exchange"),
+        both("fusion", "Fusion"),
+        both("wire", "Wire"),
+        Column("", "Groups", lambda row: row.way.groups),
+        _count("messages", "Messages per step", "num_messages"),
+        _count("gradient_bytes", "Gradients per step", "message_bytes"),
+        _count("bytes_inside", "Sent per rank, intra-group", "bytes_inside"),
+        _count("bytes_across", "Sent per rank, inter-group", "bytes_across"),
+        Column("communication_s", "", lambda row: row.point.communication, has_interval=True),
+        Column("after_backward_s", "", lambda row: row.point.exposed, has_interval=True),
+        Column("during_backward_s", "", lambda row: row.point.hidden, has_interval=True),
+        Column("backward_s", "", lambda row: row.point.backward, has_interval=True),
+        Column("density", "Density of sums" * is_sparse, lambda row: row.point.density, has_interval=True),
+        Column("efficiency", "", lambda row: row.point.efficiency, has_interval=True),
+        _predicted("least_after_backward_s", "best_exposed"),
+        _predicted("least_messages", "num_messages"),
+        _predicted("modelled_after_backward_s", "as_ran"),
+        _predicted("least_efficiency", "efficiency"),
+        Column("wire_overflows", "Overflows" * overflowed, lambda row: row.point.wire_overflows),
+        Column("dense_switches", "Sent dense" * is_sparse, lambda row: row.point.dense_switches),
+        Column("startup_s", "", lambda row: row.point.prediction.startup_s if row.point.prediction else None),
+        Column("per_byte_s", "", lambda row: row.point.prediction.per_byte_s if row.point.prediction else None),
+        Column("why_not_predicted", "", lambda row: row.point.why),
+        Column("runs", "", lambda row: len(row.point.run_ids)),
+    )
+    return Sheet(
+        name="exchange",
+        title="What ran",
+        columns=columns,
+        rows=[_Row(point.ranks, point.nodes, point, way) for point in points for way in point.ways],
+        is_data=lambda row: row.way is row.point.ways[0],
+        caption=WHAT_RAN_CAPTION,
+    )
+
+
+def _count(name: str, title: str, field: str) -> Column[_Row]:
+    """A count; its interval only where runs differ."""
+    return Column(
+        name,
+        title,
+        lambda row: getattr(row.point, field),
+        lambda row: count_cell(getattr(row.point, field)),
+        has_interval=True,
+    )
+
+
+def count_cell(count: Estimate | None) -> Value | Cell:
+    """A count; its interval only where runs differ."""
+    if count is not None and count.low == count.high:
+        return Cell(value_text(count), number=count.value)
+    return count or NOT_MEASURED
+
+
+def _predicted(name: str, field: str) -> Column[_Row]:
+    return Column(
+        name, "", lambda row: getattr(row.point.prediction, field) if row.point.prediction else None, has_interval=True
+    )
+
+
+def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
+    """Message time per step during and after the backward pass, and the least of it by the model."""
+    has_least = any(point.prediction for point in points)
+    columns: tuple[Column[ExchangePoint], ...] = (
+        Column("", "At", place_of, is_brief=True),
+        Column("", "Messages under way", lambda point: point.communication or NOT_MEASURED, is_brief=True),
+        Column("", "during backward", lambda point: point.hidden or NOT_MEASURED),
+        Column("", "after backward", lambda point: point.exposed or NOT_MEASURED, is_brief=True),
+        Column("", "Backward pass", lambda point: point.backward or NOT_MEASURED),
+        Column(
+            "",
+            "Least after backward" * has_least,
+            lambda point: point.prediction.best_exposed if point.prediction else NO_BOUND,
+            is_brief=True,
+        ),
+        Column(
+            "",
+            "Efficiency with it" * has_least,
+            lambda point: point.prediction.efficiency if point.prediction else NO_BOUND,
+            is_brief=True,
+        ),
+        Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
+        Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
+        Column("", "Known from", evidence_text),
+    )
+    return Sheet(
+        name="exchange-times",
+        title="Messages of a step",
+        columns=columns,
+        rows=points,
+        caption=f"{TIMES_CAPTION} {LEAST_CAPTION}" if has_least else TIMES_CAPTION,
+        in_terminal=True,
+    )
+
+
+MAX_EVIDENCE = 80
+"""Characters of what a point is known from."""
+
+
+def evidence_text(point: ExchangePoint) -> str:
+    """What the times are known from, in a short sentence; the records of the runs hold all of it."""
+    starts = list(
+        dict.fromkeys(text.partition(";")[0].partition(": ")[0].partition(". ")[0] for text in point.evidence)
+    )
+    first = starts[0] if len(starts[0]) <= MAX_EVIDENCE else f"{starts[0][:MAX_EVIDENCE].rsplit(' ', 1)[0]} ..."
+    return f"{first}; {point.window}" + (f" (otherwise in {len(starts) - 1} of the runs)" if len(starts) > 1 else "")
+
+
+def messages(point: ExchangePoint) -> Sheet[tuple[str, Sequence[Message]]]:
+    """Messages of a step of the run in the middle, in the order of sending; the first of many are summed up."""
+    before = point.timeline[:-MAX_MESSAGES]
+    numbered = list(enumerate(point.timeline, start=1))[len(before) :]
+    rows: list[tuple[str, Sequence[Message]]] = [(f"1 to {len(before)}", before)] if before else []
+    rows += [(str(number), (message,)) for number, message in numbered]
+
+    def time(title: str, field: str) -> Column[tuple[str, Sequence[Message]]]:
+        def seconds(row: tuple[str, Sequence[Message]]) -> float | str | None:
+            found: float | None = getattr(row[1][0], field)
+            return None if row[1] is before else NOT_MEASURED if found is None else found
+
+        return Column("", title, seconds, unit="s")
+
+    columns: tuple[Column[tuple[str, Sequence[Message]]], ...] = (
+        Column("", "Message", lambda row: row[0]),
+        Column("", "Gradients", lambda row: sum(one.num_tensors for one in row[1])),
+        Column("", "Bytes", lambda row: sum(one.num_bytes for one in row[1]), unit="bytes"),
+        Column("", "Went", lambda row: None if row[1] is before else row[1][0].method, limit=80),
+        *(time(title, f"{name}_s") for title, name in (("Ready", "ready"), ("Began", "start"), ("Took", "exchange"))),
+    )
+    return Sheet(name="exchange-messages", title="Single messages", columns=columns, rows=rows)
+
+
+_ROW = 16
+_WAIT = "#9aa0a6"
+_KINDS = ("backward pass", "ready, waits", "under way")
+_COLOURS = (PART_COLOURS["backward"], _WAIT, PART_COLOURS["exchange"])
+
+
+def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
+    """The timeline of the point with most ranks that has one."""
+    drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
+    if not drawable:
+        return []
+    import altair as alt
+
+    point = drawable[-1]
+    numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
+    drawn = [(number, message) for number, message in numbered if _is_timed(message)]
+    return [
+        finish(
+            alt.layer(*_layers(alt, point, _bars(point, drawn))),
+            group,
+            name="timeline",
+            title=f"A step's messages at {place_of(point)}",
+            alt=_words(point, len(drawn)),
+            table=messages(point),
+            size=(WIDE * 3 // 2, min(360, max(90, _ROW * (len(drawn) + 1)))),
+        )
+    ]
+
+
+def _is_timed(message: Message) -> bool:
+    return message.start_s is not None and message.exchange_s is not None
+
+
+def _bars(point: ExchangePoint, drawn: list[tuple[int, Message]]) -> Rows:
+    """The backward pass on line 0, then each message's wait and exchange on a line of its own."""
+
+    def bar(line: int, name: str, kind: str, first: float, last: float, what: str) -> dict[str, Any]:
+        span = {"from": first, "to": last, "shown": format_seconds(last - first)}
+        return {"line": line, "name": name, "kind": kind, **span, "what": what}
+
+    rows: Rows = [bar(0, "backward", _KINDS[0], 0.0, point.timeline_backward_s or 0.0, "")]
+    for number, message in drawn:
+        start, took = message.start_s or 0.0, message.exchange_s or 0.0
+        name, what = f"message {number}", f"{format_bytes(message.num_bytes)}, {message.method}"
+        if message.ready_s is not None and message.ready_s < start:
+            rows.append(bar(number, name, _KINDS[1], message.ready_s, start, what))
+        rows.append(bar(number, name, _KINDS[2], start, start + took, what))
+    return rows
+
+
+def _layers(alt: Any, point: ExchangePoint, rows: Rows) -> list[Any]:
+    lines = list(dict.fromkeys(row["name"] for row in rows))
+    few = len(lines) <= 360 // _ROW
+    y = alt.Y("name:N", title=None, sort=lines).scale(paddingInner=0.25 if few else 0.0)
+    y = y.axis(labels=few, ticks=False, domain=False, title=None if few else f"{len(lines) - 1} messages")
+    label = si_label("s")
+    x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
+    present = [kind for kind in _KINDS if any(row["kind"] == kind for row in rows)]
+    colour = alt.Color("kind:N", title=None, sort=list(_KINDS)).scale(
+        domain=present, range=[_COLOURS[_KINDS.index(kind)] for kind in present]
+    )
+    tooltip = tooltips({"name:N": "line", "kind:N": "what", "shown:N": "for", "what:N": "message"})
+    bars = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_bar()
+        .encode(y=y, x=x, x2="to:Q", color=colour.legend(orient="bottom", columns=3), tooltip=tooltip)
+    )
+    end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
+    return [bars, end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))]
+
+
+def _words(point: ExchangePoint, count: int) -> str:
+    of = f" (the last {count} are drawn)" if count < len(point.timeline) else ""
+    named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
+    figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
+    return (
+        f"{len(point.timeline)} messages{of} of a step beside its backward pass, whose end is dashed. "
+        f"{', '.join(figures) or 'No sums are known'}."
+    )
+
+
+class ExchangeView(GroupView):
+    """Messages, their times, and the overlap with the backward pass."""
+
+    id = "exchange"
+    title = "Gradient exchange"
+    key = "exchange"
+
+    def numbers(self, source: GroupSource) -> tuple[ExchangePoint, ...]:
+        return exchange_points(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        points = group.all_of(ExchangePoint)
+        if not points:
+            return None
+        ran = [f"At {place_of(point)}: {'; '.join(map(str, point.ways))}." for point in points]
+        why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
+        # What messages take from the cores, of the point with most ranks that says so.
+        cores = [f"At {place_of(point)}, {point.cores}." for point in points if point.cores]
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=_headline(points[-1]),
+            notes=(*why, *cores[-1:]),
+            caption=f"{group.caption}. In brackets: the interval.",
+            charts=lambda: exchange_charts(group, points),
+            charts_per_row=1,
+            sheets=(times(points), what_ran(points)),
+            brief=(*ran, *why),
+        )
+
+    def remedy(self, group: Group) -> str:
+        if group.largest.ranks == 1:
+            return second_rank(group, "one rank exchanges nothing")
+        return (
+            "not recorded: these runs do not say what their exchange did; runs of this version with --engine horovod "
+            "or --engine ddp do, unless measure.warmup_steps is 0."
+        )
+
+
+def _headline(point: ExchangePoint) -> str:
+    """How long messages are under way, and how much of it the backward pass hides."""
+    if point.communication is None or point.hidden is None:
+        return f"{len(point.run_ids)} runs say what ran, and not how long"
+    took, hidden = value_text(point.communication), value_text(point.hidden)
+    return f"Messages take {took} per step at {place_of(point)}, {hidden} of it during backward"

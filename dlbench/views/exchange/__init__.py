@@ -1,1 +1,0 @@
-"""Exchange: a subject of the scaling report."""

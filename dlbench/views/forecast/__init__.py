@@ -1,1 +1,0 @@
-"""Forecast: a subject of the scaling report."""

@@ -1,0 +1,468 @@
+"""What a report says of the gradient exchange: what ran, what was exposed, how little must be, and what did nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
+from dlbench.records.exchange import Message
+from dlbench.records.scan import scan
+from dlbench.report import wording
+from dlbench.report.document import Document
+from dlbench.report.formats import csv as delimited
+from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import json as json_tables
+from dlbench.report.table import Sheet
+from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.plan import RunPlan
+from dlbench.views import model
+from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
+from dlbench.views.exchange import (
+    MAX_MESSAGES,
+    ExchangePoint,
+    ExchangeView,
+    exchange_charts,
+    exchange_points,
+    fitted_line,
+    messages,
+    times,
+    what_ran,
+)
+from tests.support.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
+
+GRADIENTS = (
+    (40_000, 0.004),
+    (2_000_000, 0.012),
+    (400_000, 0.018),
+    (8_000_000, 0.03),
+    (1_000_000, 0.038),
+    (100_000, 0.045),
+)
+ALPHA, BETA = 1e-3, 2e-9
+STEP_MS = (5.0, 0.0, 30.0, 45.0, 0.0, 10.0)
+
+Change = Callable[[RunPlan], dict[str, Any]]
+
+
+def write_exchange(
+    out: Path, change: Change = lambda plan: {}, *, gradients: Sequence[tuple[int, float]] = GRADIENTS, **request: Any
+) -> list[RunPlan]:
+    """A weak series whose steps at several ranks are longer by 20 ms of exposed exchange.
+
+    `change` gives further keys of the exchange's result; its key `inert` goes to the record.
+    """
+    made = plans(**request)
+    for plan in made:
+        many = plan.layout.ranks > 1
+        more = change(plan) if many else {}
+        inert = more.pop("inert", ())
+        told = {**exchange_result(plan, gradients=gradients, alpha_s=ALPHA, beta_s_per_byte=BETA), **more}
+        times = [*STEP_MS[:4], 20.0 if many else 0.0, STEP_MS[5]]
+        write_run(out, plan, constant(times), Story(exchange=told if many else None, inert=inert))
+    return made
+
+
+def point_of(out: Path) -> Any:
+    table = tabulate(scan(out))
+    (group,) = groups(table)
+    (point,) = exchange_points(group, table)
+    return point
+
+
+def report_of(out: Path) -> tuple[Document, model.Group]:
+    report = assemble(scan(out))
+    (group,) = report.groups
+    return document_of(report), group
+
+
+def points_of(group: model.Group) -> tuple[ExchangePoint, ...]:
+    return group.all_of(ExchangePoint)
+
+
+def rows_of(sheet: Sheet[Any]) -> list[dict[str, str]]:
+    """What people see, by column title."""
+    table = sheet.to_display()
+    return [dict(zip(table.header, map(str, row.cells), strict=True)) for row in table.rows]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exchange") / "runs"
+    write_exchange(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(runs: Path) -> model.Report:
+    return assemble(scan(runs))
+
+
+@pytest.fixture(scope="module")
+def page(made: model.Report) -> str:
+    return html.to_html(document_of(made)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+# Numbers
+
+
+def exposed_of(groups_of: Sequence[int], line: LineCost) -> float:
+    """Exposed communication of messages that hold so many gradients each, one after the other."""
+    free, first = 0.0, 0
+    for count in groups_of:
+        part = GRADIENTS[first : first + count]
+        free = max(free, part[-1][1]) + line.time(sum(size for size, _ in part))
+        first += count
+    return max(0.0, free - GRADIENTS[-1][1])
+
+
+def all_mergings() -> list[list[int]]:
+    found = []
+    for cuts in itertools.product((False, True), repeat=len(GRADIENTS) - 1):
+        sizes = [1]
+        for cut in cuts:
+            if cut:
+                sizes.append(1)
+            else:
+                sizes[-1] += 1
+        found.append(sizes)
+    return found
+
+
+def test_least_exposed_is_the_best_of_all_mergings(runs: Path) -> None:
+    point = point_of(runs)
+    line = LineCost(name="true", startup_s=ALPHA, per_byte_s=BETA, ranks=2)
+    best = min(exposed_of(merging, line) for merging in all_mergings())
+    found = point.prediction
+    assert found.is_fitted
+    assert (found.startup_s, found.per_byte_s) == pytest.approx((ALPHA, BETA), rel=1e-6)
+    assert found.best_exposed.value == pytest.approx(best, rel=1e-6)
+    assert exposed_of([1] * len(GRADIENTS), line) > best
+    # The factory sends as the model does, so the model must find what was measured.
+    assert found.as_ran.value == pytest.approx(point.exposed.value, rel=1e-6)
+    assert found.num_messages.value in {len(m) for m in all_mergings() if exposed_of(m, line) <= best + 1e-12}
+
+
+def test_attainable_efficiency_is_the_baseline_and_the_least_exposed(runs: Path) -> None:
+    point = point_of(runs)
+    best = point.prediction.best_exposed.value
+    assert point.prediction.compute_s == pytest.approx(sum(STEP_MS) / 1e3)
+    assert point.prediction.efficiency.value == pytest.approx(0.09 / (0.09 + best))
+    assert point.efficiency.value == pytest.approx(0.09 / 0.11)
+
+
+def test_several_ranks_as_baseline_lose_their_own_exchange(tmp_path: Path) -> None:
+    write_exchange(tmp_path, points=(2, 4))
+    table = tabulate(scan(tmp_path))
+    (group,) = groups(table)
+    point = exchange_points(group, table)[-1]
+    assert point.ranks == 4
+    if point.prediction is None:
+        # The baseline exchanges for 20 ms.
+        assert point.why == "no bound: the baseline's own exchange takes longer than the model's least"
+    else:
+        assert point.prediction.compute_s == pytest.approx(0.09)
+        assert point.prediction.efficiency.value <= 1
+
+
+def test_measured_line_goes_before_a_fitted_one(tmp_path: Path) -> None:
+    lines = [
+        {"name": "hierarchical", "startup_s": 2e-3, "per_byte_s": 4e-9, "ranks": 2},
+        {"name": "flat", "startup_s": 1e-4, "per_byte_s": 1e-10, "ranks": 2},
+        {"name": "of other ranks", "startup_s": 0.0, "per_byte_s": 0.0, "ranks": 8},
+    ]
+    write_exchange(tmp_path, lambda plan: {"costs": lines})
+    found = point_of(tmp_path).prediction
+    assert not found.is_fitted
+    assert found.line.startswith("flat: ")
+    line = LineCost(name="flat", startup_s=1e-4, per_byte_s=1e-10, ranks=2)
+    assert found.best_exposed.value == pytest.approx(min(exposed_of(merging, line) for merging in all_mergings()))
+
+
+def test_means_over_runs_with_their_intervals(tmp_path: Path) -> None:
+    exposed = (0.010, 0.014, 0.011, 0.013, 0.012)
+    write_exchange(tmp_path, lambda plan: {"exposed_s": exposed[plan.series.repeat], "communication_s": 0.03})
+    point = point_of(tmp_path)
+    assert point.exposed.value == pytest.approx(0.012)
+    assert point.exposed.low < 0.011 < 0.013 < point.exposed.high
+    assert (point.exposed.kind, point.exposed.n) == ("Student t", 5)
+
+
+def timed(sizes: Sequence[int], slow: float = 1.0) -> list[Message]:
+    return [
+        Message(num_bytes=n, num_tensors=1, method="flat", exchange_s=(ALPHA + BETA * n) * (slow if i == 0 else 1.0))
+        for i, n in enumerate(sizes)
+    ]
+
+
+def test_line_needs_sizes_apart() -> None:
+    assert fitted_line(timed([1000, 100_000]), 2, "flat") is None
+    assert fitted_line(timed([1000, 1100, 1200]), 2, "flat") is None
+    assert fitted_line([m.model_copy(update={"exchange_s": None}) for m in timed([1, 10, 100])], 2, "flat") is None
+    line = fitted_line(timed([1000, 50_000, 400_000, 1_000_000, 9_000_000], slow=3.0), 2, "flat")
+    assert line is not None
+    assert (line.startup_s, line.per_byte_s) == pytest.approx((ALPHA, BETA), rel=0.01)  # one outlier moves it little
+
+
+def late(out: Path, wait_ms: float) -> None:
+    """Rank 1 is late by so much in every step: rank 0's messages that begin when they are ready hold that wait."""
+    for plan in plans():
+        many = plan.layout.ranks > 1
+        result = exchange_result(plan, gradients=GRADIENTS, alpha_s=ALPHA, beta_s_per_byte=BETA)
+        free = 0.0
+        for message in result["messages"]:
+            if message["ready_s"] >= free:
+                message["exchange_s"] += wait_ms / 1e3
+            free = message["start_s"] = max(free, message["ready_s"])
+            free += message["exchange_s"]
+        result["exposed_s"] = free - GRADIENTS[-1][1]
+
+        def times(rank: int, step: int, many: bool = many) -> tuple[list[int], int]:
+            waits = wait_ms if many and rank == 0 else 0.0
+            own = wait_ms * many - waits
+            in_ms = [*STEP_MS[:3], STEP_MS[3] + own, 20.0 * many + waits, STEP_MS[5]]
+            return [round(1e6 * ms) for ms in in_ms], 0
+
+        write_run(out, plan, times, Story(exchange=result if many else None))
+
+
+def test_waiting_for_late_ranks_is_not_in_the_line(tmp_path: Path) -> None:
+    late(tmp_path, 15.0)
+    found = point_of(tmp_path).prediction
+    assert found.waiting.value == pytest.approx(0.015)
+    assert (found.startup_s, found.per_byte_s) == pytest.approx((ALPHA, BETA), rel=1e-3)
+
+
+def test_a_run_that_did_better_than_the_model_contradicts_it(tmp_path: Path) -> None:
+    """A line that was measured apart, and too slow: there is no bound, in no format."""
+    slow = [{"name": "flat", "startup_s": 0.1, "per_byte_s": 1e-8, "ranks": 2}]
+    write_exchange(tmp_path, lambda plan: {"costs": slow, "exposed_s": 0.004, "communication_s": 0.03})
+    report, group = report_of(tmp_path)
+    (point,) = points_of(group)
+    assert point.prediction is None
+    assert point.why == (
+        "model contradicted by measurement: 5 of 5 runs left less after the backward pass than its best"
+    )
+    assert "model contradicted by measurement" in " ".join(terminal.to_text(report, full=True).split())
+    assert "Least after backward" not in html.to_html(report)
+
+
+def test_an_efficiency_above_the_model_contradicts_it(tmp_path: Path) -> None:
+    for plan in plans():
+        many = plan.layout.ranks > 1
+        told = exchange_result(plan, gradients=GRADIENTS, alpha_s=ALPHA, beta_s_per_byte=BETA)
+        step = [5.0, 0.0, 20.0, 25.0, 5.0, 10.0] if many else list(STEP_MS)
+        write_run(tmp_path, plan, constant(step), Story(exchange=told if many else None))
+    table = tabulate(scan(tmp_path))
+    (group,) = groups(table)
+    (point,) = exchange_points(group, table)
+    assert point.prediction is None
+    assert point.why.startswith("model contradicted by measurement: it allows ")
+
+
+def test_the_efficiency_of_the_model_has_the_noise_of_the_baseline(tmp_path: Path) -> None:
+    """A baseline that scatters by itself, unlike the point, widens the interval."""
+    for name, repeats in (("paired", (0, 0)), ("apart", (0, 7))):
+        for ranks, first in zip((1, 2), repeats, strict=True):
+            for plan in plans(points=(ranks,), series=f"{name}-{first}"):
+                many = ranks > 1
+                told = exchange_result(plan, gradients=GRADIENTS, alpha_s=ALPHA, beta_s_per_byte=BETA)
+                step = [*STEP_MS[:3], STEP_MS[3] * (1 + 0.1 * plan.series.repeat), 20.0 * many, STEP_MS[5]]
+                write_run(tmp_path / name, plan, constant(step), Story(exchange=told if many else None))
+    paired, apart = (point_of(tmp_path / name).prediction.efficiency for name in ("paired", "apart"))
+    assert apart.high - apart.low > 3 * (paired.high - paired.low)
+
+
+def test_what_communication_takes_of_the_cores_is_said(runs: Path, page: str) -> None:
+    assert "takes core time from a rank's backward pass" in point_of(runs).cores
+    assert "which no model here has" in page
+
+
+# What is not known
+
+
+def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
+    write_exchange(tmp_path / "when", lambda plan: {"gradients": []}, repeats=1)
+    write_exchange(tmp_path / "cost", gradients=GRADIENTS[:2], repeats=1)
+    unknown = {"communication_s": None, "exposed_s": None, "hidden_s": None}
+    write_exchange(tmp_path / "times", lambda plan: unknown, repeats=1)
+    for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
+        report, group = report_of(tmp_path / name)
+        assert points_of(group)[0].prediction is None
+        assert "Least after backward" not in rows_of(times(points_of(group)))[0]
+        assert reason in " ".join(terminal.to_text(report, full=True).split())
+        assert reason in html.to_html(report)
+    _, group = report_of(tmp_path / "times")
+    row = rows_of(times(points_of(group)))[0]
+    assert [row[title] for title in ("Messages under way", "during backward", "after backward")] == ["not measured"] * 3
+
+
+def test_runs_without_an_exchange_show_no_view(tmp_path: Path) -> None:
+    write_scaling(tmp_path)
+    report, group = report_of(tmp_path)
+    assert group.views["exchange"] == ()
+    assert exchange_charts(group, ()) == []
+    assert '<section id="exchange-' not in html.to_html(report)
+    assert "not recorded" in {one.view: one.text for one in group.missing}["exchange"]
+    assert (
+        "dlbench comm run"
+        in {one.view: one.text for section in report.sections for one in section.missing}["collectives"]
+    )
+
+
+def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
+    write_exchange(tmp_path, lambda plan: {"exchange": "leader" if plan.series.repeat == 1 else "flat"})
+    _, group = report_of(tmp_path)
+    sheet = what_ran(points_of(group))
+    assert [row["Exchange"] for row in rows_of(sheet)] == ["flat", "leader"]
+    assert [row["exchange"] for row in sheet.records()] == ["flat | leader"]
+
+
+# The report
+
+
+def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
+    (group,) = made.groups
+    (point,) = points_of(group)
+    assert point.prediction is not None
+    figures = (point.communication, point.exposed, point.hidden, point.prediction.best_exposed)
+    texts = [wording.value_text(figure) for figure in figures if figure is not None]
+    assert len(texts) == 4
+    written = markdown.to_markdown(document_of(made))
+    plain = " ".join(terminal.to_text(document_of(made), full=True).split())
+    for text in texts:
+        assert text in page
+        assert text in written
+    assert texts[0] in plain
+    assert texts[3] in plain
+    content = json.loads(json_tables.to_json(document_of(made)))["groups"][0]["exchange"][0]
+    assert content["exposed"]["value"] == point.exposed.value if point.exposed else False
+    assert len(content["timeline"]) == len(GRADIENTS)
+
+
+def test_the_verdict_names_the_account_s_figure_and_the_view_the_messages(made: model.Report) -> None:
+    (group,) = made.groups
+    (point,) = points_of(group)
+    assert point.communication is not None
+    assert point.hidden is not None
+    assert group.verdict.endswith("Main cause: exchange on the wire, 18.2 points of 18.2 points lost.")
+    section = ExchangeView().section(group)
+    assert section is not None
+    assert section.headline == (
+        f"Messages take {wording.value_text(point.communication)} per step at 2 ranks, "
+        f"{wording.value_text(point.hidden)} of it during backward"
+    )
+
+
+def test_timeline_holds_every_message(made: model.Report) -> None:
+    (group,) = made.groups
+    (chart,) = exchange_charts(group, points_of(group))
+    rows = [row for rows in chart.spec["datasets"].values() for row in rows if "kind" in row]
+    under_way = [row for row in rows if row["kind"] == "under way"]
+    assert len(under_way) == len(GRADIENTS)
+    for message, row in zip(points_of(group)[0].timeline, under_way, strict=True):
+        assert message.start_s is not None
+        assert message.exchange_s is not None
+        assert (row["from"], row["to"]) == (message.start_s, message.start_s + message.exchange_s)
+    assert [row["to"] for row in rows if row["kind"] == "backward pass"] == [GRADIENTS[-1][1]]
+    waits = [row for row in rows if row["kind"] == "ready, waits"]
+    assert all(row["from"] in {ready for _, ready in GRADIENTS} for row in waits)
+    assert waits
+
+
+def test_many_messages_are_cut_to_the_exposed_end(tmp_path: Path) -> None:
+    many = [(1000 * (i + 1), 0.0002 * i) for i in range(200)]
+    write_exchange(tmp_path, gradients=many, repeats=1)
+    report, group = report_of(tmp_path)
+    (point,) = points_of(group)
+    first, *others = rows_of(messages(point))
+    assert (first["Message"], first["Gradients"]) == ("1 to 140", "140")
+    assert len(others) == MAX_MESSAGES
+    assert [row["Message"] for row in others] == [str(number) for number in range(141, 201)]
+    (chart,) = exchange_charts(group, points_of(group))
+    names = {row["name"] for rows in chart.spec["datasets"].values() for row in rows if "name" in row}
+    assert names == {"backward", *(f"message {number}" for number in range(141, 201))}
+    assert len(html.to_html(report).encode()) < 1_500_000
+
+
+def test_a_setting_without_effect_comes_first_everywhere(tmp_path: Path) -> None:
+    inert = "sync.exchange: leader was asked for, flat ran (counters of the exchange)"
+    write_exchange(tmp_path, lambda plan: {"inert": (inert,)})
+    report, group = report_of(tmp_path)
+    first = group.doubts[0]
+    assert (first.code, first.severity, len(first.runs)) == ("inert", "serious", 5)
+    wanted = f"a requested setting had no effect: {inert}"
+    assert first.text == wanted
+    assert wanted in " ".join(terminal.to_text(report, full=True).split())
+    assert markdown.escape(wanted) in markdown.to_markdown(report)
+    card = html.to_html(report).partition('<section id="summary"')[2].partition("</section>")[0]
+    assert "1 warning" in card
+
+
+def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None:
+    write_exchange(
+        tmp_path,
+        lambda plan: {
+            "wire": "topk",
+            "wire_overflows": int(plan.series.repeat == 0),
+            "density": 0.02,
+            "dense_switches": 3,
+            "autotune": autotune_result(finished=False),
+        },
+    )
+    report, group = report_of(tmp_path)
+    codes = {doubt.code: doubt for doubt in group.doubts}
+    assert codes["wire-overflow"].severity == "serious"
+    assert "1 all-reduce sum overflowed" in codes["wire-overflow"].text
+    assert codes["wire"].severity == "note"
+    assert codes["autotune-unfinished"].severity == "serious"
+    (row,) = rows_of(what_ran(points_of(group)))
+    assert (row["Wire"], row["Sent dense"], row["Overflows"]) == ("topk", "15", "1")
+    assert row["Density of sums"].startswith("2.0 %")
+    assert "Density of sums" in html.to_html(report)
+
+
+def test_foreign_text_of_an_exchange_stays_text(tmp_path: Path) -> None:
+    bad = "<img src=x onerror=alert(1)>\x1b[2J"
+    write_exchange(tmp_path, lambda plan: {"carrier": bad, "evidence": bad, "fusion": bad, "inert": (bad,)}, repeats=1)
+    report, _ = report_of(tmp_path)
+    assert "<img src=x" not in html.to_html(report)
+    assert "\x1b" not in terminal.to_text(report)
+    assert max(map(len, terminal.to_text(report).splitlines())) <= 80
+
+
+def test_table_for_programs_holds_every_point(made: model.Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "exchange"))))
+    points = [(group.id, point) for group in made.groups for point in points_of(group)]
+    assert [(row["group"], int(row["ranks"])) for row in rows] == [(group, point.ranks) for group, point in points]
+    for row, (_, point) in zip(rows, points, strict=True):
+        assert point.exposed is not None
+        assert point.prediction is not None
+        assert float(row["after_backward_s"]) == point.exposed.value
+        assert float(row["least_efficiency_high"]) == point.prediction.efficiency.high
+        assert row["fusion"] == point.ways[0].fusion
+
+
+@pytest.mark.parametrize(
+    ("overrides", "who", "fusion"),
+    [
+        ({"sync.fusion": "own:64MiB"}, "own buckets of 64 MiB over Horovod", "own:64MiB"),
+        ({"sync.wire": "topk"}, "own buckets of 25 MiB over Horovod", "own:25MiB"),
+        ({"sync.fusion": "64MiB"}, "Horovod", "64MiB"),
+        ({}, "Horovod", "auto (128MiB)"),
+    ],
+)
+def test_the_label_says_who_fuses(tmp_path: Path, overrides: dict[str, str], who: str, fusion: str) -> None:
+    write_exchange(tmp_path, engine="horovod", repeats=1, overrides=overrides)
+    (group,) = assemble(scan(tmp_path)).groups
+    assert f"preset, {who}, weak scaling" in group.label
+    assert f"fusion={fusion}" in next(one.value for one in group.conditions if one.name == "exchange")
