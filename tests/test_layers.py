@@ -225,8 +225,8 @@ OPENED_OTHERWISE = {
     "datasets/making/text_recipes": "the sources of Python's standard library",
     "datasets/making/image_recipes": "photographs of installed packages",
     # Files of this process, in folders that nobody else may enter, or just made by it.
-    "node/sync/horovod/window": "a timeline in a folder of this process",
-    "node/sync/horovod/autotune": "a log in a folder of this process",
+    "node/sync/horovod/timeline": "a timeline in a folder of this process",
+    "node/sync/horovod/report": "a log in a folder of this process",
     "setup/horovod": "a build in a folder of this user",
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",

@@ -251,7 +251,7 @@ def _workload(name: str) -> tuple[str, int | None, str]:
     """
     from dlbench import bundled
     from dlbench.specs.choices import WorkloadFile, choose
-    from dlbench.specs.resolve import find
+    from dlbench.specs.files import find
 
     path = find("workloads", name)
     chosen = choose(WorkloadFile(path), None, {})

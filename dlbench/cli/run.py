@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 MAX_RANKS_PER_CORE = 64
 """Where there is no scheduler; to try layouts out, ranks may share cores."""
@@ -59,7 +59,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
       dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
     """
     from dlbench.specs.requests import parse_counts
-    from dlbench.specs.variants import left_out
+    from dlbench.specs.series import left_out
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.keys import Key, chosen, keys_of, models_in
 from dlbench.specs.merge import Layers
+from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.units import exact_bytes
 
 _UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samples": "samples", "_tflops": "TFLOP/s"}
@@ -158,14 +158,14 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
     """
     from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
+    from dlbench.specs.files import available, find
     from dlbench.specs.requests import parse_set
-    from dlbench.specs.resolve import available, find
 
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
     if os.sep in name or name.endswith((".yaml", ".yml")):
-        from dlbench.specs.yamlfile import read_yaml
+        from dlbench.specs.files import read_yaml
 
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:

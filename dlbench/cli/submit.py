@@ -15,7 +15,7 @@ from dlbench.errors import UserError
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
     from dlbench.specs.plan import LaunchPlan, RunPlan
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 
 class SubmitCommand(shared.GroupedCommand):
@@ -134,7 +134,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     import re
 
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
-    from dlbench.specs.system.slurm import TIME
+    from dlbench.specs.launch import TIME
 
     refuse_beside_write_only(options, "dry_run", "follow")
     if options["one_run_per_job"] and options["pack"] != "points":

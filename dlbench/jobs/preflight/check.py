@@ -34,8 +34,8 @@ from dlbench.records.answers.preflight import Finding, PreflightFolder, Prefligh
 from dlbench.records.files import write_atomic, write_json
 from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.run_order import Counts
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.series import Counts
+from dlbench.specs.system import SystemSpec
 from dlbench.units import format_seconds
 
 JOB_S = 300

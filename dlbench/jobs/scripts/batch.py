@@ -15,9 +15,9 @@ from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render, shell_values
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.records.folder import RunFolder
-from dlbench.specs.ab_sides import side_words
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan, value_text
+from dlbench.specs.series import side_words
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:

@@ -13,8 +13,8 @@ from dlbench.jobs.scripts import containers
 from dlbench.jobs.scripts.job import render
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
+from dlbench.specs.launch import VariableSource
 from dlbench.specs.plan import YIELD, LaunchPlan
-from dlbench.specs.system.launch import VariableSource
 
 MAX_BYTES = 64 * 1024
 """Of a value from a file; Linux itself refuses a variable of 128 KiB."""

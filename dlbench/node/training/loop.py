@@ -26,7 +26,7 @@ from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.state import TrainState
 from dlbench.node.training.step_schedule import Pacing
 from dlbench.records.rows.steps import StepWriter
-from dlbench.specs.system.slurm import WARNING_S
+from dlbench.specs.launch import WARNING_S
 
 
 @dataclass(kw_only=True)

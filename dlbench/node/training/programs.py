@@ -388,10 +388,8 @@ class NetworkGraphs:
             before = torch.cuda.memory_reserved(self._device)
             model.forward = _tensors_only(eager, given, precision)
             try:
-                torch.cuda.make_graphed_callables(
                 passes = self._plan.engine.kind.capture_passes
                 torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=passes)
-                )
             except RuntimeError as error:
                 model.forward = eager
                 if isinstance(error, torch.OutOfMemoryError):

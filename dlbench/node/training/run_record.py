@@ -27,7 +27,7 @@ from dlbench.node.data.shuffling.audit import Audited, doubtful_epochs
 from dlbench.node.data.source import BatchSource
 from dlbench.node.devices import rank_gpu, together
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
-from dlbench.node.sync.horovod.autotune import with_tuning_cost
+from dlbench.node.sync.horovod.report import with_tuning_cost
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import watch_result

@@ -32,7 +32,7 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.records.record import NoiseScale, Setting
-from dlbench.specs.fault import FaultSpec
+from dlbench.specs.watch import FaultSpec
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate

@@ -19,7 +19,7 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError, refused
 from dlbench.opening import file_sha256, open_file, why_unreadable
 from dlbench.setup.image.contents import Contents, Entry, contents_of
 from dlbench.setup.image.survey import Survey
-from dlbench.specs.system.image import ImageDescription, description_of
+from dlbench.specs.container import ImageDescription, description_of
 from dlbench.units import utc_now
 
 SUFFIXES = (".tar", ".tar.zst", ".sqsh", ".squashfs")

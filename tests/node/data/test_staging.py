@@ -38,7 +38,7 @@ from dlbench.process_tree import HeldFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from dlbench.specs.system.storage import TierSpec
+from dlbench.specs.system import TierSpec
 from tests.support.jpeg_files import write_tree
 from tests.support.leftovers import Leftovers
 from tests.support.one_rank import context_of

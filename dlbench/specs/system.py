@@ -1,4 +1,4 @@
-"""Where it runs: one system YAML, written by a site's admin."""
+"""Where it runs: one system YAML, written by a site's admin: a node, its tiers of storage, how ranks are started."""
 
 from __future__ import annotations
 
@@ -6,13 +6,75 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dlbench.specs.base import Form, FromText, Name, Spec
-from dlbench.specs.system.container import ContainerSpec
-from dlbench.specs.system.image import ImageSpec
-from dlbench.specs.system.launch import LaunchSpec
-from dlbench.specs.system.node import NodeSpec
-from dlbench.specs.system.slurm import SlurmSpec
-from dlbench.specs.system.storage import StorageSpec
+from dlbench.specs.base import Bytes, CountOrZero, Form, FromText, Name, Positive, Precision, Ranks, Spec
+from dlbench.specs.container import ContainerSpec, ImageSpec
+from dlbench.specs.launch import LaunchSpec, SlurmSpec
+
+
+class NodeSpec(Spec):
+    """One node of the system."""
+
+    cores: Ranks | None = Field(
+        None, description="Cores a job may use on a node; required with a scheduler; none: all that this machine has."
+    )
+    gpus: CountOrZero = Field(0, description="GPUs of a node.")
+    ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
+
+    peak_tflops: dict[Precision, Positive] = Field(
+        default_factory=dict,
+        description="Peak rate of one GPU, or without GPUs of one core, by precision, TFLOP/s; dense, not sparse.",
+    )
+    peak_source: str | None = Field(None, min_length=1, description="Where peak_tflops is from; printed with each MFU.")
+
+    @model_validator(mode="after")
+    def _peak_has_source(self) -> Self:
+        if self.peak_tflops and self.peak_source is None:
+            raise ValueError("peak_tflops needs peak_source: the data sheet or the measurement it is from")
+        return self
+
+    @property
+    def default_ranks(self) -> int:
+        """Ranks per node when nobody says otherwise."""
+        return self.ranks or self.gpus or 1
+
+
+Tier = Literal["shared", "local", "memory"]
+"""Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
+StagingTier = Literal["local", "memory"]
+
+
+FolderOfNode = Annotated[
+    str,
+    Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$"),
+    Form("a path from / or ~/, or from a variable, e.g. $TMPDIR/dlbench"),
+]
+
+
+class TierSpec(Spec):
+    """A place of the node's own that samples may be staged to."""
+
+    path: FolderOfNode = Field(
+        description="A folder of the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
+        "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} stands for the node's name."
+    )
+    capacity_bytes: Bytes | None = Field(
+        None, description="Bytes that samples may take there on each node; none: what the file system has free."
+    )
+
+
+class StorageSpec(Spec):
+    """Tiers of storage. The shared file system is wherever the data set lies."""
+
+    shared_title: str | None = Field(
+        None, min_length=1, description="What the shared file system is, in words, e.g. Lustre, 40 OSTs; for reports."
+    )
+    local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="A disk of the node's own.")
+    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node: a tmpfs.")  # noqa: S108  (a folder of the user's own is made there)
+
+    def tier(self, name: StagingTier) -> TierSpec:
+        """One of the two tiers of a node."""
+        return self.local if name == "local" else self.memory
+
 
 Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("one word, e.g. gcc/12.2")]
 

@@ -1,19 +1,123 @@
-"""What dlbench's own exchange did, from what it counted: settings in force, and the result of a run."""
+"""What dlbench's own all-reduce did: moments of the last steps, settings in force, and the result of a run."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from dlbench.node.sync.own.exchange_times import Moments
 from dlbench.node.sync.own.route import Route
+from dlbench.node.sync.timing import Clock
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import fusion_bytes
+
+WINDOW_STEPS = 200
+
+
+@dataclass(kw_only=True)
+class StepMoments:
+    """One step, as marks of a `Clock`."""
+
+    begin: Any
+    """Start of the backward pass."""
+    gradients: list[Any]
+    """Ready, by number of the parameter; all None where they were not noted."""
+    ready: list[Any]
+    """Last gradient of each message, by message; in the order of sending, as all that follows."""
+    start: list[Any]
+    end: list[Any]
+    ways: list[str] = field(default_factory=list)
+    """How each message went."""
+    backward_end: Any = None
+    """Last gradient of all."""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether it was noted when each gradient was ready."""
+        return all(mark is not None for mark in self.gradients)
+
+    def marks(self) -> list[Any]:
+        """All moments, each once: the last gradient's is also that of its message and of the backward pass."""
+        found = (self.begin, *self.gradients, *self.ready, *self.start, *self.end, self.backward_end)
+        return list({id(mark): mark for mark in found if mark is not None}.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageTimes:
+    """Medians of one message, seconds after the start of the backward pass."""
+
+    ready_s: float
+    start_s: float
+    exchange_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSums:
+    """Medians over steps, of this rank, seconds."""
+
+    communication_s: float
+    exposed_s: float
+    hidden_s: float
+    backward_s: float
+
+
+def gradient_times(steps: Iterable[StepMoments], clock: Clock) -> list[float]:
+    """For each parameter the median time at which its gradient was ready, seconds; empty where it was never noted."""
+    rows = [[clock.between(s.begin, mark) for mark in s.gradients] for s in steps if s.has_gradients]
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
+@dataclass(kw_only=True)
+class Moments:
+    """The kept steps of one plan of messages."""
+
+    clock: Clock
+    steps: deque[StepMoments] = field(default_factory=deque)
+
+    def add(self, step: StepMoments) -> None:
+        """Keeps one more step; the oldest makes room, and what it noted can be used again."""
+        if len(self.steps) == WINDOW_STEPS:
+            oldest = self.steps.popleft()
+            if not oldest.has_gradients:  # a watched step is kept elsewhere, too
+                self.clock.give_back(oldest.marks())
+        self.steps.append(step)
+
+    def gradients(self) -> list[float]:
+        """For each parameter the median time at which its gradient was ready, seconds."""
+        return gradient_times(self.steps, self.clock)
+
+    def messages(self) -> list[MessageTimes]:
+        """For each message its times."""
+        between = self.clock.between
+        return [
+            MessageTimes(
+                ready_s=statistics.median(between(s.begin, s.ready[number]) for s in self.steps),
+                start_s=statistics.median(between(s.begin, s.start[number]) for s in self.steps),
+                exchange_s=statistics.median(between(s.start[number], s.end[number]) for s in self.steps),
+            )
+            for number in range(len(self.steps[0].ready))
+        ]
+
+    def sums(self) -> StepSums:
+        """Time of communication, its part after the backward pass (exposed) and its part within (hidden)."""
+        total, exposed, backward = map(statistics.median, zip(*map(self._step, self.steps), strict=True))
+        # Of medians, not the median of differences: so that the two parts make the whole.
+        return StepSums(communication_s=total, exposed_s=exposed, hidden_s=total - exposed, backward_s=backward)
+
+    def _step(self, step: StepMoments) -> tuple[float, float, float]:
+        """Communication, exposed part, backward pass. One thread exchanges, so messages do not overlap each other."""
+        between = self.clock.between
+        backward = between(step.begin, step.backward_end)
+        total = exposed = 0.0
+        for start, end in zip(step.start, step.end, strict=True):
+            first, last = between(step.begin, start), between(step.begin, end)
+            total += last - first
+            exposed += max(0.0, last - max(first, backward))
+        return total, exposed, backward
 
 
 @dataclass(frozen=True, kw_only=True)
