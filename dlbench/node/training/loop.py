@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from dlbench.node.data.packing import parts
+from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
-from dlbench.node.memory.peaks import restart_peaks
+from dlbench.node.memory.device_memory import restart_peaks
 from dlbench.node.models.build import Batch
 from dlbench.node.training import phases
 from dlbench.node.training.context import RankContext

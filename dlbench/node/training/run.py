@@ -20,12 +20,12 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
-from dlbench.node.data.shuffling.exchange import Meeting
+from dlbench.node.data.rank_reading import EpochRest, RankReading
+from dlbench.node.data.sample_exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
-from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
@@ -321,7 +321,7 @@ def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
     """
     data = plan.workload.data
     if data.reader == "nvimagecodec":
-        from dlbench.node.data.gpu_images import nvimagecodec
+        from dlbench.node.data.images import nvimagecodec
 
         if not context.on_gpu:
             raise EnvironmentLacksError(
@@ -426,7 +426,7 @@ def _delivery(context: RankContext, batches: Iterator[Batch], source: BatchSourc
         return None
     workload, decode = context.plan.workload, None
     if workload.data.reader == "nvimagecodec":
-        from dlbench.node.data.gpu_images import RegionDecoder
+        from dlbench.node.data.images import RegionDecoder
 
         assert isinstance(workload.model, ResNetModel)  # the workload's validators hold this
         is_whole = workload.data.decode == "full"
@@ -439,8 +439,7 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     plan, train = context.plan, context.plan.workload.train
     if train.optimizer_state == "device":
         return None
-    from dlbench.node.memory.host_copies import host_parameters
-    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.memory.host_update import HostUpdate, host_parameters
 
     return HostUpdate(
         model,

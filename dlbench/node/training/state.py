@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from dlbench.node.data.delivery import Delivery
-from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
+from dlbench.node.data.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.source import BatchSource
 from dlbench.node.models.build import Batch, Loss

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from dlbench.errors import UserError
-from dlbench.node.data.sharding import Position
-from dlbench.node.data.shuffling.audit import ReadAudit
-from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.read_audit import ReadAudit
+from dlbench.node.data.sharding import HeldOrder, Position
 from dlbench.node.training import run_record
 from dlbench.node.training.checkpoint import (
     SHARED_BY,
