@@ -29,8 +29,8 @@ from dlbench.gate.page import ComparisonReport
 from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import host as box_host
-from dlbench.jobs.campaign.file import SeriesFile
-from dlbench.jobs.submission import Submission
+from dlbench.jobs.campaign.series_file import SeriesFile
+from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clocks
 from dlbench.records.answers.preflight import PreflightReport, SeenRank

@@ -129,16 +129,16 @@ def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
 
 # Who speaks to Slurm itself and not to `dlbench.jobs.scheduler`, each with why it may.
 SPEAKS_SLURM = {
-    "jobs.known_schedulers": "names it",
+    "jobs.campaign.series_file": "names it",
     "jobs.preflight": "looks at Slurm's own configuration",
     "cli.report": "sacct's accounts and energy",
-    "cli.cost": "sacct's accounts",
+    "cli.estimate": "sacct's accounts",
     "cli.status": "sacct's accounts",
 }
 
 
 def test_campaigns_speak_to_any_scheduler(graph: grimp.ImportGraph) -> None:
-    """PBS or Flux would be one module beside `dlbench.jobs.slurm`."""
+    """Slurm is what there is; what campaigns ask of it is `dlbench.jobs.scheduler`, so that tests have their own."""
     found = set()
     for module in graph.modules:
         slurm = "dlbench.jobs.slurm"
