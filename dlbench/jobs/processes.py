@@ -1,7 +1,10 @@
-"""The processes of a run on this machine: started, watched, ended together, their output kept.
+"""The processes of a run on this machine: started, watched, ended together, their output kept; and signals to dlbench.
 
 Each is a supervisor (dlbench.supervisor), which ends what its program started. Here is only what holds for all of them
 together, and what holds when a supervisor itself was killed: whatever carries the launch's token is ended.
+
+Ctrl-C, SIGTERM and SIGHUP are asked for where it suits, and never in the middle of cleaning up. SIGUSR1 is no
+interruption: ranks are told to stop in good order.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import IO
 
 from dlbench import process_tree
@@ -28,6 +32,80 @@ from dlbench.jobs.scripts import launch
 from dlbench.records.job.log import LABEL
 from dlbench.records.status import PEER_MARK, PROGRESS_MARK
 from dlbench.units import utc_text
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """A context in which these signals do no more than to be counted; one that nobody asked about counts at its end.
+
+    After a first one it stays so when the context ends: the command is ending, and a hand that stays on Ctrl-C must not
+    interrupt that either. Signals that are ignored (nohup) stay so. In a thread other than the main one nothing
+    changes.
+
+    Raises `KeyboardInterrupt`: at the end, if there was a signal and no other error.
+    """
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._is_to_stop = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def check(self) -> None:
+        """Returns if there was no signal. Raises `KeyboardInterrupt`: there was one."""
+        if self._times:
+            raise KeyboardInterrupt
+
+    def takes_stop(self) -> bool:
+        """Whether there was a SIGUSR1, which asks to stop in good order, since this was asked last."""
+        is_to_stop, self._is_to_stop = self._is_to_stop, False
+        return is_to_stop
+
+    def is_repeated(self) -> bool:
+        """Whether somebody is impatient: there was more than one signal."""
+        return self._times > 1
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._is_to_stop = True
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self._times += 1
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in _NUMBERS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._count)
+            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._stop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.check()
+        if not self._times:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """A cancelled job or a closed terminal ends what runs as Ctrl-C does; nohup asks for the contrary."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 KEPT_LINES = 60
 """Last lines of a process's output that the launcher keeps: a full disk takes its log, mpirun ends with a page."""
@@ -170,10 +248,9 @@ OnProgress = Callable[[int, int, str], None]
 class RankProcesses:
     """The processes of one run.
 
-    Args:
-        on_progress: called from another thread.
-        token: of this launch; all its processes have it in DLBENCH_LAUNCH_TOKEN.
-        launcher: `mpirun` or `srun`, which holds all ranks; empty: each process is the rank of its number.
+    `on_progress`: called from another thread. `token`: of this launch; all its processes have it in
+    DLBENCH_LAUNCH_TOKEN. `launcher`: `mpirun` or `srun`, which holds all ranks; empty: each process is the rank of its
+    number.
     """
 
     def __init__(self, on_progress: OnProgress, token: str, *, launcher: str = "") -> None:
@@ -197,9 +274,7 @@ class RankProcesses:
 
         The thread that calls this must live as long as the processes may: they end with it.
 
-        Raises:
-            EnvironmentLacksError: the command cannot be executed.
-            OSError: the log cannot be written.
+        Raises `EnvironmentLacksError`: the command cannot be executed. `OSError`: the log cannot be written.
         """
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
@@ -249,9 +324,8 @@ class RankProcesses:
     def wait(self, check: Callable[[], None], goes_on: Callable[[], bool] = lambda: True) -> None:
         """Returns when all have ended; after the first failure the others get `GRACE_S`.
 
-        Args:
-            check: called at every look; what it raises is passed on.
-            goes_on: asked about once a second; if it says no, all are ended at once.
+        `check`: called at every look; what it raises is passed on. `goes_on`: asked about once a second; if it says no,
+        all are ended at once.
         """
         deadline: float | None = None
         next_look = time.monotonic() + FOLDER_POLL_S
@@ -282,8 +356,7 @@ class RankProcesses:
     def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Ends what still runs: SIGTERM to the supervisors, then SIGKILL to all processes of the launch.
 
-        Args:
-            is_hurried: whether to go on to SIGKILL at once.
+        `is_hurried`: whether to go on to SIGKILL at once.
         """
         for process in self._processes:
             if process.poll() is None:
@@ -304,8 +377,7 @@ class RankProcesses:
     def close(self, places: Sequence[str]) -> None:
         """Ends what supervisors that were killed left behind, and drains the logs.
 
-        Args:
-            places: where the ranks' temporary folders are.
+        `places`: where the ranks' temporary folders are.
         """
         self.end()
         process_tree.remove_abandoned(places)
@@ -321,10 +393,8 @@ class RankProcesses:
     def first_ending(self, log: Callable[[int], Path], told: tuple[int, int] | None = None) -> Ending | None:
         """How the rank that failed first ended; None if none did.
 
-        Args:
-            log: the log of a process.
-            told: rank and signal by what the launcher's own program says, for ranks whose supervisor was killed with
-                them.
+        `log`: the log of a process. `told`: rank and signal by what the launcher's own program says, for ranks whose
+        supervisor was killed with them.
         """
         ends = self._ends()
         if not ends:

@@ -32,7 +32,7 @@ from dlbench.datasets.staging.samples import SampleStore
 from dlbench.datasets.volumes import targets_path
 from dlbench.records.scan import scan
 from tests.bench.figures import Figure, median_interval
-from tests.support.slow_storage import SlowStorage, slow_storage, why_not
+from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
 RANKS, SAMPLES, BATCH, SEED = 2, 192, 4, 0
 COMPUTE_S = 0.025
@@ -59,7 +59,7 @@ def figures() -> Iterator[Figure]:
 
 def times() -> Iterator[Figure]:
     """Epoch times of global, local and partial shuffling, and what the audit takes of them."""
-    reason = why_not()
+    reason = why_no_storage()
     if reason is None and len(os.sched_getaffinity(0)) < RANKS:
         reason = "one core"
     if reason is not None:
@@ -190,12 +190,10 @@ def _epochs(
 ) -> tuple[float, float]:
     """Seconds of an epoch, and of the audit in it."""
     from dlbench.node.data.loader import LoadedSource
-    from dlbench.node.data.sharding import ShardedOrder
-    from dlbench.node.data.shuffling.audit import ReadAudit
-    from dlbench.node.data.shuffling.awaiting import AwaitingReader
-    from dlbench.node.data.shuffling.exchange import SampleExchange
-    from dlbench.node.data.shuffling.order import HeldOrder
-    from dlbench.node.data.staged import HeldReader
+    from dlbench.node.data.read_audit import ReadAudit
+    from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange
+    from dlbench.node.data.sharding import HeldOrder, ShardedOrder
+    from dlbench.node.data.staging import HeldReader
 
     store = SampleStore(staged.with_name(f"now-{rank}"))
     exchange = None

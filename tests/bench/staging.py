@@ -24,7 +24,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from tests.bench.figures import Figure, median_interval
 from tests.support.jpeg_files import encode
-from tests.support.slow_storage import SlowStorage, slow_storage, why_not
+from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
 BYTES_PER_S, FILE_BYTES = 30e6, 40 << 20
 IMAGES, SHARDS, ROUNDS, GOAL = 400, 4, 5, 0.9
@@ -32,7 +32,7 @@ IMAGES, SHARDS, ROUNDS, GOAL = 400, 4, 5, 0.9
 
 def figures() -> Iterator[Figure]:
     """All figures of the area."""
-    reason = why_not()
+    reason = why_no_storage()
     if reason is not None:
         yield Figure(name="staging over cp and dd", value=None, unit="", goal=f"at least {GOAL:g}", reason=reason)
         return

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dlbench.node.memory.tiers.tier import Tier
+from dlbench.node.memory.tiers import Tier
 
 COMPUTE, OUT, IN = "compute", "out", "in"
 """Lanes of an operation."""
@@ -33,7 +33,7 @@ class LaneSpan:
 
 
 class Moments(Protocol):
-    """Moments of a device; `dlbench.node.sync.clocks.Clock` is one."""
+    """Moments of a device; `dlbench.node.sync.timing.Clock` is one."""
 
     def mark(self) -> Any:
         """This moment, on the stream in force."""

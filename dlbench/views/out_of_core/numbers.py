@@ -29,9 +29,7 @@ from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column
 from dlbench.report.wording import percent, place_text, runs_text
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import BlockPlan, Decision, Prediction
-from dlbench.specs.memory.settings import MemorySpec, Recompute, Swap
+from dlbench.specs.memory import BlockPlan, Chain, Decision, MemorySpec, Prediction, Recompute, Swap, TransferRates
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey

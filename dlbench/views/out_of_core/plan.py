@@ -29,8 +29,7 @@ from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import BlockPlan
+from dlbench.specs.memory import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.out_of_core.numbers import (
     COLOURS,
