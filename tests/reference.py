@@ -53,7 +53,7 @@ from dlbench.views import model as report_model
 from dlbench.views.diagnosis import views_of as diagnosis_views
 from dlbench.views.estimate import views_of as estimate_views
 from dlbench.views.out_of_core.planned import MemoryPlan
-from dlbench.views.registry import SCALING
+from dlbench.views.scaling_report import SCALING
 from dlbench.views.stalls import IoTiers
 from dlbench.views.storage import Io
 from tests.support.paths import ROOT
@@ -240,7 +240,7 @@ def format_versions() -> str:
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
         ("`corpus.json` of a tokenised text", *_pair(text_corpus.SAVED_FORMAT)),
         ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
-        ("report as JSON", report_model.FORMAT, report_model.VERSION),
+        ("report as JSON", report_model.Report.format, report_model.Report.version),
     ]
     old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]
     return (

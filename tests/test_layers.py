@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 
 def room(module: str) -> str:
-    """The room a module belongs to: `dlbench.node.data.jpeg` -> `node.data`."""
+    """The room a module belongs to: `dlbench.node.data.images` -> `node.data`."""
     parts = module.split(".")[1:]
     if not parts:
         return ""

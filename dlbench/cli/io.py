@@ -187,7 +187,7 @@ def _refuse_cache(request: Request) -> None:
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """What the readers are told, see `dlbench.node.data.reading.rate`."""
+    """What the readers are told, see `dlbench.node.data.reading_rate`."""
     workload = plan.workload.model_dump(mode="json")
     return {
         "model": workload["model"],

@@ -25,7 +25,7 @@ from dlbench.errors import DlbenchError
 from dlbench.gate.comparison import FLOOR, ComparedMetric, ComparedPoint, Comparison
 from dlbench.gate.sides import KeyDifference, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
-from dlbench.report.document import Document, Mark, Section
+from dlbench.report.document import Document, Mark, Section, methods_section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Cell, Column, Sheet, times_cell, unit_cell
 from dlbench.report.wording import DASH, basis_text, clean, place_text, runs_text, value_text, within_text
@@ -174,10 +174,6 @@ def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
     )
 
 
-FORMAT = "dlbench.comparison"
-VERSION = 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
     """One metric at one point."""
@@ -268,9 +264,9 @@ class PointResult:
 class ComparisonReport:
     """The whole."""
 
-    format: str = FORMAT
-    version: int = VERSION
-    dlbench_version: str
+    format: str = "dlbench.comparison"
+    version: int = 1
+    dlbench_version: str = dlbench.__version__
     a: str
     """What side A is called."""
     b: str
@@ -331,7 +327,6 @@ def assemble(found: Comparison) -> ComparisonReport:
         for point in points
     )
     return ComparisonReport(
-        dlbench_version=dlbench.__version__,
         a=found.a,
         b=found.b,
         paired=found.paired,
@@ -644,19 +639,11 @@ def document_of(report: ComparisonReport) -> Document:
         brief=(report.headline, f"{a}: {report.a}", f"{b}: {report.b}"),
         is_group=True,
     )
-    methods = Section(
-        id="methods",
-        title="How the verdicts are made",
-        level="appendix",
-        facts=report.methods,
-        are_methods=True,
-        brief=(),
-    )
     return Document(
         title=f"{title}: {report.verdict}",
         dlbench_version=report.dlbench_version,
         notices=report.notices,
-        sections=(verdict, methods),
+        sections=(verdict, *methods_section(report.methods, "How the verdicts are made")),
         data=report,
         command="dlbench compare A B",
     )

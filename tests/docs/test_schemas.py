@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dlbench.gate import page as compared
 from dlbench.gate.comparison import compare_sides
+from dlbench.gate.page import assemble as compared
 from dlbench.gate.page import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
@@ -18,10 +18,9 @@ from dlbench.reading.metrics import DEFAULT_METRICS
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.json import to_json
-from dlbench.views.assemble import assemble
 from dlbench.views.diagnosis import diagnosis
-from dlbench.views.document import document_of
 from dlbench.views.estimate import estimate
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import Asked
 from tests import reference
 from tests.support.run_factory import write_scaling

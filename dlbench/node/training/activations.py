@@ -13,24 +13,14 @@ from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
 from dlbench.costs.memory.tradeoff import saves_nothing
 from dlbench.machine.memory import peak_resident_bytes, resident_bytes
-from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.memory.allocator import give_back_freed, trim
+from dlbench.node.data.text import arranged
+from dlbench.node.memory.cut import BlockFunction
+from dlbench.node.memory.device_memory import give_back_freed, restart_peaks, trim
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.install import BlockFunction
-from dlbench.node.memory.peaks import restart_peaks
-from dlbench.node.memory.planning import (
-    Batch,
-    Gather,
-    MemoryPlan,
-    Workbench,
-    alone,
-    far_tier,
-    plan_memory,
-    state_bytes,
-)
+from dlbench.node.memory.planning import Batch, Gather, MemoryPlan, Workbench, alone, far_tier, plan_memory, state_bytes
 from dlbench.node.memory.spans import LaneSpan
-from dlbench.node.memory.tiers.tier import Tier
+from dlbench.node.memory.tiers import Tier
 from dlbench.node.models.build import Loss
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine

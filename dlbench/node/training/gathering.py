@@ -9,7 +9,7 @@ import torch
 
 from dlbench.machine import environment
 from dlbench.node.cores import Seat, settle
-from dlbench.node.data.naming import data_set
+from dlbench.node.data.source import data_set
 from dlbench.node.devices import together
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.report import with_tuning_cost

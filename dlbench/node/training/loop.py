@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from dlbench.node.data.delivery import Delivery
-from dlbench.node.data.packing import parts
-from dlbench.node.data.reading.rank_reading import EpochRest
+from dlbench.node.data.rank_reading import EpochRest
+from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
-from dlbench.node.memory.peaks import restart_peaks
+from dlbench.node.memory.device_memory import restart_peaks
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine

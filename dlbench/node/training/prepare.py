@@ -12,9 +12,9 @@ import torch
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
+from dlbench.node.data.rank_reading import EpochRest, RankReading
+from dlbench.node.data.sample_exchange import Meeting
 from dlbench.node.data.sharding import Position
-from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
@@ -332,7 +332,7 @@ def _delivery(plan: RunPlan, device: torch.device, batches: Iterator[Batch], sou
         return None
     data, model, decode = plan.workload.data, plan.workload.model, None
     if data.reader == "nvimagecodec":
-        from dlbench.node.data.gpu_images import RegionDecoder
+        from dlbench.node.data.images import RegionDecoder
 
         assert isinstance(model, ResNetModel)  # the workload's validators hold this
         decode = RegionDecoder(device, model.image_size, is_whole=data.decode == "full", name=source.sample_name)
@@ -347,7 +347,7 @@ def require_device_for_data(plan: RunPlan, device: torch.device) -> None:
     """
     ahead = plan.workload.data.device_prefetch
     if plan.workload.data.reader == "nvimagecodec":
-        from dlbench.node.data.gpu_images import nvimagecodec
+        from dlbench.node.data.images import nvimagecodec
 
         if device.type != "cuda":
             raise EnvironmentLacksError(
@@ -365,8 +365,7 @@ def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> Host
     train = plan.workload.train
     if train.optimizer_state == "device":
         return None
-    from dlbench.node.memory.host_copies import host_parameters
-    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.memory.host_update import HostUpdate, host_parameters
 
     return HostUpdate(
         network.model,

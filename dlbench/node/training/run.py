@@ -23,7 +23,7 @@ from dlbench.node.data.source import build_evaluation
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.devices import NcclLog, rank_gpu
 from dlbench.node.failures import condensed
-from dlbench.node.memory.fitting_batch import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine

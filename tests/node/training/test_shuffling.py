@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from dlbench.errors import UserError
-from dlbench.node.data.sharding import Position
-from dlbench.node.data.shuffling.audit import ReadAudit
-from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.read_audit import ReadAudit
+from dlbench.node.data.sharding import HeldOrder, Position
 from dlbench.node.training import sanity
 from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, write_checkpoint
 from dlbench.node.training.prepare import SHARED_BY, require_same_holders, trained_identity

@@ -33,12 +33,11 @@ from dlbench.report.table import Sheet
 from dlbench.report.wording import percent
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
-from dlbench.views.assemble import assemble
 from dlbench.views.data_path import DataPath, DataPathView, data_path
-from dlbench.views.document import document_of
 from dlbench.views.energy import Energy, EnergyView
 from dlbench.views.memory import Memory, MemoryView, memory
 from dlbench.views.model import Group
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.telemetry import Telemetry, TelemetryView, telemetry
 from dlbench.views.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
 from dlbench.views.view import GroupView, Views

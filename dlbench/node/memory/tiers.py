@@ -1,23 +1,130 @@
-"""Far tier of a rank that trains on a GPU: page-locked memory of the host, and a stream for each way.
+"""What every far tier does: take the bytes of a storage away, and bring them back.
 
-Nothing waits on the host: streams wait for events. Memory of the device that leaves was made on the stream that
-computes, and goes back to it when that stream is past the end of the copy; memory for what comes back is made there as
-well, and the copy waits for it. Page-locked memory is taken from one pool: to lock a page costs far more than to copy
-it. Not measured on a GPU; its order of waits is tested with streams and events that only note what they are told.
+Transfers out run one after the other in the order in which they were asked for, and so do transfers in; both beside the
+computation, on a thread (file) or a stream (GPU) of their own.
+
+That of a rank that trains on a GPU is page-locked memory of the host. Nothing waits on the host: streams wait for
+events. Memory of the device that leaves was made on the stream that computes, and goes back to it when that stream is
+past the end of the copy; memory for what comes back is made there as well, and the copy waits for it. Page-locked
+memory is taken from one pool: to lock a page costs far more than to copy it. Not measured on a GPU; its order of waits
+is tested with streams and events that only note what they are told.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.memory.tiers.slots import Slots, aligned
-from dlbench.node.memory.tiers.tier import Transfer
 from dlbench.units import format_bytes
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One transfer as it ran, in CLOCK_MONOTONIC."""
+
+    is_out: bool
+    block: int
+    num_bytes: int
+    start_ns: int
+    end_ns: int
+
+
+class Tier(Protocol):
+    """A far tier of one rank.
+
+    A ticket stands for the bytes of one storage from `swap_out` to `discard`; what it is, only the tier knows. After a
+    transfer failed, every call raises the same `RunError`; nothing waits for a transfer that cannot end.
+    """
+
+    @property
+    def words(self) -> str:
+        """Where swapped tensors are, for records, e.g. `file in /local, direct I/O`."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of it, each as one sentence."""
+
+    def swap_out(self, storage: torch.UntypedStorage, block: int) -> Any:
+        """Starts to take a storage's bytes away, when all work ordered so far is done; returns its ticket.
+
+        The ticket holds the storage until its bytes are away.
+        """
+
+    def is_out(self, ticket: Any) -> bool:
+        """Whether the bytes are away and the memory is free; never waits."""
+
+    def wait_out(self, ticket: Any) -> None:
+        """What is ordered from now on has the memory: waits for the transfer (a GPU's stream waits, not the host)."""
+
+    def recall(self, ticket: Any) -> torch.UntypedStorage | None:
+        """The storage, if its bytes have not left yet: they stay, and the ticket is done with. None: they are away."""
+
+    def swap_in(self, ticket: Any, block: int) -> None:
+        """Starts to bring the bytes back, after they are away."""
+
+    def take(self, ticket: Any) -> torch.UntypedStorage:
+        """The storage that came back; waits for it as `wait_out` does. After `swap_in`."""
+
+    def is_in(self, ticket: Any) -> bool:
+        """Whether `take` would not wait."""
+
+    def discard(self, ticket: Any) -> None:
+        """The ticket's place in the tier is free again; at any time, once."""
+
+    def watch(self, watching: bool) -> None:
+        """Begins or ends noting each transfer's time."""
+
+    def take_transfers(self) -> list[Transfer]:
+        """Those noted since, oldest first; waits for none that runs (GPU: waits for the device)."""
+
+    def close(self) -> None:
+        """Ends threads and gives everything back; twice does no harm."""
+
+
+ALIGNMENT = 4096
+"""Places begin and end at multiples of this, as direct I/O wants it."""
+_LOOSE = 1.25
+"""A free place is given to somewhat smaller bytes rather than a new one."""
+
+
+def aligned(num_bytes: int) -> int:
+    """The multiple of `ALIGNMENT` that holds so many bytes."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+class Slots:
+    """Offsets of places, each aligned."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[int]] = {}
+        self.end = 0
+        """Bytes that were ever in use: what the file or pool must hold."""
+
+    def find(self, num_bytes: int) -> tuple[int, int]:
+        """Offset and size of a place; one that is free if there is one of about that size, else a new one behind."""
+        size = aligned(num_bytes)
+        found = self.find_free(num_bytes)
+        if found is not None:
+            return found
+        offset, self.end = self.end, self.end + size
+        return offset, size
+
+    def find_free(self, num_bytes: int) -> tuple[int, int] | None:
+        """The same, but None rather than a new place."""
+        size = aligned(num_bytes)
+        fits = size if self._free.get(size) else 0
+        if not fits:
+            fits = min((have for have, free in self._free.items() if free and size <= have <= _LOOSE * size), default=0)
+        return (self._free[fits].pop(), fits) if fits else None
+
+    def give_back(self, offset: int, size: int) -> None:
+        """The place is free again."""
+        self._free.setdefault(size, []).append(offset)
 
 
 class Calls(Protocol):

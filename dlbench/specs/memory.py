@@ -1,4 +1,4 @@
-"""A network as a chain of modules, with what each takes and keeps in a pass; and how fast activations can be moved.
+"""Out-of-core training: `train.recompute`, `train.swap`, `train.memory`; a network as a chain of modules; and plans.
 
 All of it is measured (`dlbench.node.memory.profile`). A pass is the forward and the backward pass over one part of a
 rank's batch (`train.gradient_accumulation` parts a step).
@@ -6,9 +6,103 @@ rank's batch (`train.gradient_accumulation` parts a step).
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Literal
 
-from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Positive, Spec
+from pydantic import Field, field_validator
+
+from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, FromText, NonNegative, Positive, Spec
+from dlbench.specs.system import FolderOfNode
+from dlbench.units import parse_bytes
+
+Recompute = Literal["none", "blocks", "planned"]
+Swap = Literal["none", "offload", "streamed", "planned"]
+
+
+Capacity = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$"), Form("a size or a share, e.g. 8GiB or 50%")]
+
+
+class MemorySpec(Spec):
+    """What a plan of recomputing and swapping may use."""
+
+    capacity: Capacity | None = Field(
+        None,
+        description="What a rank's training may hold on its device: parameters, gradients, optimizer state and "
+        "activations, e.g. 8GiB, or a share of what it holds in core, e.g. 50%; for planned.",
+    )
+    blocks: Annotated[tuple[str, ...], FromText] = Field(
+        (),
+        description="Names of the modules with which blocks begin, as a list, or as text: layers.0,layers.8; none: the "
+        "plan chooses (planned), or every module of the chain is a block (blocks, offload, streamed).",
+    )
+    swap_folder: FolderOfNode | None = Field(
+        None,
+        description="Folder of the swap file of a rank that trains on a CPU; none: system.storage.local. On a GPU "
+        "tensors are swapped to page-locked host memory.",
+    )
+    verify: Flag = Field(
+        False, description="Compare a checksum of every tensor that comes back with that of what went out."
+    )
+
+    @field_validator("capacity", mode="after")
+    @classmethod
+    def _capacity_can_be_read(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if value.endswith("%"):
+            try:
+                share = float(value[:-1])
+            except ValueError:
+                share = 0.0
+            if not 0 < share <= 1000:
+                raise ValueError(f"{value} is no share of what training holds in core; give one such as 50%")
+            return value
+        if parse_bytes(value) < 1:
+            raise ValueError(f"{value}: must be more than no bytes")
+        return value
+
+    def capacity_bytes(self, in_core_bytes: int) -> int | None:
+        """The capacity in bytes, where training holds `in_core_bytes` in core."""
+        if self.capacity is None:
+            return None
+        if self.capacity.endswith("%"):
+            return round(float(self.capacity[:-1]) / 100 * in_core_bytes)
+        return parse_bytes(self.capacity)
+
+
+Decision = Literal["keep", "swap", "recompute", "recompute-swap"]
+"""keep: activations stay. swap: they leave the device after the forward pass and are back for the backward pass.
+recompute: only the block's input stays, the forward pass is repeated before the backward pass. recompute-swap: the
+same, and the input is swapped."""
+
+
+class PlannedBlock(Spec):
+    """Consecutive units, treated alike."""
+
+    first: CountOrZero = Field(description="Number of its first unit in the chain, from 0.")
+    last: CountOrZero = Field(description="Number of its last unit.")
+    decision: Decision = Field(description="keep, swap, recompute or recompute-swap.")
+
+
+class Prediction(Spec):
+    """A pass as the simulator sees it."""
+
+    pass_s: NonNegative = Field(description="Forward and backward pass over one part of the batch, seconds.")
+    useful_s: NonNegative = Field(description="The same without recomputing and waiting, seconds.")
+    recompute_s: NonNegative = Field(description="Of it: recomputing, seconds.")
+    stall_s: NonNegative = Field(description="Of it: computing stands still for a transfer or for room, seconds.")
+    occupancy: Fraction = Field(description="Share of the pass in which something is computed, recomputing included.")
+    efficiency: Fraction = Field(description="Useful time over the pass.")
+    peak_bytes: CountOrZero = Field(description="The most that is held at a time, state and workspace included.")
+    swapped_bytes: CountOrZero = Field(description="Bytes that leave the device, and come back, in a pass.")
+
+
+class BlockPlan(Spec):
+    """What is done with every block."""
+
+    blocks: tuple[PlannedBlock, ...] = Field(min_length=1, description="All units, in order, each in one block.")
+    capacity_bytes: CountOrZero | None = Field(description="What it was planned for; null: no limit.")
+    predicted: Prediction = Field(description="What a pass takes and holds.")
+    planner: str = Field(description="How it was found, e.g. greedy.")
 
 
 class Unit(Spec):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dlbench.node.data.reader import Fetched
 
+
 Told = Mapping[str, Any]
 """What `ReadAudit.told` gives, of one rank."""
 NAMED = 20

@@ -22,8 +22,7 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.memory import lies_in_memory
-from dlbench.node.memory.tiers.slots import ALIGNMENT, Slots, aligned
-from dlbench.node.memory.tiers.tier import Transfer
+from dlbench.node.memory.tiers import ALIGNMENT, Slots, Transfer, aligned
 from dlbench.units import format_bytes
 
 CHUNK_BYTES = 4 << 20

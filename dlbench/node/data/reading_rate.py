@@ -1,4 +1,4 @@
-"""``python -P -m dlbench.node.data.reading.rate``: reads a data set as training does, and does not train.
+"""``python -P -m dlbench.node.data.reading_rate``: reads a data set as training does, and does not train.
 
 One JSON object on stdin::
 
@@ -73,9 +73,8 @@ from dlbench.datasets.splits import train_folder
 from dlbench.errors import DlbenchError, ExitCode, RunError, UserError
 from dlbench.machine.page_cache import files_bytes
 from dlbench.machine.storage import counts_reads
-from dlbench.node.data.reading.cache import CacheState, NodeCache
-from dlbench.node.data.reading.throughput import Readers, Throughput, reading, throughput
-from dlbench.node.data.reading.trials import Choice, Surroundings, choose
+from dlbench.node.data.rank_reading import CacheState, NodeCache
+from dlbench.node.data.reader_trials import Choice, Readers, Surroundings, Throughput, choose, reading, throughput
 from dlbench.node.data.sharding import Key, ShardedOrder
 from dlbench.node.data.source import open_reader
 from dlbench.process_tree import end_with_parent
