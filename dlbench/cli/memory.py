@@ -121,8 +121,8 @@ def _print_order(asked: RunPlan) -> None:
 
 def _of_workload(asked: RunPlan) -> MemoryPlan:
     from dlbench.costs.memory.tradeoff import in_core_bytes
-    from dlbench.jobs.interruption import interrupted_by_signals
     from dlbench.jobs.node_program import memory_profile
+    from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.views.out_of_core.planned import Measured, memory_plan
 
     if not asked.system.python and importlib.util.find_spec("torch") is None:
