@@ -163,7 +163,7 @@ def intervals(
     return alt.layer(*layers)
 
 
-def points(
+def scatter(
     rows: Rows,
     x: Axis,
     y: Axis,
