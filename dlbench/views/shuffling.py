@@ -13,7 +13,7 @@ from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, points
+from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import HEIGHT, RANK_COLOURS, WIDE
 from dlbench.report.document import Mark, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns, times_cell
@@ -415,7 +415,7 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
     ways = dict.fromkeys(row.way for row in rows)
     colours = {way: RANK_COLOURS[number % len(RANK_COLOURS)] for number, way in enumerate(ways)}
     title = METRIC_TITLES[rows[0].metric]
-    drawn = points(
+    drawn = scatter(
         values,
         Axis("epoch", "epoch", format="", axis={"tickCount": 6}),
         Axis(title, format="~g" if rows[0].metric == "mae" else ".0%", axis={"tickCount": 6}),

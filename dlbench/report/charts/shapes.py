@@ -86,7 +86,7 @@ def lines(
     """
     alt = _altair()
     counts = sorted({row[x] for row in rows})
-    ends = min(*counts, *reach, counts[0]), max(*counts, *reach, counts[0])
+    ends = min([*counts, *reach]), max([*counts, *reach])
     scale = alt.Scale(type="log", base=2, domain=[ends[0] / room, ends[1] * room], nice=False)
     axis = alt.Axis(values=counts, grid=False, format="d")
     base = _data(rows).encode(x=alt.X(f"{x}:Q", title=title, scale=scale, axis=axis), **_colour(rows, by))

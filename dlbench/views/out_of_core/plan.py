@@ -24,7 +24,7 @@ from dlbench.costs.memory.tradeoff import (
     saves_nothing,
 )
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
-from dlbench.report.charts.shapes import Axis, Series, lines, points
+from dlbench.report.charts.shapes import Axis, Series, lines, scatter
 from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
@@ -426,7 +426,7 @@ def _capacity_chart(found: MemoryPlan, subject: Subject) -> Chart:
     x = Axis(f"{unit} held at most", "bytes", scale={"zero": False})
     y = Axis("predicted pass", unit="s", scale={"zero": False})
     tooltip = {"method:N": "activations", "shown:N": "predicted pass"}
-    drawn = points(others, x, y, Series("method", COLOURS), tooltip, size=70, has_shapes=False)
+    drawn = scatter(others, x, y, Series("method", COLOURS), tooltip, size=70, has_shapes=False)
     line = alt.Chart(alt.InlineData(values=curve)).mark_line(color=FORECAST, strokeDash=[2, 3], strokeWidth=2)
     limit = alt.Chart(alt.InlineData(values=[{"bytes": found.capacity_bytes / size}]))
     words = "; ".join(f"{row['method']}: {row['shown']}, {row['bytes']:.3g} {unit}" for row in others)
