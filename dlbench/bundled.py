@@ -19,11 +19,7 @@ Folder = Literal["workloads", "systems", "slurm", "reports"]
 
 
 def folder(name: Folder) -> Path:
-    """The absolute path of one bundled folder.
-
-    Raises:
-        FileNotFoundError: the installation is damaged.
-    """
+    """The absolute path of one bundled folder. Raises `FileNotFoundError`: the installation is damaged."""
     package = Path(__file__).resolve().parent
     for candidate in (package / "_bundled" / name, package.parent / name):
         if candidate.is_dir():

@@ -42,11 +42,7 @@ def wall_time() -> float:
 
 
 class FinalStatus:
-    """The memory; made by the supervisor, found by the rank.
-
-    Args:
-        descriptor: of a file in memory.
-    """
+    """The memory; made by the supervisor, found by the rank. `descriptor`: of a file in memory."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -56,8 +52,7 @@ class FinalStatus:
     def make(cls) -> FinalStatus:
         """A new one, which programs that are started inherit.
 
-        Raises:
-            OSError: there is no memory, or no descriptor.
+        Raises `OSError`: there is no memory, or no descriptor.
         """
         descriptor = os.memfd_create(_NAME, 0)
         os.ftruncate(descriptor, _SIZE)
@@ -107,8 +102,7 @@ class FinalStatus:
     def write(self, folder: int) -> None:
         """Writes that file, whole or not at all; a folder that is gone, or a disk that is full, is passed over.
 
-        Args:
-            folder: of the run, open since before the rank began: what stands at its path by now may be another one's.
+        `folder`: of the run, open since before the rank began: what stands at its path by now may be another one's.
         """
         left = self.left()
         if left is None:

@@ -59,13 +59,8 @@ def why_unreadable(error: Exception) -> str:
 def descriptor(path: Path, *, follow: bool = True) -> int:
     """A descriptor of a regular file, for reading; whoever asks closes it.
 
-    Args:
-        path: the file.
-        follow: whether it may be a link to one.
-
-    Raises:
-        UnfitFileError: it is something else.
-        OSError: it cannot be opened.
+    `follow`: whether it may be a link to one.
+    Raises `UnfitFileError`: it is something else. `OSError`: it cannot be opened.
     """
     return _opened(path, follow=follow)[0]
 
@@ -78,9 +73,7 @@ def open_file(path: Path, *, follow: bool = True) -> IO[bytes]:
 def require_file(path: Path) -> None:
     """Proves that a path is a regular file, or a link to one, before a library opens it by itself.
 
-    Raises:
-        UnfitFileError: it is something else.
-        OSError: it cannot be opened.
+    Raises `UnfitFileError`: it is something else. `OSError`: it cannot be opened.
     """
     os.close(descriptor(path))
 
@@ -88,14 +81,8 @@ def require_file(path: Path) -> None:
 def read_bytes(path: Path, limit: int, *, follow: bool = True) -> bytes:
     """The whole content of a regular file.
 
-    Args:
-        path: the file.
-        limit: bytes that it has at most.
-        follow: whether it may be a link to one.
-
-    Raises:
-        UnfitFileError: it is something else, or larger.
-        OSError: it cannot be read.
+    `limit`: bytes that it has at most. `follow`: whether it may be a link to one.
+    Raises `UnfitFileError`: it is something else, or larger. `OSError`: it cannot be read.
     """
     opened, status = _opened(path, follow=follow)
     try:
@@ -109,9 +96,7 @@ def read_bytes(path: Path, limit: int, *, follow: bool = True) -> bytes:
 def open_inside(path: Path) -> IO[bytes]:
     """A regular file, open for reading, where neither it nor its folder is a link, also if one is put there meanwhile.
 
-    Raises:
-        UnfitFileError: it is something else, or one of the two is a link.
-        OSError: it cannot be opened.
+    Raises `UnfitFileError`: it is something else, or one of the two is a link. `OSError`: it cannot be opened.
     """
     try:
         with folder_below(path.parent.parent, path.parent.name) as folder:
@@ -123,9 +108,7 @@ def open_inside(path: Path) -> IO[bytes]:
 def read_end(path: Path, num_bytes: int) -> bytes:
     """The last bytes of a regular file, which is no link, however large it is.
 
-    Raises:
-        UnfitFileError: it is something else.
-        OSError: it cannot be read.
+    Raises `UnfitFileError`: it is something else. `OSError`: it cannot be read.
     """
     with open_file(path, follow=False) as file:
         file.seek(-min(num_bytes, file.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -133,11 +116,7 @@ def read_end(path: Path, num_bytes: int) -> bytes:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The whole content of a file in UTF-8; as `read_bytes`.
-
-    Raises:
-        UnicodeDecodeError: it is not UTF-8.
-    """
+    """The whole content of a file in UTF-8; as `read_bytes`. Raises `UnicodeDecodeError`: it is not UTF-8."""
     return read_bytes(path, limit).decode("utf-8")
 
 
@@ -153,8 +132,7 @@ def file_sha256(path: Path) -> str:
 def read_json(path: Path, limit: int, *, follow: bool = False) -> Any:
     """The value in a JSON file; as `read_bytes`, but for a link, which is not followed unless `follow` says so.
 
-    Raises:
-        ValueError: it is not JSON in UTF-8, nested too deeply, or holds a text that no file can be written with.
+    Raises `ValueError`: it is not JSON in UTF-8, nested too deeply, or holds a text that no file can be written with.
     """
     content = read_bytes(path, limit, follow=follow)
     value = parse_json(content.decode("utf-8"))
@@ -170,8 +148,7 @@ def read_json(path: Path, limit: int, *, follow: bool = False) -> Any:
 def parse_json(text: str | bytes) -> Any:
     """A value in JSON.
 
-    Raises:
-        ValueError: it is none, is nested too deeply, or holds a whole number of more than 64 bits.
+    Raises `ValueError`: it is none, is nested too deeply, or holds a whole number of more than 64 bits.
     """
     try:
         return json.loads(text, parse_int=_bounded)
@@ -192,9 +169,8 @@ def read_named(path: Path, limit: int) -> bytes:
 
     A pipe is waited for, at most `PIPE_WAIT_S`; one that nobody writes to is empty.
 
-    Raises:
-        UnfitFileError: it is neither, or larger than `limit` bytes, or the pipe does not end.
-        OSError: it cannot be read.
+    Raises `UnfitFileError`: it is neither, or larger than `limit` bytes, or the pipe does not end. `OSError`: it cannot
+    be read.
     """
     opened, status = _opened(path, follow=True, pipes=True)
     try:
@@ -271,13 +247,8 @@ def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]
     `root` itself may be a link, because a person named it. Behind it each folder is opened from the one before and
     never through a link: whoever swaps one for a link, before or meanwhile, leads nowhere.
 
-    Args:
-        root: where to begin.
-        names: one folder each.
-        create: make those that are not there.
-
-    Raises:
-        OSError: one of them is no folder (ENOTDIR), is not there, or may not be opened.
+    `root`: where to begin. `names`: one folder each. `create`: make those that are not there.
+    Raises `OSError`: one of them is no folder (ENOTDIR), is not there, or may not be opened.
     """
     opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

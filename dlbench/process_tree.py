@@ -49,9 +49,7 @@ _NAMELESS = ("torch_", "vader_segment.", "sm_segment.", "nccl-")
 def end_with_parent(number: int, parent: int) -> None:
     """From now on the kernel sends this process a signal when its parent ends; at once if it has ended (prctl(2)).
 
-    Args:
-        number: the signal.
-        parent: number of the process that started this one. What counts is the end of the thread that did.
+    `parent`: number of the process that started this one. What counts is the end of the thread that did.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
@@ -94,10 +92,8 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
 
     One that hangs in the kernel (a driver, a dead file system) cannot be ended; it is waited for so long as `_DEATH_S`.
 
-    Args:
-        find: tells those that still live.
-        grace_s: seconds between SIGTERM and SIGKILL; with none there is no SIGTERM.
-        look: called between two looks; for collecting exit codes.
+    `find`: tells those that still live. `grace_s`: seconds between SIGTERM and SIGKILL; with none there is no SIGTERM.
+    `look`: called between two looks; for collecting exit codes.
     """
     told: set[int] = set()
     files: set[int] = set()
@@ -175,12 +171,9 @@ def temporary_places(environment: Mapping[str, str]) -> list[str]:
 class HeldFolder:
     """A new folder of this user alone; gone with `remove`, or after the end of this process with `remove_abandoned`.
 
-    Args:
-        places: where it may be made, the first that serves is taken.
-        label: comes into its name; letters, digits and dashes.
-
-    Raises:
-        OSError: it can be made nowhere.
+    `places`: where it may be made, the first that serves is taken. `label`: comes into its name; letters, digits and
+    dashes.
+    Raises `OSError`: it can be made nowhere.
     """
 
     def __init__(self, places: Iterable[str], label: str = "") -> None:

@@ -56,8 +56,7 @@ def share(folder: Path) -> bool:
 
     Elsewhere the umask stays as it is. Slurm gives a job the umask of its sbatch.
 
-    Returns:
-        Whether the umask was changed.
+    Returns whether the umask was changed.
     """
     if not is_shared(folder):
         return False
@@ -69,8 +68,7 @@ def share(folder: Path) -> bool:
 def make_shared(root: Path, folder: Path) -> None:
     """Makes a folder below one of all runs; in a shared one the group may write into it, whatever the umask.
 
-    Raises:
-        OSError: it cannot be made.
+    Raises `OSError`: it cannot be made.
     """
     try:
         folder.mkdir()

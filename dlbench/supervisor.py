@@ -50,12 +50,7 @@ _MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 class Supervisor:
-    """One program.
-
-    Args:
-        command: program and arguments.
-        is_launcher: the program starts ranks that have supervisors.
-    """
+    """One program. `is_launcher`: the program starts ranks that have supervisors."""
 
     def __init__(self, command: Sequence[str], *, is_launcher: bool) -> None:
         self._command = list(command)

@@ -22,11 +22,12 @@ from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.cli.options import OPTION_GROUPS, GroupedCommand
 from dlbench.cli.show import SCHEMAS, schema
+from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
-from dlbench.datasets.making import journal, manifest
+from dlbench.datasets.making import production
 from dlbench.datasets.text import corpus as text_corpus
 from dlbench.history.store import Acknowledgement
-from dlbench.jobs.box import state as box_state
+from dlbench.jobs.box import host as box_host
 from dlbench.jobs.campaign.file import SeriesFile
 from dlbench.jobs.submission import Submission
 from dlbench.node import rendezvous
@@ -43,9 +44,9 @@ from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.container import ImageDescription
 from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
 from tests.support.paths import ROOT
 from tests.thresholds import THRESHOLDS
@@ -227,11 +228,11 @@ def format_versions() -> str:
         ("`failure.json`", *stamped(Failure)),
         ("`checkpoints/step-NNNNNNNN.safetensors` (header)", *_pair(checkpoint.FORMAT)),
         ("`manifest.json` of a prepared data set", manifest.FORMAT, manifest.VERSION),
-        ("`.production.jsonl` of a data set that is being made", journal.FORMAT, journal.VERSION),
+        ("`.production.jsonl` of a data set that is being made", production.FORMAT, production.VERSION),
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
         ("`corpus.json` of a tokenised text", *_pair(text_corpus.SAVED_FORMAT)),
-        ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
-        ("report as JSON", report_model.FORMAT, report_model.VERSION),
+        ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
+        ("report as JSON", report_model.Report.format, report_model.Report.version),
     ]
     old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]
     return (

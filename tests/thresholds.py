@@ -111,7 +111,7 @@ THRESHOLDS = (
         halved="`agree` takes about four times the repeats; more is undecided",
     ),
     Threshold(
-        module="views.causes.diagnosis",
+        module="views.causes.numbers",
         name="WORTH_EXPLAINING",
         decides="share of the ideal whose loss is given a cause",
         why="five interleaved repeats that scatter by 0.6 % resolve it",

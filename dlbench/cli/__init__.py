@@ -92,7 +92,7 @@ class CommandGroups(click.Group):
         """Of every command: no text and no path with control characters, which would end up in scripts and on pages."""
         for before, word in zip(["", *args], args, strict=False):
             if not word.isprintable():
-                from dlbench.specs.yamlfile import control_character
+                from dlbench.specs.files import control_character
 
                 if problem := control_character(word):
                     option = f"{before} " if before.startswith("-") and "=" not in before else ""

@@ -69,7 +69,7 @@ def start(folder: Path, nodes: int, cpus_per_node: int, timeout_s: float, **has:
       eval "$(dlbench box start /tmp/box --nodes 4)"
     """
     from dlbench.jobs.box.box import Box
-    from dlbench.jobs.box.equipment import Equipment
+    from dlbench.jobs.box.config import Equipment
     from dlbench.jobs.interruption import interrupted_by_signals
 
     with interrupted_by_signals():

@@ -43,11 +43,7 @@ def where_option(name: str, of: str) -> Callable[[F], F]:
 
 
 def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`KEY=VALUE` texts by key.
-
-    Raises:
-        UserError: a text has another form, or a key two values.
-    """
+    """`KEY=VALUE` texts by key. Raises `UserError`: a text has another form, or a key two values."""
     found: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -66,9 +62,8 @@ def named(paths: Sequence[Path]) -> str:
 def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
     """The runs of training in folders of runs, single runs and histories, those that `--where` chose.
 
-    Raises:
-        UserError: there is no such folder, a history cannot be read, or no run was chosen; names what there is.
-        RunError: a history cannot be read.
+    Raises `UserError`: there is no such folder, a history cannot be read, or no run was chosen; names what there is.
+    `RunError`: a history cannot be read.
     """
     from dlbench.reading.selection import select
 
@@ -81,8 +76,7 @@ def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
 def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan:
     """The same of runs of the collective benchmark; histories hold none.
 
-    Raises:
-        UserError: there is no such folder, or no run was chosen; names what there is.
+    Raises `UserError`: there is no such folder, or no run was chosen; names what there is.
     """
     from dlbench.reading.selection import select
     from dlbench.records.collectives_scan import scan_comm
@@ -97,9 +91,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 def runs_at(*paths: Path) -> Scan:
     """All runs of training in folders of runs, single runs and histories.
 
-    Raises:
-        UserError: there is no such folder, or a history cannot be read.
-        RunError: likewise.
+    Raises `UserError`: there is no such folder, or a history cannot be read. `RunError`: likewise.
     """
     from dlbench.history.files import MARKER
     from dlbench.records.scan import Scan, scan
@@ -153,8 +145,7 @@ def _add_history(found: Scan, store: Path) -> None:
 def expanded(paths: Iterable[Path]) -> list[Path]:
     """Paths, and in place of a pattern that names no file itself what it matches, by name.
 
-    Raises:
-        UserError: a pattern matches nothing.
+    Raises `UserError`: a pattern matches nothing.
     """
     found: list[Path] = []
     for path in paths:
@@ -172,8 +163,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
 def open_store(store: Path | None, index: Path | None, *, create: bool = False) -> History:
     """The history that was asked for, its index brought up to date; what happens to the index is said on stderr.
 
-    Raises:
-        UserError: none was named, or it is none.
+    Raises `UserError`: none was named, or it is none.
     """
     from dlbench.history.reading import open_history
 

@@ -17,8 +17,7 @@ from dlbench.cli.report import check_writable, format_by_suffix, render, require
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
 if TYPE_CHECKING:
-    from dlbench.gate.comparison import Comparison
-    from dlbench.gate.floors import Floor
+    from dlbench.gate.comparison import Comparison, Floor
     from dlbench.gate.page import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
@@ -233,7 +232,7 @@ def comparison(
         UserError: the sides are not comparable.
     """
     from dlbench.gate.comparison import compare_sides
-    from dlbench.gate.content import parse_allowed
+    from dlbench.gate.sides import parse_allowed
 
     allowed = parse_allowed(options["allow"], (point.content for side in (a, b) for point in side.points))
     history = None if options["history"] is None else read_history(options["history"], (a, b))
@@ -258,8 +257,7 @@ def paired_comparison(
         UserError: there are no such runs, or the sides differ in more than was set on them.
         IncompleteDataError: no run has figures.
     """
-    from dlbench.gate.comparison import compare_pairs
-    from dlbench.gate.pairs import paired_points
+    from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:
         raise UserError("--allow: has no effect with --paired; the sides may differ in what run --ab set on them")
@@ -443,8 +441,7 @@ def check(
     elif baseline is None:
         _refuse_inert(("metrics", "tolerance", "history", "allow", "where_baseline"))
     prepare("check", options)
-    from dlbench.gate.comparison import compare_floors
-    from dlbench.gate.floors import parse_floor
+    from dlbench.gate.comparison import compare_floors, parse_floor
 
     floors = [parse_floor(text) for text in at_least]
     if paired is not None:

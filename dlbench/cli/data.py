@@ -20,8 +20,8 @@ from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.datasets.making.catalogue import Order
-    from dlbench.datasets.making.manifest import Manifest
+    from dlbench.datasets.making.catalogue import BuildPlan
+    from dlbench.datasets.manifest import Manifest
     from dlbench.datasets.verification import Verdict
 
 
@@ -155,7 +155,7 @@ def demo(folder: Path, seed: int) -> None:
       dlbench data demo data/demo
       dlbench run resnet50 --preset ci --ranks 1,2 --data data/demo/images
     """
-    from dlbench.datasets.making.demo import prepare_demo_data
+    from dlbench.datasets.making.catalogue import prepare_demo_data
 
     made = prepare_demo_data(
         folder, seed=seed, workers=min(4, available_cores()), progress=lambda line: click.echo(line, err=True)
@@ -184,7 +184,7 @@ def demo(folder: Path, seed: int) -> None:
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
 )
 @WORKERS
-def make(kind: str, folder: Path, workers: int | None, **wish: Any) -> None:
+def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
     """Make a data set of any size in FOLDER, without a download.
 
     Images are cuts from photographs with grain, so that each is another file of the size of ImageNet's. Text is that
@@ -197,35 +197,35 @@ def make(kind: str, folder: Path, workers: int | None, **wish: Any) -> None:
       dlbench data make density /scratch/volumes --samples 1024 --size 128
       dlbench data make text /scratch/text --size-on-disk 2GB
     """
-    from dlbench.datasets.making.catalogue import Wish, order
+    from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 
-    ordered = order(kind, Wish(**wish))
-    manufacture(ordered, folder, workers)
+    build = plan_build(kind, DatasetRequest(**request))
+    manufacture(build, folder, workers)
 
 
-def manufacture(ordered: Order, folder: Path, workers: int | None) -> None:
+def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     """Makes a data set and says so: its path on standard output, what is in it on standard error."""
     from dlbench.datasets.making.production import produce
 
-    most = available_cores() if ordered.most_workers is None else ordered.most_workers
+    most = available_cores() if build.most_workers is None else build.most_workers
     with meter(resumes=True) as tell:
 
         def progress(done: int, total: int, num_bytes: int) -> None:
-            tell(ordered.unit, done, total, num_bytes)
+            tell(build.unit, done, total, num_bytes)
 
         try:
             manifest = produce(
-                ordered.recipe,
+                build.recipe,
                 folder,
                 workers=workers or most,
                 progress=progress,
-                estimated_bytes=ordered.estimated_bytes,
+                estimated_bytes=build.estimated_bytes,
             )
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
     click.echo(folder)
-    click.echo(_described(manifest, ordered.unit), err=True)
+    click.echo(_described(manifest, build.unit), err=True)
 
 
 def _described(manifest: Manifest, unit: str) -> str:
@@ -283,7 +283,7 @@ def _print(verdict: Verdict) -> None:
 
 def summary(verdict: Verdict) -> list[str]:
     """What a person should know of a verdict, apart from the single bad files."""
-    from dlbench.datasets.verification import TITLES
+    from dlbench.datasets.recognition import TITLES
 
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
     checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
@@ -341,8 +341,8 @@ def pack(
     from dlbench.datasets.making.catalogue import packing
 
     _require(source)
-    ordered = packing(source, container=container, samples_per_shard=samples_per_shard, seed=seed)
-    manufacture(ordered, folder, workers)
+    build = packing(source, container=container, samples_per_shard=samples_per_shard, seed=seed)
+    manufacture(build, folder, workers)
 
 
 @click.command()
@@ -359,8 +359,8 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
     Example:
       dlbench data vocab /data/wiki wiki.txt
     """
+    from dlbench.datasets.making.text_recipes import train_vocabulary
     from dlbench.datasets.splits import train_folder
-    from dlbench.datasets.text.vocabulary_training import train_vocabulary
 
     _require(source)
     made = train_vocabulary(train_folder(source), size, not cased, out)
@@ -401,7 +401,7 @@ def samples(
     from dlbench.datasets.making.catalogue import pretraining
 
     _require(source)
-    ordered = pretraining(
+    build = pretraining(
         source,
         vocabulary=vocabulary,
         sequence_length=sequence_length,
@@ -409,7 +409,7 @@ def samples(
         duplicates=duplicates,
         seed=seed,
     )
-    manufacture(ordered, folder, workers)
+    manufacture(build, folder, workers)
 
 
 @click.group(cls=InOrder)

@@ -195,8 +195,7 @@ def _amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
     """Price and budget as `dlbench.views.time_to_train.Asked` has them.
 
-    Raises:
-        UserError: one has another form, or they do not go together.
+    Raises `UserError`: one has another form, or they do not go together.
     """
     cost, currency, cost_of = _amount_of("--price", price)
     limit, money, limit_of = _amount_of("--budget", budget)
@@ -252,7 +251,7 @@ def _workload(name: str) -> tuple[str, int | None, str]:
     """
     from dlbench import bundled
     from dlbench.specs.choices import WorkloadFile, choose
-    from dlbench.specs.resolve import find
+    from dlbench.specs.files import find
 
     path = find("workloads", name)
     chosen = choose(WorkloadFile(path), None, {})

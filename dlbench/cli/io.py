@@ -49,10 +49,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
     help="Train as well: each repeat with synthetic data, with a warm and with a cold page cache; tell the stalls.",
 )
 @click.option(
-    "--seconds",
-    type=float,
-    callback=_above_zero,
-    help=f"Readers: time of a repeat (default: {DEFAULT_SECONDS:g}).",
+    "--seconds", type=float, callback=_above_zero, help=f"Readers: time of a repeat (default: {DEFAULT_SECONDS:g})."
 )
 @click.option("--like", metavar="RUN", help="Readers: need what a rank of this run took, instead of published figures.")
 @click.option("--rate", type=float, callback=_above_zero, help="Readers: need so many samples/s per accelerator.")

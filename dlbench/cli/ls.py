@@ -56,7 +56,7 @@ def _print(row: dict[str, Any], width: int) -> None:
 
 def _workloads() -> list[dict[str, Any]]:
     from dlbench.specs.choices import WorkloadFile
-    from dlbench.specs.resolve import available
+    from dlbench.specs.files import available
 
     rows: list[dict[str, Any]] = []
     for name, path in available("workloads").items():
@@ -75,7 +75,7 @@ def _workloads() -> list[dict[str, Any]]:
 
 def _systems() -> list[dict[str, Any]]:
     from dlbench.specs.choices import choose_system
-    from dlbench.specs.resolve import available
+    from dlbench.specs.files import available
 
     rows: list[dict[str, Any]] = []
     for name, path in available("systems").items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 
 class InOrder(click.Group):
@@ -28,14 +28,9 @@ class InOrder(click.Group):
 def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
     """Proves of plans without a scheduler that this machine is one for them.
 
-    Args:
-        request: what was asked for.
-        plans: of the series.
-        cores: that ranks may use here.
-
-    Raises:
-        UserError: no preset was chosen, and the default is for GPUs that are not here, or a preset for GPUs was.
-        EnvironmentLacksError: a plan's precision is not this CPU's.
+    `cores`: that ranks may use here.
+    Raises `UserError`: no preset was chosen, and the default is for GPUs that are not here, or a preset for GPUs was.
+    `EnvironmentLacksError`: a plan's precision is not this CPU's.
     """
     from dlbench.jobs.local import has_gpu, require_precision
 
@@ -48,7 +43,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
 
 def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
     from dlbench.specs.choices import WorkloadFile
-    from dlbench.specs.resolve import find
+    from dlbench.specs.files import find
 
     file, taken = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
     default = file.default_preset
@@ -70,7 +65,7 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
     """Which preset was taken where none was asked for, if another might be expected, and why."""
     from dlbench.jobs.local import has_gpu
     from dlbench.specs.choices import GPU_PRESET, WorkloadFile
-    from dlbench.specs.resolve import find
+    from dlbench.specs.files import find
 
     file = WorkloadFile(find("workloads", request.workload))
     taken, system = plans[0].workload.preset, plans[0].system
@@ -282,8 +277,7 @@ def output_folder() -> Callable[[F], F]:
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """Text such as 6.6min, 90s or 2h as seconds, above zero; None where none was given.
 
-    Raises:
-        UserError: it is no duration.
+    Raises `UserError`: it is no duration.
     """
     from dlbench.units import parse_seconds
 
@@ -296,10 +290,9 @@ def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> f
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     """A path that is written into commands and scripts.
 
-    Raises:
-        UserError: it holds what could not be printed as it is.
+    Raises `UserError`: it holds what could not be printed as it is.
     """
-    from dlbench.specs.yamlfile import text_problem
+    from dlbench.specs.files import text_problem
 
     absolute = str(value.absolute())
     if problem := text_problem(absolute):
@@ -359,11 +352,7 @@ def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
 
 
 def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> Request:
-    """The options of `plan_options` as a request.
-
-    Raises:
-        UserError: a text that is not of the right form.
-    """
+    """The options of `plan_options` as a request. Raises `UserError`: a text that is not of the right form."""
     from dlbench.specs.requests import Request, parse_set, parse_sides, parse_sweep
 
     for name in ("repeats", "ranks_per_node"):
@@ -396,8 +385,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 def _tags(given: tuple[str, ...]) -> dict[str, str]:
     """The tags given, and the commit that a CI tells.
 
-    Raises:
-        UserError: a tag is not of the right form, or the CI's variable holds no word.
+    Raises `UserError`: a tag is not of the right form, or the CI's variable holds no word.
     """
     from dlbench.specs.requests import parse_tags, tag_value
 
@@ -429,13 +417,9 @@ def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
 def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     """`dlbench.specs.expand.expand` with this machine's cores.
 
-    Args:
-        request: what was asked for.
-        trains: whether the plans are to be trained; then what this machine cannot do is refused.
-
-    Raises:
-        UserError: anything wrong with the request, in one line.
-        EnvironmentLacksError: this machine, where the runs are to be, lacks something.
+    `trains`: whether the plans are to be trained; then what this machine cannot do is refused.
+    Raises `UserError`: anything wrong with the request, in one line. `EnvironmentLacksError`: this machine, where the
+    runs are to be, lacks something.
     """
     from dlbench.specs.expand import expand
 
@@ -453,8 +437,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
 def require_data(plans: list[RunPlan]) -> None:
     """Proves that the data set is there, and may be what is to be trained on, before anything is made.
 
-    Raises:
-        UserError: the path does not exist or cannot be read, or the ranks would refuse what is there.
+    Raises `UserError`: the path does not exist or cannot be read, or the ranks would refuse what is there.
     """
     from dlbench.datasets.splits import validation_folder
 
@@ -481,10 +464,9 @@ def require_data(plans: list[RunPlan]) -> None:
 def require_fitting_data(plans: Sequence[RunPlan]) -> None:
     """Proves of the data sets that are visible from here, as far as that is cheap, that the plans can train on them.
 
-    Raises:
-        UserError: a data set is of another kind than its workload's, does not fit the model, or is too small.
+    Raises `UserError`: a data set is of another kind than its workload's, does not fit the model, or is too small.
     """
-    from dlbench.datasets.planning import require_fitting
+    from dlbench.datasets.recognition import require_fitting
 
     seen = set()
     for plan in plans:
@@ -520,9 +502,8 @@ def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) ->
 
     A dry run warns of it, and so does all else where the nodes may have what is missing here.
 
-    Raises:
-        EnvironmentLacksError: a library is missing, or was built without what the plans need; names what works.
-        UserError: Horovod would ignore what is asked of it.
+    Raises `EnvironmentLacksError`: a library is missing, or was built without what the plans need; names what works.
+    `UserError`: Horovod would ignore what is asked of it.
     """
     from dlbench.setup.requirements import is_sure, refusal
 
@@ -569,8 +550,7 @@ def _repeat(plan: RunPlan | CommPlan) -> str:
 def write_output(content: bytes, output: Path | None) -> None:
     """Writes what a command made to a file, as a whole, or to standard output.
 
-    Raises:
-        UserError: the file cannot be written.
+    Raises `UserError`: the file cannot be written.
     """
     if output is None:
         # Bytes, because a batch job's locale may not know the characters.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 MAX_RANKS_PER_CORE = 64
 """Where there is no scheduler; to try layouts out, ranks may share cores."""
@@ -59,7 +59,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
       dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
     """
     from dlbench.specs.requests import parse_counts
-    from dlbench.specs.variants import left_out
+    from dlbench.specs.series import left_out
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)
@@ -83,8 +83,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
     """The figures of a series that has ended, what its variants or sides show, and the command to go on with.
 
-    Raises:
-        RunError: a file cannot be written.
+    Raises `RunError`: a file cannot be written.
     """
     from dlbench.report.wording import clean
 
@@ -135,8 +134,7 @@ def _tell_figures(found: Scan) -> None:
 def _tell_comparison(request: Request, found: Scan) -> None:
     """What the variants or sides of a series show; of the cost of watching every watched run keeps a file.
 
-    Raises:
-        RunError: a file cannot be written.
+    Raises `RunError`: a file cannot be written.
     """
     from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH
@@ -183,7 +181,7 @@ def _decomposition(found: Scan) -> list[str]:
 
 def _watch_cost(found: Scan) -> list[str]:
     from dlbench.records.watch_cost import write_watch_cost
-    from dlbench.views.watch_cost import watch_cost_lines, watch_costs
+    from dlbench.views.decomposition import watch_cost_lines, watch_costs
 
     costs = watch_costs(found.runs)
     for cost in costs:
@@ -196,9 +194,7 @@ def _watch_cost(found: Scan) -> list[str]:
 def require_here(system: SystemSpec) -> None:
     """A system with a scheduler can be run from inside an allocation only.
 
-    Raises:
-        UserError: this is no allocation.
-        EnvironmentLacksError: the launcher's program is not installed.
+    Raises `UserError`: this is no allocation. `EnvironmentLacksError`: the launcher's program is not installed.
     """
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
@@ -219,8 +215,7 @@ def require_here(system: SystemSpec) -> None:
 def require_room(plans: Sequence[LaunchPlan]) -> None:
     """Refuses more ranks than one machine can start and still measure anything.
 
-    Raises:
-        UserError: a plan has more than `MAX_RANKS_PER_CORE` on every core.
+    Raises `UserError`: a plan has more than `MAX_RANKS_PER_CORE` on every core.
     """
     cores = len(os.sched_getaffinity(0))
     ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
@@ -262,13 +257,10 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
     """Runs all plans on this machine, one after the other; `following` is the command to go on with, if not empty.
 
-    Returns:
-        What the command ends with: the code of the first run that went wrong.
-
-    Raises:
-        UserError: the output folder cannot be, a run of that name exists, or a variable's value is not where a plan
-            says.
-        EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
+    Returns what the command ends with: the code of the first run that went wrong.
+    Raises `UserError`: the output folder cannot be, a run of that name exists, or a variable's value is not where a
+    plan says. `EnvironmentLacksError`: the launcher's program is not installed, or the ranks' Python cannot be
+    executed.
     """
     from dlbench.cli.progress import progress
     from dlbench.jobs import local
@@ -308,8 +300,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
 def _run_one(plan: LaunchPlan, root: Path, told: Lines) -> Outcome:
     """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series.
 
-    Raises:
-        KeyboardInterrupt: passed on.
+    Raises `KeyboardInterrupt`: passed on.
     """
     from dlbench.jobs import local
     from dlbench.jobs.verdict import Outcome

@@ -183,8 +183,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def series_at(given: str, out: Path) -> tuple[Path, str]:
     """The folder of all runs, absolute, and the name of a series: of its name, of a folder of runs, or of a run's.
 
-    Raises:
-        UserError: there is no such series or folder, or the folder holds several; names them.
+    Raises `UserError`: there is no such series or folder, or the folder holds several; names them.
     """
     from dlbench.jobs.campaign.file import FOLDER, series_path
     from dlbench.records.collectives_scan import read_launched
@@ -211,9 +210,8 @@ def resume_series(options: dict[str, Any]) -> None:
 
     With --write-only it prints the commands that do, and needs no scheduler.
 
-    Raises:
-        UserError: there is no such series of this user, or another process submits it.
-        RunError: as of `submit_rest`.
+    Raises `UserError`: there is no such series of this user, or another process submits it. `RunError`: as of
+    `submit_rest`.
     """
     from dlbench.jobs.campaign.completing import adopt, missing_jobs, write_only
     from dlbench.jobs.campaign.file import require_own
@@ -294,16 +292,9 @@ def _say_reopened(series: str, out: Path, done: Reopened) -> None:
 def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: Interruption) -> None:
     """Submits what is left of a series; of each job its id on standard output, and then how far the series is.
 
-    Args:
-        root: folder of all runs, absolute.
-        series: its name.
-        options: of `submit_options`; without --max-jobs that of the series counts.
-        interruption: asked before each job.
-
-    Raises:
-        UserError: there is no such series, or another process submits it.
-        RunError: Slurm refused a job, did not say whether it took it, or does not say what is queued.
-        KeyboardInterrupt: on a signal.
+    `options`: of `submit_options`; without --max-jobs that of the series counts.
+    Raises `UserError`: there is no such series, or another process submits it. `RunError`: Slurm refused a job, did not
+    say whether it took it, or does not say what is queued. `KeyboardInterrupt`: on a signal.
     """
     from dlbench.jobs.campaign.completing import complete, feed, forget
     from dlbench.jobs.campaign.file import feeding, read_series, standing

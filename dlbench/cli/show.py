@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.keys import Key, chosen, keys_of, models_in
 from dlbench.specs.merge import Layers
+from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.units import exact_bytes
 
 _UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samples": "samples", "_tflops": "TFLOP/s"}
@@ -44,13 +44,7 @@ class Setting:
 
 
 def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Layers) -> Iterator[Setting]:
-    """The keys of a decided specification in their order.
-
-    Args:
-        model: the specification.
-        content: its values, as in JSON.
-        layers: which say who set what.
-    """
+    """The keys of a decided specification in their order. `content`: its values, as in JSON."""
     told: set[tuple[str, ...]] = set()
     for key in keys_of(model, content):
         path = key.path
@@ -148,29 +142,29 @@ _VALUE = 16
 
 
 SCHEMAS = {
-    "report": "views.registry:SCALING",
-    "diagnosis": "views.diagnosis:views_of",
-    "estimate": "views.estimate:views_of",
-    "comparison": "gate.page:ComparisonReport",
-    "trends": "history.report:TrendsReport",
-    "collectives": "collectives.report:CollectivesReport",
-    "io": "views.storage:Io",
-    "io-tiers": "views.stalls:IoTiers",
-    "memory-plan": "views.out_of_core.planned:MemoryPlan",
-    "plan": "specs.plan:RunPlan",
-    "record": "records.record:Record",
-    "comm-plan": "specs.collectives.plan:CommPlan",
-    "comm": "records.collectives:CommRecord",
-    "rank-status": "records.status:RankStatus",
-    "node-status": "records.status:NodeStatuses",
-    "image": "specs.system.image:ImageDescription",
-    "preflight": "records.answers.preflight:PreflightReport",
-    "failure": "records.status:Failure",
-    "submission": "jobs.submission:Submission",
-    "series": "jobs.campaign.file:SeriesFile",
-    "acknowledgement": "history.store:Acknowledgement",
+    "report": "dlbench.views.scaling_report:SCALING",
+    "diagnosis": "dlbench.views.diagnosis:views_of",
+    "estimate": "dlbench.views.estimate:views_of",
+    "comparison": "dlbench.gate.page:ComparisonReport",
+    "trends": "dlbench.history.report:TrendsReport",
+    "collectives": "dlbench.collectives.report:CollectivesReport",
+    "io": "dlbench.views.storage:Io",
+    "io-tiers": "dlbench.views.stalls:IoTiers",
+    "memory-plan": "dlbench.views.out_of_core.planned:MemoryPlan",
+    "plan": "dlbench.specs.plan:RunPlan",
+    "record": "dlbench.records.record:Record",
+    "comm-plan": "dlbench.specs.collectives.plan:CommPlan",
+    "comm": "dlbench.records.collectives:CommRecord",
+    "rank-status": "dlbench.records.status:RankStatus",
+    "node-status": "dlbench.records.status:NodeStatuses",
+    "image": "dlbench.specs.container:ImageDescription",
+    "preflight": "dlbench.records.answers.preflight:PreflightReport",
+    "failure": "dlbench.records.status:Failure",
+    "submission": "dlbench.jobs.submission:Submission",
+    "series": "dlbench.jobs.campaign.file:SeriesFile",
+    "acknowledgement": "dlbench.history.store:Acknowledgement",
 }
-"""Reports as JSON, and JSON files of runs: what has a schema, and what is behind it (module of dlbench, name)."""
+"""Reports as JSON, and JSON files of runs: what has a schema, and where it is defined (module:name)."""
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -182,7 +176,7 @@ def schema(name: str) -> dict[str, Any]:
     if name not in SCHEMAS:
         raise UserError(f"--schema {name}: {nearest(name, SCHEMAS)}")
     module, _, attribute = SCHEMAS[name].partition(":")
-    found = getattr(importlib.import_module(f"dlbench.{module}"), attribute)
+    found = getattr(importlib.import_module(module), attribute)
     if isinstance(found, type):
         if issubclass(found, BaseModel):
             return found.model_json_schema()
@@ -220,16 +214,16 @@ def show(
         click.echo(json.dumps(schema(schema_name), indent=1))
         return
     if name is None:
-        raise UserError("give the NAME of a workload or system (dlbench ls), or --schema FILE")
+        raise click.UsageError("missing the NAME of a workload or system (dlbench ls), or --schema FILE")
     from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
+    from dlbench.specs.files import available, find
     from dlbench.specs.requests import parse_set
-    from dlbench.specs.resolve import available, find
 
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
     if os.sep in name or name.endswith((".yaml", ".yml")):
-        from dlbench.specs.yamlfile import read_yaml
+        from dlbench.specs.files import read_yaml
 
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:

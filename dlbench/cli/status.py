@@ -178,13 +178,8 @@ _RANK_LOG = re.compile(r"rank-\d+\.log")
 def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     """The logs of a run that are there: of its job, of its launcher, and of its ranks.
 
-    Args:
-        folder: the run's.
-        rank: the log of this rank alone.
-
-    Raises:
-        UserError: there is none (yet).
-        IncompleteDataError: `submission.json` is damaged.
+    `rank`: the log of this rank alone.
+    Raises `UserError`: there is none (yet). `IncompleteDataError`: `submission.json` is damaged.
     """
     names = sorted(path.name for path in folder.path.iterdir())
     if rank is not None:
@@ -250,8 +245,7 @@ def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> Non
 def run_folder(run: str, out: Path) -> RunFolder:
     """The folder of a run: its own path, or its name below the folder of all runs.
 
-    Raises:
-        UserError: there is none; names the runs of a series of that name.
+    Raises `UserError`: there is none; names the runs of a series of that name.
     """
     from dlbench.records.folder import RunFolder
 

@@ -15,7 +15,7 @@ from dlbench.errors import UserError
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
     from dlbench.specs.plan import LaunchPlan, RunPlan
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 
 class SubmitCommand(shared.GroupedCommand):
@@ -87,8 +87,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
 def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
     """The plans on the nodes that --same-nodes or --rotate-nodes ask for.
 
-    Raises:
-        UserError: both are given, or there are too few nodes.
+    Raises `UserError`: both are given, or there are too few nodes.
     """
     from dlbench.jobs.campaign.campaign import on_node_sets
 
@@ -120,8 +119,7 @@ def _resume(options: dict[str, Any]) -> None:
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
     """Refuses options that act on nothing where no job is submitted.
 
-    Raises:
-        UserError: one of them is given with --write-only.
+    Raises `UserError`: one of them is given with --write-only.
     """
     for name in names:
         if options["write_only"] and options[name]:
@@ -131,13 +129,12 @@ def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
     """The jobs that `submit_options` ask for.
 
-    Raises:
-        UserError: options exclude each other, sides of a comparison cannot share a job, or it may cost too much.
+    Raises `UserError`: options exclude each other, sides of a comparison cannot share a job, or it may cost too much.
     """
     import re
 
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
-    from dlbench.specs.system.slurm import TIME
+    from dlbench.specs.launch import TIME
 
     refuse_beside_write_only(options, "dry_run", "follow")
     if options["one_run_per_job"] and options["pack"] != "points":
@@ -162,8 +159,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
 def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
     """Proves that jobs can be written for this system and folder; `instead` is the command without a scheduler.
 
-    Raises:
-        UserError: they cannot.
+    Raises `UserError`: they cannot.
     """
     if system.scheduler != "slurm":
         raise UserError(f"system {system.name} has no scheduler: use `{instead}`, or set scheduler: slurm")
@@ -182,11 +178,9 @@ def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
 def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     """Submits the jobs of a series, as `submit_options` say.
 
-    Raises:
-        EnvironmentLacksError: sbatch is not on PATH; not with --write-only.
-        UserError: the output folder cannot be, or a run of that name exists.
-        RunError: Slurm refused a job, or did not say whether it took it.
-        KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
+    Raises `EnvironmentLacksError`: sbatch is not on PATH; not with --write-only. `UserError`: the output folder cannot
+    be, or a run of that name exists. `RunError`: Slurm refused a job, or did not say whether it took it.
+    `KeyboardInterrupt`: on a signal, after the sbatch that ran then has ended.
     """
     from dlbench.cli.series import cost_lines, print_commands, submit_rest
     from dlbench.jobs.campaign.completing import Limits, begin, write_only

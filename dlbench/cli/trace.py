@@ -108,8 +108,7 @@ def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> 
 def _format_of(output: Path, asked: FormatName | None) -> FormatName:
     """The format that was asked for, or that the name of the output file tells.
 
-    Raises:
-        UserError: the name tells none, or another one.
+    Raises `UserError`: the name tells none, or another one.
     """
     name = output.name.lower()
     told = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)

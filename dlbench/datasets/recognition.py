@@ -1,17 +1,40 @@
-"""Which kind of data set lies in a folder."""
+"""What lies in a folder: which kind of data set, and while a run is planned, whether it can be the workload's.
+
+While a run is planned only what is cheap is looked at: a folder's first names, a manifest, an index, the header of a
+first file. No torch, no whole set. What is not known cheaply is not judged: the ranks open everything, and refuse what
+does not fit.
+"""
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
+import threading
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
-from dlbench.datasets.making.manifest import read_manifest
-from dlbench.datasets.splits import train_folder
-from dlbench.errors import UserError
-from dlbench.opening import require_file, why_unreadable
+from dlbench.datasets.arrays import open_hdf5
+from dlbench.datasets.images import image_set
+from dlbench.datasets.images.shards import INDEX, index_size, shards_among
+from dlbench.datasets.manifest import Manifest, read_manifest
+from dlbench.datasets.splits import Split, is_split_name, require_no_splits, train_folder, validation_folder
+from dlbench.datasets.text import corpus, pretraining_hdf5
+from dlbench.datasets.tfrecord import example_views, read_records
+from dlbench.datasets.volumes import SUFFIXES, FileShape, container_of, file_shape, first_shape, index_density
+from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.opening import open_file, require_file, why_unreadable
+from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextData, Workload
 
-KINDS = ("images", "image-shards", "text", "samples", "density")
+TITLES = {
+    "images": "a tree of images",
+    "image-shards": "shards of images",
+    "text": "text",
+    "samples": "BERT samples",
+    "density": "density volumes",
+}
+KINDS = tuple(TITLES)
 MANIFEST_KINDS = {
     "images": "images",
     "image-shards": "image-shards",
@@ -81,8 +104,6 @@ def _kind_of_folder(path: Path) -> str:
 
 
 def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
-    from dlbench.datasets.containers.hdf5 import open_hdf5
-
     try:
         with open_hdf5(path) as file:
             return "samples" if "next_sentence_labels" in file else "density"
@@ -93,9 +114,6 @@ def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
 
 
 def _kind_of_records(path: Path, sure: bool) -> str | None:
-    from dlbench.datasets.containers.tf_example import example_views
-    from dlbench.datasets.containers.tfrecord import read_records
-
     try:
         features = example_views(next(iter(read_records(path))))
     except (OSError, ValueError, StopIteration):
@@ -103,3 +121,295 @@ def _kind_of_records(path: Path, sure: bool) -> str | None:
             return None
         return "density" if path.name.startswith("density-") else "image-shards"
     return "density" if "x" in features else "image-shards"
+
+
+LIMIT_S = 20.0
+"""A file system that has not answered after so long keeps nobody from planning."""
+MAX_NAMES = 10_000
+"""Names in a folder that are looked at, at most."""
+_OPENED = 8
+"""Files whose headers are read, at most."""
+_ASKED = 64
+"""Files that are asked what they are, where they are not what is wanted."""
+_HEAD_BYTES = 1 << 16
+"""Of a text, to see that it is one."""
+_MAX_RECORDS = 1 << 28
+"""Bytes of a TFRecord file whose first volume is read, at most: a compressed one is unpacked for it."""
+
+_KINDS = {"resnet": ("images", "image-shards"), "bert": ("text", "samples"), "cosmoflow": ("density",)}
+"""Which of KINDS each family of models is trained on."""
+_WANTED = {
+    "resnet": f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)",
+    "bert": f"text: {corpus.LAYOUT}, or HDF5 files of samples ({', '.join(pretraining_hdf5.SUFFIXES)})",
+    "cosmoflow": "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _x.npy with _y.npy)",
+}
+
+
+_JPEG_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in image_set.SUFFIXES)
+
+
+class _NoneThereError(UserError):
+    """Nothing of the wanted kind lies in a folder; the message begins with `holds`."""
+
+
+def require_fitting(workload: Workload, *, ranks: int, evaluated: bool = False) -> bool:
+    """Proves, as far as that is cheap, that a workload's data is of its kind and form, and large enough.
+
+    Synthetic data, and paths that are not there, are passed over; validation data is looked at if it is `evaluated`.
+
+    Returns:
+        False if the file system did not answer in time.
+
+    Raises:
+        UserError: the ranks would refuse the data.
+    """
+    raised: list[Exception] = []
+
+    def look() -> None:
+        try:
+            _judge(workload, ranks, evaluated=evaluated)
+        except (OSError, ImportError, EnvironmentLacksError):
+            return  # what cannot be read here, or lacks a library here, may be well on the nodes
+        except Exception as error:  # raised where it is asked for
+            raised.append(error)
+
+    # A thread, because nothing ends a system call that a file server does not answer.
+    thread = threading.Thread(target=look, daemon=True, name="look at data")
+    thread.start()
+    thread.join(LIMIT_S)
+    if raised:
+        raise raised[0]
+    return not thread.is_alive()
+
+
+def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
+    data, train = workload.data, workload.train
+    source = Path(data.source)
+    if data.is_synthetic or not source.exists():
+        return
+    needed = train.batch_per_rank * ranks
+    found = _look(source, train_folder(source), workload, "data.source", "train", needed)
+    if found is not None and found < needed:
+        raise UserError(
+            f"data.source {data.source!r} has {found} samples, one step needs {needed} (train.batch_per_rank "
+            f"{train.batch_per_rank} x {ranks} ranks); use more data, fewer ranks or a smaller batch"
+        )
+    if not evaluated:
+        return
+    if data.validation is None:
+        folder = validation_folder(source)
+        if folder is not None:
+            _look(source, folder, workload, "data.source", "validation", 1)
+    elif (other := Path(data.validation)).exists():
+        _look(other, validation_folder(other) or other, workload, "data.validation", "validation", 1)
+
+
+def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
+    """The samples of one split, None if they are not known cheaply.
+
+    Raises:
+        UserError: they cannot be the workload's.
+    """
+    model, manifest = workload.model, _manifest(source)
+    wanted = f"{workload.name} trains on {_WANTED[model.family]}"
+    if manifest is not None and MANIFEST_KINDS[manifest.kind] not in _KINDS[model.family]:
+        holds = TITLES[MANIFEST_KINDS[manifest.kind]]
+        raise UserError(f"{key} {str(source)!r} holds {holds} (by its manifest); {wanted}")
+    try:
+        if isinstance(model, ResNetModel):
+            found = _images(folder, model, key, needed)
+        elif isinstance(model, BertModel):
+            assert isinstance(workload.data, TextData)  # the workload's validator holds this
+            found = _text(folder, workload.data, key)
+        else:
+            found = _volumes(folder, model, key)
+    except _NoneThereError as error:
+        other = _kind(folder)
+        holds = str(error) if other is None or other in _KINDS[model.family] else f"holds {TITLES[other]}"
+        raise UserError(f"{key} {str(source)!r} {holds}; {wanted}") from None
+    if found is None and manifest is not None and manifest.kind != "text":  # there it counts documents
+        found = manifest.counts.get(split)
+    return found
+
+
+def _manifest(source: Path) -> Manifest | None:
+    try:
+        found = read_manifest(source) if source.is_dir() else None
+    except UserError:  # training does not need it
+        return None
+    return found if found is not None and found.kind in MANIFEST_KINDS else None
+
+
+def _kind(folder: Path) -> str | None:
+    """Which of KINDS the first files are."""
+    try:
+        paths = [folder] if folder.is_file() else [folder / name for name in sorted(_names(folder)[0])[:_ASKED]]
+        return kind_of_files(paths)
+    except OSError:
+        return None
+
+
+def _names(folder: Path, *, folders: bool = False) -> tuple[list[str], bool]:
+    """Names in a folder that are not hidden, of folders alone if so wished, and whether these are all."""
+    with os.scandir(folder) as entries:
+        first = list(islice(entries, MAX_NAMES + 1))
+        names = [e.name for e in first if not e.name.startswith(".") and (not folders or e.is_dir())]
+    return names, len(first) <= MAX_NAMES
+
+
+# Images
+
+
+def _images(folder: Path, model: ResNetModel, key: str, needed: int) -> int | None:
+    if (folder / INDEX).is_file():
+        num, classes = index_size(folder)
+        _require_classes(folder, classes, model, key)
+        return num
+    if not folder.is_dir():
+        raise _NoneThereError("is a file")
+    names, whole = _names(folder)
+    if shards_among(names):
+        if _kind(folder) == "density":
+            raise _NoneThereError("holds no images")
+        return None
+    folders, _ = _names(folder, folders=True)
+    require_no_splits(folder, folders)
+    if not whole:
+        if _kind(folder) in ("text", "samples", "density"):
+            raise _NoneThereError("holds no images")
+        return None
+    if not folders:
+        raise _NoneThereError("holds no folders of classes")
+    _require_classes(folder, len(folders), model, key)
+    return _counted_images(folder, folders, needed)
+
+
+def _require_classes(folder: Path, classes: int, model: ResNetModel, key: str) -> None:
+    if classes > model.num_classes:
+        raise UserError(f"{key} {str(folder)!r} has {classes} classes, model.num_classes is {model.num_classes}")
+
+
+def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | None:
+    """The images in a tree, or None as soon as there are as many as needed, or too many to be counted here."""
+    num = looked = 0
+    for name in sorted(classes):
+        with os.scandir(folder / name) as entries:
+            first = list(islice(entries, MAX_NAMES))
+        images = sum(e.name.lower().endswith(_JPEG_SUFFIXES) and not e.name.startswith(".") for e in first)
+        num, looked = num + images, looked + len(first)
+        if not images and len(first) < MAX_NAMES:
+            raise _NoneThereError(f"has the folder {name!r}, which holds no .jpg or .jpeg file")
+        if num >= needed or looked >= MAX_NAMES:
+            return None
+    return num
+
+
+# Text
+
+
+def _text(folder: Path, data: TextData, key: str) -> int | None:
+    if folder.is_file() and folder.suffix.lower() not in pretraining_hdf5.SUFFIXES:
+        _require_text(folder)
+        return None
+    if folder.is_dir():
+        names, whole = _names(folder)
+    else:
+        names, whole = [folder.name], True
+    samples = [n for n in sorted(names) if Path(n).suffix.lower() in pretraining_hdf5.SUFFIXES]
+    if samples:
+        return _samples(folder, samples, data, key, whole=whole)
+    if corpus.SAVED in names:
+        return None
+    texts = [n for n in names if n.endswith(".txt")]
+    if not texts:
+        if not whole and _kind(folder) not in ("image-shards", "density"):
+            return None
+        require_no_splits(folder, _names(folder, folders=True)[0])
+        raise _NoneThereError("holds no .txt file and no HDF5 file")
+    _require_text(folder / min(texts))
+    return None
+
+
+def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, *, whole: bool) -> int | None:
+    few = whole and len(names) <= _OPENED
+    try:
+        index = pretraining_hdf5.index_samples(folder if few or folder.is_file() else folder / names[0])
+    except UserError:
+        if _kind(folder) == "density":
+            raise _NoneThereError("holds no such data") from None
+        raise
+    stored = index.shape.sequence_length
+    if stored not in (None, data.sequence_length):
+        raise UserError(
+            f"{key} {str(folder)!r} has samples of {stored} tokens, data.sequence_length is {data.sequence_length}"
+        )
+    return index.num_samples if few else None
+
+
+def _require_text(path: Path) -> None:
+    with open_file(path) as file:
+        head = file.read(_HEAD_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        raise _NoneThereError(f"holds {path.name!r}, which is not UTF-8") from None
+
+
+# Volumes
+
+
+def _volumes(folder: Path, model: CosmoFlowModel, key: str) -> int | None:
+    if not folder.is_dir():
+        raise _NoneThereError("is a file")
+    found, whole = _volume_files(folder)
+    if not found:
+        if whole or _holds_image_folders(folder):
+            raise _NoneThereError(f"holds no file that ends in {', '.join(SUFFIXES)}")
+        return None
+    try:
+        shape = _first_shape(folder / min(found))
+    except UserError:
+        if _kind(folder) not in (None, "density"):
+            raise _NoneThereError("holds no such data") from None
+        raise
+    if shape is None:
+        return None
+    for name, stored in (
+        ("input_size", shape.size),
+        ("input_channels", shape.channels),
+        ("num_targets", shape.num_targets),
+    ):
+        if stored != getattr(model, name):
+            raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
+    few = whole and len(found) <= _OPENED and container_of(min(found)) != "tfrecord"
+    return index_density(folder).num_samples if few else None
+
+
+def _holds_image_folders(folder: Path) -> bool:
+    """Whether the first folders in it hold JPEGs, in a folder of too many to look into each."""
+    first = sorted(_names(folder, folders=True)[0])[:_OPENED]
+    return bool(first) and all(
+        any(n.lower().endswith(_JPEG_SUFFIXES) for n in _names(folder / name)[0]) for name in first
+    )
+
+
+def _first_shape(path: Path) -> FileShape | None:
+    """Of the volumes in one file; None where it would take too long to learn."""
+    container = container_of(path.name)
+    assert container is not None  # it is one of `_volume_files`
+    if container != "tfrecord":
+        return file_shape(path.parent, path.name, container)
+    return first_shape(path, container) if path.stat().st_size <= _MAX_RECORDS else None
+
+
+def _volume_files(folder: Path) -> tuple[list[str], bool]:
+    """Files of volumes in a folder and in the first folders in it, and whether all was looked at."""
+    names, whole = _names(folder)
+    inner, whole_inner = _names(folder, folders=True)
+    if splits := [name for name in inner if is_split_name(name)]:
+        require_no_splits(folder, splits)
+    for name in sorted(inner)[:_OPENED]:
+        below, whole_below = _names(folder / name)
+        names += [f"{name}/{one}" for one in below]
+        whole = whole and whole_below
+    return [n for n in names if container_of(n) is not None], whole and whole_inner and len(inner) <= _OPENED

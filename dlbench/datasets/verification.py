@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from dlbench.datasets.making.journal import Journal
-from dlbench.datasets.making.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
+from dlbench import pool
+from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.images.jpeg_decode import decode
+from dlbench.datasets.images.shards import ImageShards
+from dlbench.datasets.making.production import Journal
+from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import NAMES, Split, has_splits, train_folder, validation_folder
+from dlbench.datasets.splits import NAMES as SPLITS
+from dlbench.datasets.text.corpus import SAVED, UNKNOWN, load_vocabulary, open_corpus, read_documents, text_files
+from dlbench.datasets.text.pretraining_hdf5 import file_fault, sample_files
 from dlbench.errors import UserError, nearest
+from dlbench.opening import file_sha256
 
 Progress = Callable[[str, int, int], None]
 """Told what is counted, how many are done, and how many there are."""
 
-TITLES = {
-    "images": "a tree of images",
-    "image-shards": "shards of images",
-    "text": "text",
-    "samples": "BERT samples",
-    "density": "density volumes",
-}
 _PUBLIC = {"images": "ImageNet-2012", "image-shards": "ImageNet-2012", "density": "cosmoUniverse"}
 _AT_ONCE = 1024
 _COUNTED = re.compile(r"(\d+) of (\d+): ")
@@ -85,8 +86,6 @@ def verify(
         source: a set with splits, or one split, or a file of text or samples.
         kind: one of KINDS; None: recognised.
         vocabulary: path or name, to which text and samples are held.
-        workers: threads or processes that read.
-        progress: told how far it is.
 
     Raises:
         UserError: there is no data of a known kind at the source, or no such vocabulary.
@@ -167,15 +166,12 @@ def _verify_split(
 ) -> None:
     label = f"{split}: " if split else ""
     if verdict.kind in ("images", "image-shards"):
-        from dlbench.datasets.images.verify import verify_images
-
         faults = verify_images(folder, partial(tell, f"{label}images"), workers, verdict.remarks.append)
     elif verdict.kind == "density":
-        from dlbench.datasets.volumes.density import verify_density
+        from dlbench.datasets.volumes import verify_density
 
         faults = _in_folder(split, _or_line(lambda: verify_density(folder, partial(tell, f"{label}files"), workers)))
     else:
-        from dlbench.datasets.text.verify import verify_text
 
         def say(line: str) -> None:
             counted = _COUNTED.match(line)
@@ -240,7 +236,7 @@ def _count_images(folder: Path, split: Split) -> tuple[int, str | None]:
 
 
 def _count_density(folder: Path, split: Split) -> tuple[int, str | None]:
-    from dlbench.datasets.volumes.density import completeness, index_density
+    from dlbench.datasets.volumes import completeness, index_density
 
     index = index_density(folder)
     return index.num_samples, completeness(index, split)
@@ -250,3 +246,210 @@ def _count_samples(folder: Path) -> tuple[int, str | None]:
     from dlbench.datasets.text.pretraining_hdf5 import index_samples
 
     return index_samples(folder).num_samples, None
+
+
+_AT_A_TIME = 64
+"""Images that one task decodes."""
+
+Found = tuple[int, list[str], list[str]]
+"""Images seen, lines about bad files, lines about odd ones."""
+
+
+def verify_images(
+    folder: Path,
+    on_progress: Callable[[int, int], None] | None = None,
+    workers: int = 1,
+    on_odd: Callable[[str], None] | None = None,
+) -> list[str]:
+    """Decodes every image of a tree or of shards wholly, in all splits of the folder.
+
+    Shards are also compared with the checksums in the manifest of the folder or of the one above, if there is one;
+    TFRecords carry checksums of their own. For other files there is `verify_manifest`.
+
+    Args:
+        folder: an image set, or a folder of the splits `train` and `validation`.
+        on_progress: told the number of images seen, and of all.
+        workers: threads; decoding and checksums do not hold Python's lock.
+        on_odd: told one line for each image that is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg;
+            and one for what was passed over.
+
+    Returns:
+        One line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
+        well. A set that cannot be opened is one line.
+    """
+    try:
+        sets = [open_image_set(path) for path in _splits_verify(folder)]
+        checksums = [_checksums_verify(images) for images in sets]
+    except UserError as error:
+        return [str(error)]
+    total, seen = sum(images.num_samples for images in sets), 0
+    bad: list[str] = []
+    tell = on_odd or (lambda _line: None)
+    with ThreadPoolExecutor(workers) as pool:
+        for images, known in zip(sets, checksums, strict=True):
+            for remark in images.remarks:
+                tell(f"{str(images.root)!r}: {remark}")
+            for count, lines, odd in _in_order(pool, _tasks(images, known), 2 * workers):
+                seen += count
+                bad += lines
+                for line in odd:
+                    tell(line)
+                if on_progress is not None and count:
+                    on_progress(seen, total)
+            images.close()
+    return bad
+
+
+def _splits_verify(folder: Path) -> list[Path]:
+    if not has_splits(folder):
+        return [folder]
+    return [folder / name for names in SPLITS.values() for name in names if (folder / name).is_dir()]
+
+
+def _tasks(images: ImageSet, checksums: Mapping[str, str]) -> Iterator[Callable[[], Found]]:
+    for name, expected in checksums.items():
+        yield partial(_digest, images.root / name, expected)
+    for first in range(0, images.num_samples, _AT_A_TIME):
+        yield partial(_decode, images, range(first, min(first + _AT_A_TIME, images.num_samples)))
+
+
+def _checksums_verify(images: ImageSet) -> dict[str, str]:
+    """SHA-256 of each shard, as the manifest of its folder or of the one above says; none without a manifest."""
+    if not isinstance(images, ImageShards):
+        return {}
+    for folder, prefix in ((images.root, ""), (images.root.parent, f"{images.root.name}/")):
+        if (folder / NAME).is_file():
+            wanted = {prefix + name: name for name in images.index.shards}
+            return {wanted[entry.path]: entry.sha256 for entry in read_files(folder) if entry.path in wanted}
+    return {}
+
+
+def _digest(path: Path, expected: str) -> Found:
+    try:
+        found = file_sha256(path)
+    except OSError as error:
+        return 0, [f"{str(path)!r}: {error.strerror}"], []
+    return 0, [] if found == expected else [f"{str(path)!r}: altered (SHA-256 differs from the manifest)"], []
+
+
+def _decode(images: ImageSet, span: range) -> Found:
+    bad, odd = [], []
+    for index in span:
+        try:
+            _pixels, remark = decode(images.read(index))
+        except OSError as error:
+            bad.append(f"{images.name(index)}: {error.strerror}")
+        except ValueError as error:
+            bad.append(f"{images.name(index)}: {error}")
+        else:
+            if remark is not None:
+                odd.append(f"{images.name(index)}: {remark}")
+    return len(span), bad, odd
+
+
+def _in_order(pool: ThreadPoolExecutor, tasks: Iterator[Callable[[], Found]], at_once: int) -> Iterator[Found]:
+    """The results of tasks in their order; no more than `at_once` are waiting, however many there are."""
+    waiting: list[Future[Found]] = []
+    for task in tasks:
+        waiting.append(pool.submit(task))
+        if len(waiting) > at_once:
+            yield waiting.pop(0).result()
+    for future in waiting:
+        yield future.result()
+
+
+_R = TypeVar("_R")
+_BATCH = 1024
+"""Documents tokenised at a time."""
+
+
+def verify_text(
+    source: Path, vocabulary: str | None = None, on_progress: Callable[[str], None] | None = None, workers: int = 1
+) -> list[str]:
+    """One line for each bad file, `<name>: <reason>`; none if all are whole.
+
+    Raw text must be UTF-8 and hold documents, at least two in all. HDF5 samples must have types and shapes of a
+    published layout, and values in range in every row. A saved corpus must have the sizes that it states.
+
+    Args:
+        source: a text file, a folder of .txt files, a saved corpus, or HDF5 samples (file or folder).
+        vocabulary: path or name; with it, ids are held against its size, and the share of [UNK] is told.
+        on_progress: told one line a file, and information at the end.
+
+    Raises:
+        UserError: there is nothing at `source`, or no such vocabulary.
+    """
+    say = on_progress or (lambda _line: None)
+    if (source / SAVED).is_file():
+        return _verify_saved(source, vocabulary, say)
+    samples = sample_files(source) if source.exists() else []
+    if samples:
+        size = None if vocabulary is None else len(load_vocabulary(vocabulary))
+        faults = _each(partial(file_fault, vocab_size=size), samples, say, workers)
+        return [f"{path.name}: {fault}" for path, fault in zip(samples, faults, strict=True) if fault]
+    files = text_files(source)
+    read = _each(partial(_read_text, vocabulary=vocabulary), files, say, workers)
+    found = [f"{path.name}: {fault}" for path, (fault, _, _, _) in zip(files, read, strict=True) if fault]
+    documents = sum(count for _, count, _, _ in read)
+    tokens, unknown = sum(count for _, _, count, _ in read), sum(count for *_, count in read)
+    say(f"{documents} documents in {len(files)} files")
+    if tokens:
+        say(f"{unknown / tokens:.3%} of {tokens} tokens are {UNKNOWN}")
+    if not found and documents == 1:
+        found.append(f"{source.name}: a single document; next-sentence prediction needs two, put a blank line between")
+    return found
+
+
+def _each(check: Callable[[Path], _R], files: list[Path], say: Callable[[str], None], workers: int) -> list[_R]:
+    results: list[_R] = []
+    with pool.run(check, files, workers, name=str, verb="read", ahead=2) as found:
+        for number, (path, result) in enumerate(zip(files, pool.in_order(found), strict=True), 1):
+            results.append(result)
+            say(f"{number} of {len(files)}: {path.name}")
+    return results
+
+
+def _read_text(path: Path, vocabulary: str | None) -> tuple[str | None, int, int, int]:
+    """What is wrong, documents, tokens and unknown tokens of one text file; no tokens without a vocabulary."""
+    tokenizer, unknown_id = None, -1
+    if vocabulary is not None:
+        loaded = load_vocabulary(vocabulary)
+        tokenizer, unknown_id = loaded.tokenizer(), loaded.id_of(UNKNOWN)
+    documents = tokens = unknown = 0
+    try:
+        reading = read_documents([path])
+        while batch := list(islice(reading, _BATCH)):
+            documents += len(batch)
+            if tokenizer is not None:
+                sentences = [sentence for document in batch for sentence in document]
+                for encoding in tokenizer.encode_batch(sentences, add_special_tokens=False):
+                    tokens += len(encoding.ids)
+                    unknown += encoding.ids.count(unknown_id)
+    except UserError as error:
+        return str(error).removeprefix(repr(str(path))).lstrip(":, "), documents, tokens, unknown
+    return (None if documents else "no text in it"), documents, tokens, unknown
+
+
+def _verify_saved(folder: Path, vocabulary: str | None, say: Callable[[str], None]) -> list[str]:
+    import numpy as np
+
+    if vocabulary is None:
+        raise UserError(f"{str(folder)!r} is a tokenised corpus: give the vocabulary it was tokenised with")
+    loaded = load_vocabulary(vocabulary)
+    try:
+        corpus = open_corpus(folder, loaded)
+    except UserError as error:
+        return [f"{folder.name}: {error}"]
+    found = []
+    for name, offsets, end in (
+        ("sentence_offsets", corpus.sentence_offsets, len(corpus.tokens)),
+        ("document_offsets", corpus.document_offsets, corpus.num_sentences),
+    ):
+        if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) <= 0).any():
+            found.append(f"{name}.npy: does not ascend from 0 to {end}")
+    if len(corpus.tokens) and int(corpus.tokens.max()) >= len(loaded):
+        found.append(f"tokens.npy: holds an id beyond the vocabulary's {len(loaded)} entries")
+    else:
+        share = float((corpus.tokens == loaded.id_of(UNKNOWN)).mean())
+        say(f"{corpus.num_documents} documents; {share:.3%} of {len(corpus.tokens)} tokens are {UNKNOWN}")
+    return found

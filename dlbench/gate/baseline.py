@@ -13,8 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 
 import dlbench
 from dlbench.errors import IncompleteDataError, MachineError, RunError, UserError
-from dlbench.gate.content import Content
-from dlbench.gate.sides import Side, SidePoint, SideRun, at_where, counts_text, settings_of
+from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, counts_text, settings_of
 from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.reading.sessions import Circumstances
 from dlbench.records.files import json_text, write_result
@@ -85,13 +84,7 @@ def _point(point: SidePoint) -> BaselinePoint:
 
 
 def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> Side:
-    """The side that a file is.
-
-    Args:
-        baseline: the file.
-        name: what to call the side.
-        where: registered properties that a point must have.
-        option: the option that chose them, for errors.
+    """The side that a file is, of the points with these registered properties; name and option are for errors.
 
     Raises:
         UserError: no point has them, or a file does not know such a property.

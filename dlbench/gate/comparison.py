@@ -1,22 +1,55 @@
-"""Two sides, or the pairs of one folder, become a comparison: every point and metric with its verdict."""
+"""Two sides, the pairs of one folder (`dlbench run --ab`), or runs and a floor become a comparison: every point and
+metric with its verdict.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import geometric_mean
+from typing import NoReturn
 
 from dlbench.errors import UserError
-from dlbench.gate.content import KeyDifference, digest
-from dlbench.gate.floors import FLOOR, Floor, floors_at
-from dlbench.gate.pairs import Match, PairedPoint, match
-from dlbench.gate.sides import Side, SidePoint, SideRun, sessions_at
+from dlbench.gate.sides import (
+    KeyDifference,
+    Side,
+    SidePoint,
+    SideRun,
+    at_where,
+    chosen,
+    differences,
+    digest,
+    named,
+    points_of,
+    refuse_no_figures,
+    sessions_at,
+    tabulated,
+    without,
+)
 from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
 from dlbench.reading.metrics import METRICS, Metric
+from dlbench.reading.side_by_side import alike, matched
+from dlbench.reading.table import RunTable
+from dlbench.records.scan import Scan
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate
 from dlbench.stats.pairing import KnownKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A point of A with the same point of B."""
+
+    a: SidePoint
+    b: SidePoint | None
+    """None: B has no runs there."""
+    allowed: tuple[KeyDifference, ...] = ()
+    """What differs though, because it may."""
+    unpaired: int = 0
+    """Runs of a paired comparison without their partner, which are in neither side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,32 +61,25 @@ class ComparedMetric:
     """Whether it has a part in the verdict; the others are information."""
     a: Estimate | None
     """Geometric mean in the metric's unit, over the units of the ratio where a test was made, so that B / A is the
-    ratio, else over runs; None where no run tells."""
+    ratio, else over runs; None where no run has the figure."""
     b: Estimate | None
     values_a: tuple[float, ...]
-    """One for each run that tells; where paired, equal places are pairs."""
+    """One for each run that has it; where paired, equal places are pairs."""
     values_b: tuple[float, ...]
     judgement: Judgement
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedPoint:
+class ComparedPoint(Match):
     """One rank and node count of runs that are comparable."""
 
-    a: SidePoint
-    b: SidePoint | None
-    """None: B has no runs there."""
-    allowed: tuple[KeyDifference, ...]
-    """What differs between the sides, because it may."""
     metrics: tuple[ComparedMetric, ...]
     environment: tuple[KeyDifference, ...]
     """Keys of the environment with one value on each side, and not the same."""
-    unpaired: int
-    """Runs of a paired comparison without their partner, which are left out."""
     sessions: Mapping[str, str]
     """Of the runs of the command, by run id."""
     num_history: int
-    """Sessions of the history that tell how far sessions scatter."""
+    """Sessions of the history that show how far sessions scatter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +98,7 @@ class Comparison:
     left_out: tuple[str, ...]
     damaged: tuple[str, ...]
     history: str
-    """What the history is called that tells how far sessions scatter; empty: none was given."""
+    """What the history is called that shows how far sessions scatter; empty: none was given."""
     num_compared: int
     """Comparisons of the family that Holm's correction counts."""
 
@@ -88,63 +114,136 @@ def compare_sides(
     options: tuple[str, str] = ("--where-a", "--where-b"),
     floors: Sequence[Floor] = (),
 ) -> Comparison:
-    """B against A.
+    """B against A, the baseline.
 
-    Args:
-        a: the baseline.
-        b: the candidate.
-        metrics: names of the metrics that decide; the others are told as information.
-        rule: what counts as a change.
-        allowed: keys on which the sides may differ.
-        history: earlier runs, which only tell how far sessions scatter.
-        options: by which a person chooses the runs of each side, for errors.
-        floors: throughputs that B must reach besides.
+    The metrics of these names decide, the others are reported as information. The sides may differ on `allowed` keys;
+    `history` holds earlier runs, which only show how far sessions scatter, and `floors` what B must reach besides.
+    `options` choose the runs of each side, for errors.
 
     Raises:
         UserError: both sides are the same runs, or they are not comparable; names the keys.
     """
     _refuse_same(a, b, options)
-    matches, only_b = match(a, b, allowed)
+    matches, only_b = _matches(a, b, allowed)
     sessions = sessions_at((*a.points, *b.points, *(() if history is None else history.points)))
     at_least = floors_at(b.points, floors, b.name)
-    drafts = [
-        _Draft(
-            one,
-            paired=False,
-            metrics=metrics,
-            sessions=sessions,
-            earlier=_earlier(one, history, sessions),
-            floor=at_least.get(id(one.b)),
-        )
-        for one in matches
-    ]
+    drafts = [_Draft(one, metrics, sessions, at_least, earlier=_earlier(one, history, sessions)) for one in matches]
     more, only_b = _of_floors(only_b, at_least, sessions)
-    drafts += more
-    name = "" if history is None else history.name
-    return _whole(a, b, drafts, rule, paired=False, only_b=only_b, history=name)
+    return _whole(a, b, [*drafts, *more], rule, only_b=only_b, history="" if history is None else history.name)
 
 
 def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> Comparison:
     """Runs against floors alone.
 
     Raises:
-        UserError: as `dlbench.gate.floors.floors_at`.
+        UserError: as `floors_at`.
     """
     drafts, unasked = _of_floors(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
     a = Side(name=f"the floor {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
-    return _whole(a, b, drafts, rule, paired=False, only_b=unasked, history="")
+    return _whole(a, b, drafts, rule, only_b=unasked)
 
 
-def _of_floors(
-    points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
-) -> tuple[list[_Draft], list[SidePoint]]:
-    """Points that are compared with their floors alone, and those without a floor."""
-    drafts = []
-    for point in points:
-        if floor := at_least.get(id(point)):
-            found = Match(a=dataclasses.replace(point, runs=(), tags={}, doubts=()), b=point, allowed=())
-            drafts.append(_Draft(found, paired=False, metrics=(), sessions=sessions, floor=floor))
-    return drafts, [point for point in points if id(point) not in at_least]
+def compare_pairs(
+    points: Sequence[Match], *, both: Side, metrics: Collection[str], rule: Rule, floors: Sequence[Floor] = ()
+) -> Comparison:
+    """Side b against side a of runs that were interleaved, as `paired_points` gives points and folder; else as
+    `compare_sides`.
+    """
+    at_least = floors_at([one.b for one in points if one.b is not None], floors, both.name)
+    sessions = sessions_at(side for one in points for side in (one.a, one.b) if side is not None)
+    drafts = [_Draft(one, metrics, sessions, at_least, paired=True) for one in points]
+    a = Side(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
+    return _whole(a, dataclasses.replace(both, name=f"{both.name}, side b"), drafts, rule, paired=True)
+
+
+def _whole(
+    a: Side,
+    b: Side,
+    drafts: Sequence[_Draft],
+    rule: Rule,
+    *,
+    paired: bool = False,
+    only_b: Sequence[SidePoint] = (),
+    history: str = "",
+) -> Comparison:
+    judged = iter(judge([sample for draft in drafts for _, sample, counts in draft.samples if counts], rule))
+    points = [draft.finished(judged, rule) for draft in drafts]
+    gated = [one.judgement for point in points for one in point.metrics if one.gated]
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        rule=rule,
+        paired=paired,
+        verdict=overall(one.verdict for one in gated),
+        points=tuple(points),
+        only_b=tuple(only_b),
+        left_out=tuple(dict.fromkeys((*a.left_out, *b.left_out))),
+        damaged=tuple(dict.fromkeys((*a.damaged, *b.damaged))),
+        history=history,
+        num_compared=sum(one.tested is not None for one in gated),
+    )
+
+
+# Which points belong together
+
+
+def _matches(a: Side, b: Side, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
+    """Every point of A with that of B, and points that only B has.
+
+    Raises:
+        UserError: runs of equal size on both sides differ in what must not, or no point is on both sides; names the
+            keys and both values.
+    """
+
+    def same(point: SidePoint) -> Hashable:
+        return digest(without(point.content, allowed)), point.place
+
+    def refuse(number: int, one: SidePoint, other: SidePoint) -> NoReturn:
+        # What may differ between the sides must not differ within one: its runs would be averaged.
+        raise UserError(
+            f"{(a, b)[number].name}: holds runs that differ only in what may differ "
+            f"({named(differences(one.content, other.content))}); choose those of this side with --where"
+        )
+
+    rows = matched((a.points, b.points), same, refuse)
+    matches = [
+        Match(a=one, b=other, allowed=() if other is None else tuple(differences(one.content, other.content)))
+        for one, other in rows
+        if one is not None
+    ]
+    alone = [other for one, other in rows if one is None and other is not None]
+    _refuse_unmatched(a, b, matches, alone, allowed)
+    return matches, alone
+
+
+def _refuse_unmatched(
+    a: Side, b: Side, matches: Sequence[Match], alone: Sequence[SidePoint], allowed: Collection[str]
+) -> None:
+    """Runs that were meant to be compared and must not be."""
+    any_match = any(one.b is not None for one in matches)
+    pairs = [
+        (_apart(one.a, other, allowed), one.a)
+        for one in matches
+        for other in alone
+        if one.b is None and (not any_match or (one.a.place == other.place and one.a.workload == other.workload))
+    ]
+    if not pairs:
+        return
+    found, point = min(pairs, key=lambda pair: len(pair[0]))
+    keys = ",".join(one.key for one in found[:3] if one.key not in ("workload", "ranks", "nodes"))
+    hint = f"; if that is meant: --allow {keys}" if keys and len(found) <= 3 else ""
+    where = f"{point.ranks} rank{'s' * (point.ranks > 1)}"
+    raise UserError(f"{a.name} and {b.name} are not comparable at {where}: {named(found)}{hint}")
+
+
+def _apart(one: SidePoint, other: SidePoint, allowed: Collection[str]) -> list[KeyDifference]:
+    """Ranks, nodes and keys on which two points differ."""
+    places = [
+        KeyDifference(key=title.lower(), title=title, a=str(here), b=str(there))
+        for title, here, there in zip(("Ranks", "Nodes"), one.place, other.place, strict=True)
+        if here != there
+    ]
+    return places + differences(without(one.content, allowed), without(other.content, allowed))
 
 
 def _refuse_same(a: Side, b: Side, options: tuple[str, str]) -> None:
@@ -161,82 +260,174 @@ def _refuse_same(a: Side, b: Side, options: tuple[str, str]) -> None:
         )
 
 
-def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) -> list[tuple[SideRun, ...]]:
+def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) -> list[list[SideRun]]:
     """Runs of the history at one point by their session, less the sessions that are compared."""
     sides = [side for side in (found.a, found.b) if side is not None]
     compared = {sessions[run.run_id] for side in sides for run in side.runs}
     points = [] if history is None else history.points
     for side in sides:
         like = [one for one in points if one.place == side.place and digest(one.content) == digest(side.content)]
-        found_there: dict[str, list[SideRun]] = {}
-        for run in (run for point in like for run in point.runs if sessions[run.run_id] not in compared):
-            found_there.setdefault(sessions[run.run_id], []).append(run)
-        if found_there:
-            return [tuple(runs) for runs in found_there.values()]
+        runs = [run for point in like for run in point.runs if sessions[run.run_id] not in compared]
+        if runs:
+            return list(alike(runs, lambda run: sessions[run.run_id]).values())
     return []
 
 
-def compare_pairs(
-    points: Sequence[PairedPoint],
-    *,
-    both: Side,
-    metrics: Collection[str],
-    rule: Rule,
-    floors: Sequence[Floor] = (),
-) -> Comparison:
-    """Side b against side a of runs that were interleaved (`dlbench run --ab`).
+# Sides that ran interleaved
 
-    Args:
-        points: as `dlbench.gate.pairs.paired_points` gives them.
-        both: the folder with both sides: its name, and what is left out of it.
-        metrics: names of the metrics that decide; the others are told as information.
-        rule: what counts as a change.
-        floors: throughputs that side b must reach besides.
+
+def paired_points(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Match], Side]:
+    """The points of all paired comparisons among some runs, and what was left out of them.
+
+    The sides may differ in what the comparison set on each (`series.sides` of the plan), and in nothing else. Runs are
+    pairs where series, time of the plan, swept values and repeat are equal; equal places of both sides are pairs.
+
+    Name and option are for errors, `where` as of `dlbench.gate.sides.chosen`.
+
+    Raises:
+        UserError: there are no runs with sides, or the sides differ in something else; names the keys.
+        IncompleteDataError: no run of a side has figures; names why.
     """
-    at_least = floors_at([one.match.b for one in points if one.match.b is not None], floors, both.name)
-    sessions = sessions_at(side for one in points for side in (one.match.a, one.match.b) if side is not None)
-    drafts = [
-        _Draft(
-            one.match,
-            paired=True,
-            metrics=metrics,
-            unpaired=one.unpaired,
-            sessions=sessions,
-            floor=at_least.get(id(one.match.b)),
+    runs, left_out = chosen(scan, name, where, option)
+    sided = [run for run in runs if run.plan.series.side]
+    if not sided:
+        raise UserError(f"{name}: no run belongs to a paired comparison; `dlbench run --ab A B` makes such runs")
+    if len(sided) < len(runs):
+        left_out.append(f"{len(runs) - len(sided)} runs that belong to no paired comparison")
+    damaged: list[str] = []
+    table, more = tabulated(scan, sided)
+    left_out += more
+    found: list[Match] = []
+    # Different comparisons are never mixed.
+    for text, members in alike(
+        table.runs.items(), lambda item: json.dumps(item[1].plan.series.sides, sort_keys=True)
+    ).items():
+        of_one = dict(members)
+        figures = table.figures[table.figures["run_id"].isin(list(of_one))]
+        found += _of_comparison(json.loads(text), dataclasses.replace(table, runs=of_one, figures=figures), damaged)
+    if not found:
+        refuse_no_figures(name, (), left_out, table.damaged)
+    return found, Side(name=name, points=(), left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
+
+
+def _of_comparison(sides: Mapping[str, Mapping[str, object]], table: RunTable, damaged: list[str]) -> list[Match]:
+    allowed = {"side", *(key for settings in sides.values() for key in settings)}
+
+    def refuse(number: int, one: SidePoint, other: SidePoint) -> NoReturn:
+        raise UserError(
+            f"side {'ab'[number]} at {other.ranks} ranks holds runs of different comparisons "
+            f"({named(differences(one.content, other.content))}); choose one with --where series=NAME"
         )
-        for one in points
-    ]
-    named = Side(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
-    other = Side(name=f"{both.name}, side b", points=(), left_out=both.left_out, damaged=both.damaged)
-    return _whole(named, other, drafts, rule, paired=True, only_b=[], history="")
+
+    points = points_of(table, damaged)
+    by_side = [[point for point in points if point.content.plan.get("side") == side] for side in "ab"]
+    rows = matched(by_side, lambda point: (digest(without(point.content, allowed)), point.place), refuse)
+    for one in (one for one, other in rows if one is not None and other is None):
+        for two in (other for one, other in rows if one is None and other is not None):
+            if one.place == two.place and one.workload == two.workload:
+                text = named(differences(without(one.content, allowed), without(two.content, allowed)))
+                raise UserError(f"the sides at {one.ranks} ranks differ in more than was set on them: {text}")
+    order = {id(point): number for number, point in enumerate(points)}
+    rows.sort(key=lambda row: min(order[id(point)] for point in row if point is not None))
+    return [_paired(*row) for row in rows]
 
 
-def _whole(
-    a: Side,
-    b: Side,
-    drafts: Sequence[_Draft],
-    rule: Rule,
-    *,
-    paired: bool,
-    only_b: Sequence[SidePoint],
-    history: str,
-) -> Comparison:
-    gated = [sample for draft in drafts for _, sample, counts in draft.samples if counts]
-    judged = iter(judge(gated, rule))
-    points = [draft.finished(judged, rule) for draft in drafts]
-    return Comparison(
-        a=a.name,
-        b=b.name,
-        rule=rule,
-        paired=paired,
-        verdict=overall(one.judgement.verdict for point in points for one in point.metrics if one.gated),
-        points=tuple(points),
-        only_b=tuple(only_b),
-        left_out=tuple(dict.fromkeys((*a.left_out, *b.left_out))),
-        damaged=tuple(dict.fromkeys((*a.damaged, *b.damaged))),
-        history=history,
-        num_compared=sum(one.judgement.tested is not None for point in points for one in point.metrics if one.gated),
+def _paired(one: SidePoint | None, other: SidePoint | None) -> Match:
+    present = one or other
+    assert present is not None
+    a, b = ({run.pair: run for run in point.runs} if point else {} for point in (one, other))
+    keys = sorted(a.keys() & b.keys())
+    point_a = dataclasses.replace(one or present, runs=tuple(a[key] for key in keys))
+    point_b = dataclasses.replace(other or present, runs=tuple(b[key] for key in keys))
+    contents = [without(point.content, {"side"}) for point in (point_a, point_b)]
+    return Match(a=point_a, b=point_b, allowed=tuple(differences(*contents)), unpaired=len(a) + len(b) - 2 * len(keys))
+
+
+# A throughput that runs must reach (`--at-least`), with no other runs to compare them with
+
+FLOOR = Metric(
+    name="throughput",
+    title="Throughput floor",
+    unit="samples/s",
+    higher_is_worse=False,
+    about="samples of all ranks over the longest measured time of any rank; A is the floor that --at-least gives, "
+    "and of B / A below 1 is worse",
+)
+
+_EXAMPLE = (
+    "write it as '2500 images/s' (no ',', 'k' or 'e3' in the number), or for some runs only as "
+    "'workload=resnet50,ranks=4: 2500 images/s'"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """What one `--at-least` asks."""
+
+    text: str
+    """As a person typed it."""
+    rate: float
+    """Samples per second."""
+    sample_unit: str
+    is_per_rank: bool
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Properties of the points that it is for; empty: all whose samples have this unit."""
+
+
+def parse_floor(text: str) -> Floor:
+    """Reads ``[KEY=VALUE[,KEY=VALUE]:] NUMBER UNIT/s[/rank]``.
+
+    Raises:
+        UserError: it has another form.
+    """
+    where, _, rate = text.rpartition(":")
+    # Digits that are followed at once by one letter alone are 2.5k or 1e3, of which 2.5 or 1 would pass for ever.
+    number = r"([0-9]{1,15}(?:\.[0-9]{1,12})?)(?:\s+|(?=[^\W\d_]{2}))"
+    match = re.fullmatch(rf"\s*{number}([^\W\d_][^/,]*)/s(/rank)?\s*", rate)
+    pairs = [part.partition("=") for part in where.split(",") if part.strip()]
+    named_by = {key.strip(): value.strip() for key, _, value in pairs}
+    if match is None or not float(match[1]) or not all(named_by.values()) or len(named_by) != len(pairs):
+        raise UserError(f"--at-least {text}: is no throughput; {_EXAMPLE}")
+    return Floor(
+        text=text, rate=float(match[1]), sample_unit=match[2].strip(), is_per_rank=bool(match[3]), where=named_by
     )
+
+
+def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
+    """The floor of each point that has one, by its `id`, samples per second of all ranks: the highest that is for it.
+
+    Raises:
+        UserError: a floor is for no point of the side of this name, or its unit is not that of the samples.
+    """
+    found: dict[int, float] = {}
+    for floor in floors:
+        meant = [points[number] for number in at_where(points, floor.where, name, "--at-least")]
+        held = [point for point in meant if point.sample_unit == floor.sample_unit]
+        if not held:
+            unit = meant[0].sample_unit
+            raise UserError(
+                f"--at-least {floor.text}: {meant[0].workload} counts {unit}, not {floor.sample_unit}: write NUMBER "
+                f"{unit}/s{'/rank' if floor.is_per_rank else ''}"
+            )
+        for point in held:
+            rate = floor.rate * (point.ranks if floor.is_per_rank else 1)
+            found[id(point)] = max(rate, found.get(id(point), 0.0))
+    return found
+
+
+def _of_floors(
+    points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
+) -> tuple[list[_Draft], list[SidePoint]]:
+    """Points that are compared with their floors alone, and those without a floor."""
+    drafts = [
+        _Draft(Match(a=dataclasses.replace(point, runs=(), tags={}, doubts=()), b=point), (), sessions, at_least)
+        for point in points
+        if id(point) in at_least
+    ]
+    return drafts, [point for point in points if id(point) not in at_least]
+
+
+# The metrics of a point
 
 
 class _Draft:
@@ -245,37 +436,34 @@ class _Draft:
     def __init__(
         self,
         found: Match,
-        *,
-        paired: bool,
         metrics: Collection[str],
         sessions: Mapping[str, str],
-        unpaired: int = 0,
+        at_least: Mapping[int, float],
+        *,
+        paired: bool = False,
         earlier: Sequence[Sequence[SideRun]] = (),
-        floor: float | None = None,
     ) -> None:
         self.found = found
-        self.floor = floor
-        self.unpaired = unpaired
+        self.floor = at_least.get(id(found.b))
         self.sessions = sessions
         self.num_history = len(earlier)
         self.samples: list[tuple[Metric, Sample, bool]] = []
         runs_b = () if found.b is None else found.b.runs
         for metric in METRICS if metrics else ():
             sample = _sample(metric, found.a.runs, runs_b, paired, sessions, earlier)
-            # A metric that nobody tells is worth a line only where it was asked for alone.
+            # A metric that no run has is worth a line only where it was asked for alone.
             if sample.a or sample.b or (metric.name in metrics and len(metrics) < len(METRICS)):
                 self.samples.append((metric, sample, metric.name in metrics))
-        if floor is not None:
+        if self.floor is not None:
             rates = {run.run_id: run.throughput for run in runs_b if run.throughput is not None}
-            unit = f"{found.a.sample_unit}/s"
             sample = Sample(
                 a=(),
                 b=tuple(1 / rate for rate in rates.values()),
                 paired=False,
                 sessions_b=tuple(sessions[run_id] for run_id in rates),
-                floor=1 / floor,
+                floor=1 / self.floor,
             )
-            self.samples.append((dataclasses.replace(FLOOR, unit=unit), sample, True))
+            self.samples.append((dataclasses.replace(FLOOR, unit=f"{found.a.sample_unit}/s"), sample, True))
 
     def finished(self, judged: Iterator[Judgement], rule: Rule) -> ComparedPoint:
         """The point; takes its own verdicts from those of the family."""
@@ -284,7 +472,7 @@ class _Draft:
         throughput = self._throughput(judgements, rule)
         for (metric, sample, gated), judgement in zip(self.samples, judgements, strict=True):
             if gated:
-                judgement = _not_stalled(metric, self._of_all_runs(metric, judgement), throughput)
+                judgement = self._weakened(metric, judgement, throughput)
             values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
             of_runs = judgement.tested is None or judgement.tested.unit != "session"
             a = _centre(values_a, sample.sessions_a, metric.unit, of_runs=of_runs)
@@ -292,26 +480,22 @@ class _Draft:
             if (floor := self.floor) is not None and sample.floor is not None:
                 a = by_definition(floor, len(values_b), metric.unit)
                 judgement = _upright_judgement(judgement)
-                # The interval that decides, so that who reads it beside the floor sees the verdict.
+                # The interval that decides, so that who reads it next to the floor sees the verdict.
                 b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor * one, metric.unit)
             metrics.append(
                 ComparedMetric(
-                    metric=metric,
-                    gated=gated,
-                    a=a,
-                    b=b,
-                    values_a=values_a,
-                    values_b=values_b,
-                    judgement=judgement,
+                    metric=metric, gated=gated, a=a, b=b, values_a=values_a, values_b=values_b, judgement=judgement
                 )
             )
+        a_met, b_met = self.found.a.environment, {} if self.found.b is None else self.found.b.environment
         return ComparedPoint(
-            a=self.found.a,
-            b=self.found.b,
-            allowed=self.found.allowed,
+            **vars(self.found),
             metrics=tuple(metrics),
-            environment=_environment(self.found.a, self.found.b),
-            unpaired=self.unpaired,
+            environment=tuple(
+                KeyDifference(key=key, title=key, a=a_met[key], b=b_met[key])
+                for key in sorted(a_met.keys() & b_met.keys())
+                if a_met[key] != b_met[key]
+            ),
             sessions=self.sessions,
             num_history=self.num_history,
         )
@@ -323,15 +507,21 @@ class _Draft:
                 return judgement.ratio if abs(math.log(judgement.ratio.value)) > math.log1p(rule.tolerance) else None
         return None
 
-    def _of_all_runs(self, metric: Metric, judgement: Judgement) -> Judgement:
-        """No good verdict on a time to quality while runs of B that missed the target have none."""
+    def _weakened(self, metric: Metric, judgement: Judgement, throughput: Estimate | None) -> Judgement:
+        """No good verdict on a time to quality while runs of B that missed the target have none, and no step time is
+        equivalent where the throughput, which has no verdict of its own, is not.
+        """
         runs_b = () if self.found.b is None else self.found.b.runs
-        if metric.name != "time_to_quality_s" or judgement.verdict not in ("improved", "equivalent"):
-            return judgement
-        if all(metric.name in run.figures for run in runs_b):
-            return judgement
-        reason = "some runs of B did not reach the target, which is worse than any time"
-        return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
+        reason = ""
+        if metric.name == "time_to_quality_s" and judgement.verdict in ("improved", "equivalent"):
+            if not all(metric.name in run.figures for run in runs_b):
+                reason = "some runs of B did not reach the target, which is worse than any time"
+        elif metric.name.startswith("step_") and judgement.verdict == "equivalent" and throughput is not None:
+            reason = (
+                f"within the tolerance, but the throughput is not: B / A of the mean step is {throughput.value:.3f}; "
+                "--metric step_mean_s decides on it"
+            )
+        return dataclasses.replace(judgement, verdict="inconclusive", reason=reason) if reason else judgement
 
 
 def _upright_judgement(judgement: Judgement) -> Judgement:
@@ -348,27 +538,13 @@ def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str, 
     """The geometric mean of one side over the units of the ratio: its runs, or each of its sessions as one value."""
     if not values:
         return None
-    names = sessions or [""] * len(values)
-    found: dict[str, list[float]] = {}
-    for value, name in zip(values, names, strict=True):
-        found.setdefault(name, []).append(value)
+    named_values = list(zip(sessions or [""] * len(values), values, strict=True))
+    found = alike(named_values, lambda one: one[0])
     if len(found) > 1 and not of_runs:
-        return geometric_mean_estimate(
-            {KnownKey.of(name, 0, name): geometric_mean(runs) for name, runs in found.items()}, unit
-        )
-    by_run = {KnownKey.of("", i, name): value for i, (value, name) in enumerate(zip(values, names, strict=True))}
+        centres = {name: geometric_mean([value for _, value in runs]) for name, runs in found.items()}
+        return geometric_mean_estimate({KnownKey.of(name, 0, name): one for name, one in centres.items()}, unit)
+    by_run = {KnownKey.of("", i, name): value for i, (name, value) in enumerate(named_values)}
     return geometric_mean_estimate(by_run, unit)
-
-
-def _not_stalled(metric: Metric, judgement: Judgement, throughput: Estimate | None) -> Judgement:
-    """No step time is equivalent where the throughput, which has no verdict of its own, is not."""
-    if judgement.verdict != "equivalent" or throughput is None or not metric.name.startswith("step_"):
-        return judgement
-    reason = (
-        f"within the tolerance, but the throughput is not: B / A of the mean step is {throughput.value:.3f}; "
-        "--metric step_mean_s decides on it"
-    )
-    return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
 
 
 def _sample(
@@ -383,16 +559,16 @@ def _sample(
     if paired:
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if name in x.figures and name in y.figures]
         a, b = [x for x, _ in pairs], [y for _, y in pairs]
-    told_a, told_b = ([run for run in side if name in run.figures] for side in (a, b))
+    known_a, known_b = ([run for run in side if name in run.figures] for side in (a, b))
     before = [[run.figures[name] for run in session if name in run.figures] for session in earlier]
-    jobs = {run.circumstances.job for run in (*told_a, *told_b)}
-    commands = {run.command for run in (*told_a, *told_b)}
+    jobs = {run.circumstances.job for run in (*known_a, *known_b)}
+    commands = {run.command for run in (*known_a, *known_b)}
     return Sample(
-        a=_upright(metric, [run.figures[name] for run in told_a]),
-        b=_upright(metric, [run.figures[name] for run in told_b]),
+        a=_upright(metric, [run.figures[name] for run in known_a]),
+        b=_upright(metric, [run.figures[name] for run in known_b]),
         paired=paired,
-        sessions_a=tuple(sessions[run.run_id] for run in told_a),
-        sessions_b=tuple(sessions[run.run_id] for run in told_b),
+        sessions_a=tuple(sessions[run.run_id] for run in known_a),
+        sessions_b=tuple(sessions[run.run_id] for run in known_b),
         together=any(len(names) == 1 and "" not in names for names in (jobs, commands)),
         history=tuple(_upright(metric, values) for values in before if values),
     )
@@ -401,13 +577,3 @@ def _sample(
 def _upright(metric: Metric, values: Sequence[float]) -> tuple[float, ...]:
     """Values of which larger is worse, or such values back."""
     return tuple(values) if metric.higher_is_worse else tuple(1 / value for value in values)
-
-
-def _environment(a: SidePoint, b: SidePoint | None) -> tuple[KeyDifference, ...]:
-    if b is None:
-        return ()
-    return tuple(
-        KeyDifference(key=key, title=key, a=a.environment[key], b=b.environment[key])
-        for key in sorted(a.environment.keys() & b.environment.keys())
-        if a.environment[key] != b.environment[key]
-    )

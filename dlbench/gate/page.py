@@ -22,12 +22,10 @@ from xml.etree import ElementTree
 
 import dlbench
 from dlbench.errors import DlbenchError
-from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
-from dlbench.gate.content import KeyDifference
-from dlbench.gate.floors import FLOOR
-from dlbench.gate.sides import SidePoint, SideRun, point_label, versus
+from dlbench.gate.comparison import FLOOR, ComparedMetric, ComparedPoint, Comparison
+from dlbench.gate.sides import KeyDifference, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import TTest
-from dlbench.report.document import Document, Mark, Section
+from dlbench.report.document import Document, Mark, Section, methods_section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Cell, Column, Sheet, times_cell, unit_cell
 from dlbench.report.wording import DASH, basis_text, clean, place_text, runs_text, value_text, within_text
@@ -176,10 +174,6 @@ def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
     )
 
 
-FORMAT = "dlbench.comparison"
-VERSION = 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
     """One metric at one point."""
@@ -270,9 +264,9 @@ class PointResult:
 class ComparisonReport:
     """The whole."""
 
-    format: str = FORMAT
-    version: int = VERSION
-    dlbench_version: str
+    format: str = "dlbench.comparison"
+    version: int = 1
+    dlbench_version: str = dlbench.__version__
     a: str
     """What side A is called."""
     b: str
@@ -333,7 +327,6 @@ def assemble(found: Comparison) -> ComparisonReport:
         for point in points
     )
     return ComparisonReport(
-        dlbench_version=dlbench.__version__,
         a=found.a,
         b=found.b,
         paired=found.paired,
@@ -646,19 +639,11 @@ def document_of(report: ComparisonReport) -> Document:
         brief=(report.headline, f"{a}: {report.a}", f"{b}: {report.b}"),
         is_group=True,
     )
-    methods = Section(
-        id="methods",
-        title="How the verdicts are made",
-        level="appendix",
-        facts=report.methods,
-        are_methods=True,
-        brief=(),
-    )
     return Document(
         title=f"{title}: {report.verdict}",
         dlbench_version=report.dlbench_version,
         notices=report.notices,
-        sections=(verdict, methods),
+        sections=(verdict, *methods_section(report.methods, "How the verdicts are made")),
         data=report,
         command="dlbench compare A B",
     )
@@ -687,8 +672,7 @@ def next_step(report: ComparisonReport) -> str:
 
 def paired_lines(scan: Scan) -> list[str]:
     """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
-    from dlbench.gate.comparison import compare_pairs
-    from dlbench.gate.pairs import paired_points
+    from dlbench.gate.comparison import compare_pairs, paired_points
     from dlbench.gate.verdicts import Rule
     from dlbench.reading.metrics import DEFAULT_METRICS
 

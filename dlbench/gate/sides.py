@@ -1,26 +1,199 @@
-"""One side of a comparison: the points of some runs, each run with one number for every metric."""
+"""One side of a comparison: the points of some runs, each run with one number for every metric.
+
+And what two points must share before they are compared, key by key, so that a difference can be named and allowed.
+
+That is the content that `dlbench.reading.comparability` makes one digest of: the registered keys, and everything in the
+plan that decides what is computed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dlbench.errors import IncompleteDataError, UserError, nearest
-from dlbench.gate.content import TITLES, Content, KeyDifference, content_of, digest
 from dlbench.reading import environments
-from dlbench.reading.comparability import AFTER_INTERRUPTION, system_content
+from dlbench.reading.comparability import AFTER_INTERRUPTION, comparable_content, system_content
 from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.metrics import metrics_by_run
-from dlbench.reading.repeats import named, shared_nodes, unlike_runs
+from dlbench.reading.repeats import named as named_values
+from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.reading.selection import select
 from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of, wall_s
+from dlbench.reading.side_by_side import alike
 from dlbench.reading.table import RunTable, tabulate
+from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
 from dlbench.report.wording import place_text, ranks_text, runs_text
 from dlbench.specs.engine import engine_title
+from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
+
+TITLES = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
+
+MAX_NAMED = 8
+"""Differing keys that a refusal names; it counts the others."""
+
+# Keys of the plan (as `--set` writes them) that a registered key speaks of: allowing one allows the other.
+_SPEAKS_OF: Mapping[str, tuple[str, ...]] = {
+    "workload": ("name",),
+    "engine": ("engine.name",),
+    "engine_settings": ("engine",),
+    "exchange": ("sync",),
+    "precision": ("train.precision",),
+    "data": ("data",),
+    "batch_per_rank": ("train.batch_per_rank",),
+    "global_batch": ("train.batch_per_rank",),
+    "gradient_accumulation": ("train.gradient_accumulation",),
+    "memory_format": ("model.memory_format",),
+    "goal": ("measure.until", "quality"),
+    "checkpoints": ("checkpoint",),
+    "launcher": ("system.launch.launcher",),
+    "system": ("system",),
+    "cores_per_rank": ("layout.cores_per_rank",),
+    "watching": ("watch",),
+    "fault": ("fault",),
+    "phases": ("measure.phases",),
+}
+
+# What a comparison is of: runs that differ here are never put into one ratio.
+_NEVER = {"workload", "name"}
+# What is in the plan under other names than `--set` has.
+_ROOTS = {"workload": "", "measure": "measure.", "launch": "system.launch."}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What decides whether runs may be compared."""
+
+    registered: Mapping[str, str]
+    """Registered keys by name, and `global_batch` under strong scaling."""
+    plan: Mapping[str, AxisValue]
+    """Everything else, by its key in the plan; `variant` and `side` where a run has one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyDifference:
+    """A key on which two sides differ."""
+
+    key: str
+    """Its name, as `--allow` takes it."""
+    title: str
+    a: str
+    b: str
+
+    @property
+    def text(self) -> str:
+        """The key with both values."""
+        return f"{self.title}: {self.a or 'none'} against {self.b or 'none'}"
+
+
+def content_of(run: Run) -> Content:
+    """The comparable content of a run."""
+    found = comparable_content(run)
+    plan: dict[str, AxisValue] = {}
+    for root, value in found.items():
+        if root != "registered":
+            plan.update(_leaves(value, _ROOTS.get(root, f"{root}.")))
+    return Content(registered=found["registered"], plan=dict(sorted(plan.items())))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, AxisValue]]:
+    """Values with their keys, lists by position."""
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = ((str(i), item) for i, item in enumerate(value))
+    else:
+        yield path.removesuffix("."), value
+        return
+    for name, item in items:
+        yield from _leaves(item, f"{path}{name}.")
+
+
+def parse_allowed(texts: Iterable[str], known: Iterable[Content]) -> frozenset[str]:
+    """Keys that may differ, from `--allow KEY[,KEY]`.
+
+    Raises:
+        UserError: no run has such a key, or it must never differ.
+    """
+    keys = {key.strip() for text in texts for key in text.split(",") if key.strip()}
+    contents = list(known)
+    paths = {path for content in contents for path in content.plan} | {p for ps in _SPEAKS_OF.values() for p in ps}
+    for key in sorted(keys):
+        if key in _NEVER:
+            raise UserError(f"--allow {key}: runs of different workloads are never compared")
+        if key not in TITLES and not any(_is_at(path, key) for path in paths):
+            raise UserError(f"--allow {key}: no such key; {nearest(key, {*TITLES, *paths} - _NEVER)}")
+    return frozenset(keys)
+
+
+def without(content: Content, allowed: Collection[str]) -> Content:
+    """The content less the keys that may differ, and less those that speak of the same."""
+    return Content(
+        registered={name: value for name, value in content.registered.items() if not _allows_name(name, allowed)},
+        plan={path: value for path, value in content.plan.items() if not _allows_path(path, allowed)},
+    )
+
+
+def digest(content: Content) -> str:
+    """Equal for equal content."""
+    text = json.dumps([dict(content.registered), dict(content.plan)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def differences(a: Content, b: Content) -> list[KeyDifference]:
+    """Keys on which both differ: registered ones first, then those of the plan of which no registered one speaks."""
+    found = [
+        KeyDifference(
+            key=name, title=TITLES.get(name, name), a=a.registered.get(name, ""), b=b.registered.get(name, "")
+        )
+        for name in dict.fromkeys([*a.registered, *b.registered])
+        if a.registered.get(name) != b.registered.get(name)
+    ]
+    told = {one.key for one in found}
+    for path in sorted({*a.plan, *b.plan}):
+        here, there = (_value(content.plan, path) for content in (a, b))
+        if here != there and not _allows_path(path, told):
+            found.append(KeyDifference(key=path, title=path, a=here, b=there))
+    return found
+
+
+def _value(plan: Mapping[str, AxisValue], path: str) -> str:
+    if path not in plan:
+        return "not set"
+    value = plan[path]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def named(found: Iterable[KeyDifference]) -> str:
+    """Differing keys in a sentence, the first of them by name."""
+    texts = [one.text for one in found]
+    more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+    return "; ".join(texts[:MAX_NAMED]) + more
+
+
+def _allows_path(path: str, allowed: Collection[str]) -> bool:
+    return any(_is_at(path, key) or any(_is_at(path, prefix) for prefix in _SPEAKS_OF.get(key, ())) for key in allowed)
+
+
+def _allows_name(name: str, allowed: Collection[str]) -> bool:
+    prefixes = _SPEAKS_OF.get(name, ())
+    return name in allowed or any(_is_at(p, key) or _is_at(key, p) for p in prefixes for key in allowed)
+
+
+def _is_at(path: str, key: str) -> bool:
+    """Whether a key of the plan is this one, or one below it."""
+    return path == key or path.startswith(f"{key}.")
+
+
+# Points and their runs
 
 _VALUE_WIDTH = 30
 
@@ -60,10 +233,7 @@ def versus(allowed: Sequence[KeyDifference]) -> str:
 
 def settings_of(points: Sequence[SidePoint]) -> dict[str, list[SidePoint]]:
     """Points by the label of their setting; where labels are equal, keys that differ stand behind them."""
-    by_content: dict[str, list[SidePoint]] = {}
-    for point in points:
-        by_content.setdefault(digest(point.content), []).append(point)
-    groups = list(by_content.values())
+    groups = list(alike(points, lambda point: digest(point.content)).values())
     labels = [setting_label(group[0]) for group in groups]
     found: dict[str, list[SidePoint]] = {}
     for group, label in zip(groups, labels, strict=True):
@@ -83,18 +253,15 @@ def _apart(point: SidePoint, twins: Sequence[SidePoint]) -> list[str]:
 
 
 def counts_text(points: Sequence[SidePoint], sessions: Mapping[str, str] | None = None) -> str:
-    """Runs of the points of one setting, e.g. ``5 runs at 1 and 2 ranks, 4 runs at 4 ranks``.
-
-    Args:
-        points: of one setting.
-        sessions: of the runs; where they are given, their number is told.
+    """Runs of the points of one setting, e.g. ``5 runs at 1 and 2 ranks, 4 runs at 4 ranks``; with `sessions` of the
+    runs also how many these are.
     """
-    by_count: dict[str, list[SidePoint]] = {}
-    for point in points:
+
+    def held(point: SidePoint) -> str:
         count = len({sessions[run.run_id] for run in point.runs}) if sessions else 0
-        held = f" in {count} session{'s' * (count > 1)}" if sessions else ""
-        by_count.setdefault(f"{runs_text(len(point.runs))}{held}", []).append(point)
-    return ", ".join(f"{count} at {_places(found)}" for count, found in by_count.items())
+        return runs_text(len(point.runs)) + (f" in {count} session{'s' * (count > 1)}" if sessions else "")
+
+    return ", ".join(f"{count} at {_places(found)}" for count, found in alike(points, held).items())
 
 
 def _places(points: Sequence[SidePoint]) -> str:
@@ -152,6 +319,11 @@ class SidePoint:
         """Ranks and nodes."""
         return self.ranks, self.nodes
 
+    @property
+    def workload(self) -> str:
+        """Its name."""
+        return self.content.registered["workload"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
@@ -167,13 +339,7 @@ class Side:
 
 
 def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[int]:
-    """Places of the points with these registered properties.
-
-    Args:
-        points: to choose from.
-        where: properties, values as text.
-        name: what the side is called, for errors.
-        option: the option that chooses, for errors.
+    """Places of the points with these registered properties; the name of the side and the option are for errors.
 
     Raises:
         UserError: no point has them, or there is no such property.
@@ -182,11 +348,8 @@ def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, o
     for key, wanted in where.items():
         if key not in TITLES:
             raise UserError(f"{option} {key}: points have no such property; {nearest(key, TITLES)}")
-        places = {"ranks": "ranks", "nodes": "nodes"}
-        values = [
-            str(getattr(points[i], places[key])) if key in places else points[i].content.registered.get(key, "")
-            for i in found
-        ]
+        known = [{**point.content.registered, "ranks": str(point.ranks), "nodes": str(point.nodes)} for point in points]
+        values = [known[i].get(key, "") for i in found]
         if wanted not in values:
             raise UserError(
                 f"{option} {key}={wanted}: no point of {name} has it; {nearest(wanted, filter(None, values))}"
@@ -201,13 +364,7 @@ def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
-    """The side that a folder of runs is.
-
-    Args:
-        scan: the runs.
-        name: what to call the side.
-        where: properties that a run must have; see `chosen`.
-        option: the option that chose them, for errors.
+    """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`.
 
     Raises:
         UserError: no run has these properties.
@@ -219,13 +376,18 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
         left_out.append(f"{len(runs) - len(plain)} runs of run --ab, which compare --paired compares")
         runs = plain
     damaged: list[str] = []
-    table = tabulate(Scan(root=scan.root, runs=runs, problems=list(scan.problems)))
+    table, more = tabulated(scan, runs)
+    left_out += more
     points = points_of(table, damaged)
-    left_out += [
-        f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without if item.state != "damaged"
-    ]
     refuse_no_figures(name, points, left_out, table.damaged)
     return Side(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
+
+
+def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:
+    """Figures of some runs of a scan, and a line for each of these without figures that is not damaged."""
+    table = tabulate(Scan(root=scan.root, runs=list(runs), problems=list(scan.problems)))
+    lines = (f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without if item.state != "damaged")
+    return table, list(lines)
 
 
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
@@ -258,13 +420,15 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     figures = metrics_by_run(table, damaged=damaged)
     rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True)) if table.runs else {}
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
-    found: dict[tuple[str, int, int], list[Run]] = {}
-    for run_id, run in table.runs.items():
-        layout = run.plan.layout
-        found.setdefault((digest(contents[run_id]), layout.ranks, layout.nodes), []).append(run)
-    order = {kind: number for number, kind in enumerate(dict.fromkeys(key[0] for key in found))}
-    members = {
-        run_id: SideRun(
+    digests = {run_id: digest(content) for run_id, content in contents.items()}
+    order = {kind: number for number, kind in enumerate(dict.fromkeys(digests.values()))}
+    found = alike(
+        table.runs.values(),
+        lambda run: (order[digests[run.plan.run_id]], run.plan.layout.ranks, run.plan.layout.nodes),
+    )
+
+    def side_run(run_id: str, run: Run) -> SideRun:
+        return SideRun(
             run_id=run_id,
             figures=figures[run_id],
             circumstances=circumstances_of(run),
@@ -273,34 +437,26 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
             throughput=float(rates[run_id]),
             wall_s=wall_s(run),
         )
-        for run_id, run in table.runs.items()
-    }
+
     return tuple(
-        _point(found[key], contents[found[key][0].plan.run_id], members)
-        for key in sorted(found, key=lambda key: (order[key[0]], *key[1:]))
+        _point(runs, contents[runs[0].plan.run_id], [side_run(run.plan.run_id, run) for run in runs])
+        for _, runs in sorted(found.items())
     )
 
 
-def _point(
-    runs: Sequence[Run],
-    content: Content,
-    members: Mapping[str, SideRun],
-) -> SidePoint:
+def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) -> SidePoint:
     plan = runs[0].plan
     _refuse_unlike(runs)
     tags = [run.plan.tags for run in runs]
+    met = environments.compare(runs).common
     return SidePoint(
         content=content,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         sample_unit=plan.workload.sample_unit,
         notice=plan.workload.notice,
-        runs=tuple(members[run.plan.run_id] for run in runs),
-        environment={
-            key: value
-            for key, value in environments.compare(runs).common.items()
-            if not environments.names_the_job(key)
-        },
+        runs=tuple(members),
+        environment={key: value for key, value in met.items() if not environments.names_the_job(key)},
         tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
         doubts=tuple(_doubts(runs)),
     )
@@ -313,7 +469,7 @@ def _refuse_unlike(runs: Sequence[Run]) -> None:
         layout = runs[0].plan.layout
         raise UserError(
             f"runs of one side at {layout.ranks} rank{'s' * (layout.ranks > 1)} are no repeats of each other "
-            f"({named(found)}); choose those of each side with --where, e.g. --where {found[0].key}="
+            f"({named_values(found)}); choose those of each side with --where, e.g. --where {found[0].key}="
             f"{found[0].values[0][0]}"
         )
 

@@ -21,8 +21,7 @@ class Interruption:
     interrupt that either. Signals that are ignored (nohup) stay so. In a thread other than the main one nothing
     changes.
 
-    Raises:
-        KeyboardInterrupt: at the end, if there was a signal and no other error.
+    Raises `KeyboardInterrupt`: at the end, if there was a signal and no other error.
     """
 
     def __init__(self) -> None:
@@ -31,11 +30,7 @@ class Interruption:
         self._before: dict[signal.Signals, object] = {}
 
     def check(self) -> None:
-        """Returns if there was no signal.
-
-        Raises:
-            KeyboardInterrupt: there was one.
-        """
+        """Returns if there was no signal. Raises `KeyboardInterrupt`: there was one."""
         if self._times:
             raise KeyboardInterrupt
 

@@ -18,11 +18,7 @@ SCHEDULERS: dict[str, Callable[[], Scheduler]] = {"slurm": _slurm}
 
 
 def scheduler_named(name: str) -> Scheduler:
-    """The scheduler of a name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The scheduler of a name. Raises `UserError`: there is none."""
     if name not in SCHEDULERS:
         raise UserError(f"no scheduler {name}; {nearest(name, SCHEDULERS)}")
     return SCHEDULERS[name]()

@@ -48,8 +48,7 @@ _ANSWER_S = 20
 def require_precision(plan: RunPlan) -> None:
     """Proves that the ranks of a plan compute in its precision, if they run here.
 
-    Raises:
-        EnvironmentLacksError: the CPU has no arithmetic of that precision, and emulation was not asked for.
+    Raises `EnvironmentLacksError`: the CPU has no arithmetic of that precision, and emulation was not asked for.
     """
     train = plan.workload.train
     lack = lacking_arithmetic(train.precision)
@@ -91,9 +90,7 @@ _LOOK_S = 5.0
 class Silence:
     """How long no rank of a run has given a sign of life: written a status, or told the launcher how far it is.
 
-    Args:
-        folder: of the run.
-        plan: says after what time without progress a rank ends itself.
+    `plan`: says after what time without progress a rank ends itself.
     """
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
@@ -146,8 +143,7 @@ _START_S = 120
 def require_python(python: str) -> None:
     """Proves that ranks can be started by a Python.
 
-    Raises:
-        EnvironmentLacksError: it cannot be executed, or has no dlbench.
+    Raises `EnvironmentLacksError`: it cannot be executed, or has no dlbench.
     """
     try:
         done = subprocess.run(
@@ -171,10 +167,9 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 
     Modules and setup lines of the system come first, as in a job; with launcher `local` each rank's shell runs them.
 
-    Raises:
-        EnvironmentLacksError: the launcher's program, or the ranks' Python, cannot be executed; the folder says so.
-        UserError: the value of a variable is not where the plan says.
-        KeyboardInterrupt: passed on, after the ranks were ended and the folder says so.
+    Raises `EnvironmentLacksError`: the launcher's program, or the ranks' Python, cannot be executed; the folder says
+    so. `UserError`: the value of a variable is not where the plan says. `KeyboardInterrupt`: passed on, after the ranks
+    were ended and the folder says so.
     """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"

@@ -42,14 +42,10 @@ def reader_command(python: str) -> list[str]:
 def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     """Reads as the order says; returns when all its repeats are done.
 
-    Args:
-        order: as `dlbench.node.data.reading.rate` wants it, ready for JSON.
-        python: the interpreter of the compute side.
-
-    Raises:
-        UserError: the data set is missing or does not fit the model.
-        IncompleteDataError: samples are damaged.
-        EnvironmentLacksError, RunError, KeyboardInterrupt: as `answer_of`.
+    `order`: as `dlbench.node.data.reading.rate` wants it, ready for JSON. `python`: the interpreter of the compute
+    side.
+    Raises `UserError`: the data set is missing or does not fit the model. `IncompleteDataError`: samples are damaged.
+    `EnvironmentLacksError` or `RunError` or `KeyboardInterrupt`: as `answer_of`.
     """
     return answer_of(reader_command(python), order, ReadingRate, "the readers' process")
 
@@ -65,14 +61,10 @@ def profile_command(python: str) -> list[str]:
 def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
     """Measures what the order names.
 
-    Args:
-        order: as `dlbench.node.memory_profile` wants it, ready for JSON.
-        python: the interpreter of the compute side.
-
-    Raises:
-        UserError: the network is no chain, or the folder of the swap file is none.
-        EnvironmentLacksError: the machine lacks memory or room for the swap file; else as `answer_of`.
-        RunError, KeyboardInterrupt: as `answer_of`.
+    `order`: as `dlbench.node.memory_profile` wants it, ready for JSON. `python`: the interpreter of the compute side.
+    Raises `UserError`: the network is no chain, or the folder of the swap file is none. `EnvironmentLacksError`: the
+    machine lacks memory or room for the swap file; else as `answer_of`. `RunError` or `KeyboardInterrupt`: as
+    `answer_of`.
     """
     return answer_of(profile_command(python), order, MemoryProfile, "the profile's process")
 
@@ -96,17 +88,11 @@ def supervised(python: str, module: str) -> list[str]:
 def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], who: str) -> S:
     """Gives a program its order; returns its answer when it has ended.
 
-    Args:
-        command: the program, as `supervised` makes it.
-        order: ready for JSON; its standard input.
-        kind: what the last line that it prints holds.
-        who: whose process it is, for messages.
-
-    Raises:
-        UserError: the program refuses the order; likewise its other `DlbenchError`s, by their exit codes.
-        EnvironmentLacksError: the program cannot be started, or the machine lacks something.
-        RunError: it died, or its answer is none.
-        KeyboardInterrupt: after everything that it started has ended.
+    `command`: the program, as `supervised` makes it. `order`: ready for JSON; its standard input. `kind`: what the last
+    line that it prints holds. `who`: whose process it is, for messages.
+    Raises `UserError`: the program refuses the order; likewise its other `DlbenchError`s, by their exit codes.
+    `EnvironmentLacksError`: the program cannot be started, or the machine lacks something. `RunError`: it died, or its
+    answer is none. `KeyboardInterrupt`: after everything that it started has ended.
     """
     try:
         process = subprocess.Popen(

@@ -170,10 +170,9 @@ OnProgress = Callable[[int, int, str], None]
 class RankProcesses:
     """The processes of one run.
 
-    Args:
-        on_progress: called from another thread.
-        token: of this launch; all its processes have it in DLBENCH_LAUNCH_TOKEN.
-        launcher: `mpirun` or `srun`, which holds all ranks; empty: each process is the rank of its number.
+    `on_progress`: called from another thread. `token`: of this launch; all its processes have it in
+    DLBENCH_LAUNCH_TOKEN. `launcher`: `mpirun` or `srun`, which holds all ranks; empty: each process is the rank of its
+    number.
     """
 
     def __init__(self, on_progress: OnProgress, token: str, *, launcher: str = "") -> None:
@@ -197,9 +196,7 @@ class RankProcesses:
 
         The thread that calls this must live as long as the processes may: they end with it.
 
-        Raises:
-            EnvironmentLacksError: the command cannot be executed.
-            OSError: the log cannot be written.
+        Raises `EnvironmentLacksError`: the command cannot be executed. `OSError`: the log cannot be written.
         """
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
@@ -249,9 +246,8 @@ class RankProcesses:
     def wait(self, check: Callable[[], None], goes_on: Callable[[], bool] = lambda: True) -> None:
         """Returns when all have ended; after the first failure the others get `GRACE_S`.
 
-        Args:
-            check: called at every look; what it raises is passed on.
-            goes_on: asked about once a second; if it says no, all are ended at once.
+        `check`: called at every look; what it raises is passed on. `goes_on`: asked about once a second; if it says no,
+        all are ended at once.
         """
         deadline: float | None = None
         next_look = time.monotonic() + FOLDER_POLL_S
@@ -282,8 +278,7 @@ class RankProcesses:
     def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
         """Ends what still runs: SIGTERM to the supervisors, then SIGKILL to all processes of the launch.
 
-        Args:
-            is_hurried: whether to go on to SIGKILL at once.
+        `is_hurried`: whether to go on to SIGKILL at once.
         """
         for process in self._processes:
             if process.poll() is None:
@@ -304,8 +299,7 @@ class RankProcesses:
     def close(self, places: Sequence[str]) -> None:
         """Ends what supervisors that were killed left behind, and drains the logs.
 
-        Args:
-            places: where the ranks' temporary folders are.
+        `places`: where the ranks' temporary folders are.
         """
         self.end()
         process_tree.remove_abandoned(places)
@@ -321,10 +315,8 @@ class RankProcesses:
     def first_ending(self, log: Callable[[int], Path], told: tuple[int, int] | None = None) -> Ending | None:
         """How the rank that failed first ended; None if none did.
 
-        Args:
-            log: the log of a process.
-            told: rank and signal by what the launcher's own program says, for ranks whose supervisor was killed with
-                them.
+        `log`: the log of a process. `told`: rank and signal by what the launcher's own program says, for ranks whose
+        supervisor was killed with them.
         """
         ends = self._ends()
         if not ends:

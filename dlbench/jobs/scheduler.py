@@ -133,21 +133,14 @@ class Scheduler(Protocol):
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
         """The script of a job.
 
-        Args:
-            job: its runs.
-            folders: theirs, absolute, in the same order.
-            python: Python of the nodes, unless the system names another.
-            comment: by which the job is found again.
+        `python`: Python of the nodes, unless the system names another. `comment`: by which the job is found again.
         """
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
         """The command that submits a script.
 
-        Args:
-            job: its runs.
-            folder: that of the first, absolute; its `script` is there.
-            after: id of the job that must have ended before; None: none.
-            comment: as of `render`.
+        `folder`: that of the first, absolute; its `script` is there. `after`: id of the job that must have ended
+        before; None: none.
         """
 
     def variables(self, job: Job) -> Sequence[str]:
@@ -159,20 +152,15 @@ class Scheduler(Protocol):
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int]) -> Answer:
         """Runs that command.
 
-        Args:
-            job: its runs.
-            command: as of `command`.
-            keep_open: descriptors that the command inherits: they hold the series' lock until it ends, even if this
-                process is killed meanwhile.
+        `keep_open`: descriptors that the command inherits: they hold the series' lock until it ends, even if this
+        process is killed meanwhile.
         """
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
         """This user's jobs in few calls, however many they are.
 
-        Args:
-            job_ids: jobs that are asked for where the queue has forgotten them, too.
-            users: whose jobs beside this user's.
-            clusters: as of `clusters`, asked beside those of the ids; where there is neither, the one here.
+        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs beside this
+        user's. `clusters`: as of `clusters`, asked beside those of the ids; where there is neither, the one here.
         """
 
     def script(self, job_id: str) -> str:

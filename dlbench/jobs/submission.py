@@ -61,16 +61,9 @@ def keep_submission(
 ) -> None:
     """Writes into the folder of each run of a job which job it is.
 
-    Args:
-        job: the runs.
-        folders: theirs, in the same order.
-        job_id: as sbatch printed it, `ID` or `ID;CLUSTER`; of an array that of the whole.
-        command: the sbatch command line.
-        variables: names of those that the job was given.
-        submitted: UTC, ISO 8601; empty: now.
-
-    Raises:
-        RunError: a file cannot be written.
+    `job_id`: as sbatch printed it, `ID` or `ID;CLUSTER`; of an array that of the whole. `variables`: names of those
+    that the job was given. `submitted`: UTC, ISO 8601; empty: now.
+    Raises `RunError`: a file cannot be written.
     """
     now, first, owner = submitted or utc_now(), folders[0].path.name, user_name()
     bare, _, cluster = job_id.partition(";")
@@ -91,11 +84,7 @@ def keep_submission(
 
 
 def read_submission(folder: RunFolder) -> Submission | None:
-    """How a run was submitted; None for a run that was not.
-
-    Raises:
-        IncompleteDataError: the file is damaged.
-    """
+    """How a run was submitted; None for a run that was not. Raises `IncompleteDataError`: the file is damaged."""
     try:
         return Submission.model_validate(read_json(folder.submission, MAX_JSON))
     except FileNotFoundError:

@@ -51,11 +51,8 @@ def what_became(folder: RunFolder) -> str:
 def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] = (), *, given_up: str = "") -> Outcome:
     """The outcome of a run whose processes have ended; nothing is raised, so that a series goes on.
 
-    Args:
-        folder: of the run.
-        ending: how the process ended that failed first; None if none did.
-        stopped: processes of this machine that were stopped when it did.
-        given_up: why the launcher ended ranks that would not have ended; empty if it did not.
+    `ending`: how the process ended that failed first; None if none did. `stopped`: processes of this machine that were
+    stopped when it did. `given_up`: why the launcher ended ranks that would not have ended; empty if it did not.
     """
     if became := what_became(folder):
         story = f"{folder.path} {became} while the run went on: its ranks were ended, and it has no result"

@@ -34,11 +34,7 @@ _FIRST_CORE = 1 << 16
 def native_precisions(root: Path = Path("/")) -> frozenset[str] | None:
     """Reduced precisions that the CPU computes in natively: a subset of `bf16` and `fp16`.
 
-    Args:
-        root: where `proc` is.
-
-    Returns:
-        None where the flags do not say: another processor than x86 and 64-bit ARM, or /proc/cpuinfo without flags.
+    Returns None where the flags do not say: another processor than x86 and 64-bit ARM, or /proc/cpuinfo without flags.
     """
     flags = _flags(root)
     if not flags:

@@ -26,8 +26,7 @@ WIDE = 10
 class Exchange:
     """One message there and back; nanoseconds of two clocks.
 
-    Raises:
-        ValueError: a clock went backwards, or the two run at rates further apart than `MAX_DRIFT_PPM`.
+    Raises `ValueError`: a clock went backwards, or the two run at rates further apart than `MAX_DRIFT_PPM`.
     """
 
     sent_ns: int
@@ -80,8 +79,7 @@ class OffsetEstimate:
 def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:
     """The estimate of the exchange with the narrowest bound, which is the one with the shortest round trip.
 
-    Raises:
-        ValueError: no exchange.
+    Raises `ValueError`: no exchange.
     """
     if not exchanges:
         raise ValueError("no exchange to estimate an offset from")

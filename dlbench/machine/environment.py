@@ -65,10 +65,9 @@ def capture(
 ) -> dict[str, str]:
     """What shapes a run's speed, by name; a thing that cannot be told is left out.
 
-    Args:
-        problems: gets a line for each thing that could not even be asked: no fact is worth a finished run.
-        variables: environment of the process. Bytes that are not UTF-8 become escapes.
-        withheld: names of variables that are not to be written down, beside those that look like secrets.
+    `problems`: gets a line for each thing that could not even be asked: no fact is worth a finished run. `variables`:
+    environment of the process. Bytes that are not UTF-8 become escapes. `withheld`: names of variables that are not to
+    be written down, beside those that look like secrets.
     """
     facts: dict[str, str] = {}
     for name, call in _facts(variables, withheld):

@@ -154,13 +154,9 @@ def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """What CUDA makes of a list of devices.
 
-    Args:
-        listed: text of `CUDA_VISIBLE_DEVICES`; None: not set.
-        gpus: whole GPUs, by PCI bus; one in MIG mode computes only in its slices.
-        slices: MIG slices of all GPUs.
-
-    Returns:
-        None at all where an entry is not understood: a list that CUDA would cut there is not guessed at.
+    `listed`: text of `CUDA_VISIBLE_DEVICES`; None: not set. `gpus`: whole GPUs, by PCI bus; one in MIG mode computes
+    only in its slices. `slices`: MIG slices of all GPUs. Returns None at all where an entry is not understood: a list
+    that CUDA would cut there is not guessed at.
     """
     if listed is None:
         # A GPU in MIG mode is not counted as one, and of its slices CUDA takes the first.

@@ -235,8 +235,7 @@ def open_sources(root: Path = Path("/")) -> Source:
 def open_host(root: Path = Path("/")) -> Source:
     """Host counters of this machine; what it lacks is in `unavailable`.
 
-    Args:
-        root: where `proc` and `sys` are. What psutil reads follows `psutil.PROCFS_PATH` instead.
+    `root`: where `proc` and `sys` are. What psutil reads follows `psutil.PROCFS_PATH` instead.
     """
     unavailable: dict[str, str] = {}
     facts: dict[str, str] = dict(_ABOUT)

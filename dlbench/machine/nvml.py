@@ -182,12 +182,8 @@ class _Device:
     def field_values(self, wanted: Sequence[tuple[str, int]]) -> list[float | ReadingFailedError]:
         """Several field values in one call, each with its own return code.
 
-        Args:
-            wanted: name of the field's constant, and its scope: number of the link, else 0.
-
-        Raises:
-            ReadingFailedError: the package does not know a field.
-            NVMLError: the call failed as a whole.
+        `wanted`: name of the field's constant, and its scope: number of the link, else 0.
+        Raises `ReadingFailedError`: the package does not know a field. `NVMLError`: the call failed as a whole.
         """
         asked = [(self.has(name), scope) for name, scope in wanted]
         types = {getattr(self.nvml, name, None): member for name, member in _VALUE_TYPES}

@@ -35,9 +35,7 @@ class Field:
 class ReadingFailedError(Exception):
     """A field cannot be read, now and later.
 
-    Args:
-        reason: one line.
-        ends: all fields whose names begin so end with it, such as `gpu.1.` when that GPU is lost.
+    `ends`: all fields whose names begin so end with it, such as `gpu.1.` when that GPU is lost.
     """
 
     def __init__(self, reason: str, ends: str = "") -> None:
@@ -104,11 +102,9 @@ class Reading:
 class Source:
     """The fields of these readings, sampled together.
 
-    Args:
-        readings: what to read; each is called once, here, to see whether it answers.
-        unavailable: what is known to be missing: name of the field, or of a whole group (`gpu`), and the reason.
-        facts: what `describe` returns: devices, limits, and what a field of this machine means.
-        close: called once at the end; gives libraries and files back.
+    `readings`: what to read; each is called once, here, to see whether it answers. `unavailable`: what is known to be
+    missing: name of the field, or of a whole group (`gpu`), and the reason. `facts`: what `describe` returns: devices,
+    limits, and what a field of this machine means. `close`: called once at the end; gives libraries and files back.
     """
 
     def __init__(
@@ -167,8 +163,7 @@ class Source:
     def read(self, *, slow: bool) -> list[float]:
         """One value for each field, in their order; NaN where it was not read this time, or failed.
 
-        Args:
-            slow: read the slow tier too.
+        `slow`: read the slow tier too.
         """
         values = [math.nan] * len(self.fields)
         # Expensive reads last, so that the others are read at one time, close to the sample's own.
@@ -225,9 +220,8 @@ class Source:
 class MonotonicCounter:
     """A counter that goes on where its source falls.
 
-    Args:
-        wraps_at: the source starts again at zero after this value; None: a fall means that somebody reset it, and what
-            was counted between the last reading and the reset is lost.
+    `wraps_at`: the source starts again at zero after this value; None: a fall means that somebody reset it, and what
+    was counted between the last reading and the reset is lost.
     """
 
     def __init__(self, wraps_at: int | None = None) -> None:
@@ -246,8 +240,7 @@ class MonotonicCounter:
 def read_text(path: Path) -> str:
     """A file of the kernel, such as those of sysfs, whatever its encoding.
 
-    Raises:
-        ReadingFailedError: it cannot be read.
+    Raises `ReadingFailedError`: it cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -261,30 +254,21 @@ def read_line(path: Path) -> str:
 
 
 def number_in(text: str, where: Path) -> int:
-    """A whole number of at most 64 bits, not below zero.
-
-    Raises:
-        ReadingFailedError: it is none.
-    """
+    """A whole number of at most 64 bits, not below zero. Raises `ReadingFailedError`: it is none."""
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise ReadingFailedError(f"{where}: {text[:40]!r} is not a whole number")
     return int(text)
 
 
 def read_number(path: Path) -> int:
-    """The number in a file.
-
-    Raises:
-        ReadingFailedError: it cannot be read, or holds something else.
-    """
+    """The number in a file. Raises `ReadingFailedError`: it cannot be read, or holds something else."""
     return number_in(read_line(path), path)
 
 
 def keyed_number(path: Path, key: str) -> int | None:
     """The number after `key` in a file of lines `key number`; None without such a line.
 
-    Raises:
-        ReadingFailedError: the file cannot be read, or it is no number.
+    Raises `ReadingFailedError`: the file cannot be read, or it is no number.
     """
     for line in read_text(path).splitlines():
         name, _, value = line.partition(" ")

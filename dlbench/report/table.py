@@ -230,6 +230,23 @@ def _reached(
     return found
 
 
+def drop_empty_columns(
+    columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()
+) -> tuple[Column[R], ...]:
+    """The columns, for people without those that have zero, nothing or an empty text in every row.
+
+    Those named in `keep` stay: zero may be what tells one row from another.
+    """
+
+    def is_empty(value: Value) -> bool:
+        return not value.value if isinstance(value, Estimate) else not (value or isinstance(value, bool))
+
+    return tuple(
+        replace(one, title="") if one.name not in keep and all(is_empty(one.value(row)) for row in rows) else one
+        for one in columns
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pivot(Generic[R]):
     """How people see long rows as a wide table: one line for each `down`, one column for each `across`."""
@@ -345,7 +362,7 @@ def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
 
 
 def text_sheet(
-    name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
+    name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[Value]], caption: str = ""
 ) -> Sheet[Any]:
     """A table of ready texts, for people only."""
     columns: tuple[Column[Any], ...] = tuple(

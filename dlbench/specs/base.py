@@ -41,11 +41,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 def size_in_bytes(value: object) -> object:
-    """A text such as ``64MiB`` as a number of bytes; a number as it is.
-
-    Raises:
-        ValueError: neither.
-    """
+    """A text such as ``64MiB`` as a number of bytes; a number as it is. Raises `ValueError`: neither."""
     if isinstance(value, str):
         return parse_bytes(value)
     if isinstance(value, bool | float):
@@ -91,11 +87,7 @@ TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 
 
 def _known_precision(value: object) -> object:
-    """Says why a precision that people know is not offered.
-
-    Raises:
-        ValueError: it is fp8.
-    """
+    """Says why a precision that people know is not offered. Raises `ValueError`: it is fp8."""
     if value == "fp8":
         raise ValueError(
             "fp8 is not built: it needs scaled matrix products of another library (Transformer Engine, torchao), whose "

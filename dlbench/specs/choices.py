@@ -11,20 +11,17 @@ from pydantic import Field
 
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Name, Ranks, Spec, size_in_bytes
+from dlbench.specs.container import with_digest, with_image
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.fault import FaultSpec
-from dlbench.specs.keys import keys_of
+from dlbench.specs.files import find, read_yaml
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
-from dlbench.specs.resolve import find
+from dlbench.specs.problems import keys_of
 from dlbench.specs.sync import SyncSpec, read_fusion
-from dlbench.specs.system.container_image import with_image
-from dlbench.specs.system.image import with_digest
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
-from dlbench.specs.watch import WatchSpec
+from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.specs.workload import DataSpec, ModelSpec, Workload
-from dlbench.specs.yamlfile import read_yaml
 
 _NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""
@@ -111,11 +108,7 @@ class WorkloadFile:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> Layers:
-        """Base and preset, merged.
-
-        Raises:
-            UserError: no such preset; the nearest right names are told.
-        """
+        """Base and preset, merged. Raises `UserError`: no such preset; the nearest right names are told."""
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
@@ -135,8 +128,7 @@ class WorkloadFile:
 def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]) -> Choices:
     """A workload's choices; `overrides` maps dotted keys to a value and to who says so.
 
-    Raises:
-        UserError: a wrong key or value, with the file or option that holds it.
+    Raises `UserError`: a wrong key or value, with the file or option that holds it.
     """
     return choose_with_origins(file, preset, overrides)[0]
 
@@ -180,8 +172,7 @@ def _make_paths_absolute(layers: Layers, file: Path) -> None:
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:
     """A system by name or path, with overrides (keys without the leading ``system.``).
 
-    Raises:
-        UserError: unknown system, wrong key or value.
+    Raises `UserError`: unknown system, wrong key or value.
     """
     return choose_system_with_origins(name, overrides)[0]
 
@@ -204,8 +195,7 @@ def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValu
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:
     """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting.
 
-    Raises:
-        UserError: the value of such a key is no size.
+    Raises `UserError`: the value of such a key is no size.
     """
     found: dict[str, Any] = dict(settings)
     readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)

@@ -45,7 +45,7 @@ ENGINES = {
     ),
     "ddp": EngineKind(
         title="PyTorch DDP",
-        on_ranks="dlbench.node.sync.ddp.engine:DdpEngine",
+        on_ranks="dlbench.node.sync.ddp:DdpEngine",
         fusion="25MiB",
         thread="the threads of torch.distributed",
         overlaps_compiled=True,

@@ -32,16 +32,11 @@ class HorovodBuild:
     ) -> DlbenchError | None:
         """Why ranks refuse this build, as the error that they end with; None where it does all that is asked.
 
-        Args:
-            use_mpi: the launcher is an MPI one; without it ranks meet by Gloo.
-            ranks: of the run. One exchanges nothing, and needs no NCCL on a GPU.
-            nodes: of the run.
-            on_gpu: whether ranks compute on GPUs.
-            exchange: flat, or a flag of Horovod (horovod-hierarchical, horovod-torus), which NCCL's operations alone
-                obey (nccl_operations.cc and operations.cc of 0.28).
-            way_to_nccl: a clause that leads to a Horovod with NCCL; asked only where it is told.
-            who: asks.
-            instead: what does without Horovod.
+        `use_mpi`: the launcher is an MPI one; without it ranks meet by Gloo. `ranks`: of the run. One exchanges
+        nothing, and needs no NCCL on a GPU. `on_gpu`: whether ranks compute on GPUs. `exchange`: flat, or a flag of
+        Horovod (horovod-hierarchical, horovod-torus), which NCCL's operations alone obey (nccl_operations.cc and
+        operations.cc of 0.28). `way_to_nccl`: a clause that leads to a Horovod with NCCL; asked only where it is told.
+        `instead`: what does without Horovod.
         """
         if exchange != "flat":
             asked = f"sync.exchange {exchange}"

@@ -65,11 +65,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     ("system.launch.oversubscribe_yield", lambda plan: plan.system.launch.by_mpi, "only MPI launchers read it"),
     *(
-        (
-            key,
-            lambda plan: not plan.engine.autotunes,
-            "engine.horovod.autotune searches fusion and cycle time itself",
-        )
+        (key, lambda plan: not plan.engine.autotunes, "engine.horovod.autotune searches fusion and cycle time itself")
         for key in ("sync.fusion", "engine.horovod.cycle_time_ms")
     ),
     ("engine.horovod.autotune_", lambda plan: plan.engine.horovod.autotune, "only engine.horovod.autotune reads it"),
@@ -265,12 +261,8 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
 def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
     """Refuses keys that act in no run.
 
-    Args:
-        asked: keys and the options that they were given to.
-        plans: all runs of the request.
-
-    Raises:
-        UserError: one of them acts in none of the plans.
+    `asked`: keys and the options that they were given to.
+    Raises `UserError`: one of them acts in none of the plans.
     """
     for key, option in asked:
         for prefix, acts, why in INERT:
@@ -279,11 +271,7 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 
 
 def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses a planted fault on a rank that no run has.
-
-    Raises:
-        UserError: some fault names such a rank.
-    """
+    """Refuses a planted fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
     for fault in [plan.fault for plan in plans if plan.fault is not None]:
         largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
         absent = [rank for rank in fault.ranks or () if rank >= largest]

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import UserError, close_names
 from dlbench.specs.engine import key_for_name
-from dlbench.specs.keys import keys_of
-from dlbench.specs.problems import Problem, problem_of
+from dlbench.specs.problems import Problem, keys_of, problem_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -67,13 +66,8 @@ class Layers:
 def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
     """The merged settings as a checked specification.
 
-    Args:
-        model: the specification.
-        layers: the settings.
-        elsewhere: keys that options take beside those of the model; named where a wrong one resembles them.
-
-    Raises:
-        UserError: one line, naming the layer, the key and what would be right.
+    `elsewhere`: keys that options take beside those of the model; named where a wrong one resembles them.
+    Raises `UserError`: one line, naming the layer, the key and what would be right.
     """
     try:
         return model.model_validate(layers.values)

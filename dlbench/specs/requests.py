@@ -9,8 +9,8 @@ from typing import Literal
 
 from dlbench.errors import UserError
 from dlbench.specs.base import MAX_TAG_VALUE
+from dlbench.specs.files import parse_yaml
 from dlbench.specs.plan import AxisValue, Side
-from dlbench.specs.yamlfile import parse_yaml
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")
@@ -63,8 +63,7 @@ class Request:
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
     """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list.
 
-    Raises:
-        UserError: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
+    Raises `UserError`: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
     """
     result: dict[str, AxisValue] = {}
     for item in items:
@@ -78,8 +77,7 @@ def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
 def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
     """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``.
 
-    Raises:
-        UserError: as `parse_set`; also an empty or a repeated value.
+    Raises `UserError`: as `parse_set`; also an empty or a repeated value.
     """
     result: dict[str, tuple[AxisValue, ...]] = {}
     for item in items:
@@ -160,11 +158,7 @@ def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
 
 
 def tag_value(value: str, origin: str) -> str:
-    """A tag's value, if it may be one.
-
-    Raises:
-        UserError: it is empty, too long or not printable.
-    """
+    """A tag's value, if it may be one. Raises `UserError`: it is empty, too long or not printable."""
     if not value.strip():
         raise UserError(f"{origin}: the value is empty")
     if len(value) > MAX_TAG_VALUE:
@@ -175,11 +169,7 @@ def tag_value(value: str, origin: str) -> str:
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
-    """``1,2,4`` as ascending positive numbers.
-
-    Raises:
-        UserError: not whole numbers above zero, or one given twice.
-    """
+    """``1,2,4`` as ascending positive numbers. Raises `UserError`: not whole numbers above zero, or one given twice."""
     if not re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*", text):
         raise UserError(f"{option} {text[:80]!r}: must be whole numbers separated by commas, e.g. 1,2,4")
     counts = [int(part) for part in text.split(",")]

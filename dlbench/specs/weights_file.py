@@ -94,12 +94,8 @@ def own_name(public: str) -> str | None:
 def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
     """Accounts for every tensor of a file and of the network.
 
-    Args:
-        there: name -> shape in the file.
-        here: name -> shape in the network.
-
-    Raises:
-        UnfitNamesError: one is missing, unknown, there twice, or of another shape; says which, and how many more.
+    `there`: name -> shape in the file. `here`: name -> shape in the network.
+    Raises `UnfitNamesError`: one is missing, unknown, there twice, or of another shape; says which, and how many more.
     """
     source: dict[str, str] = {}
     copies: dict[str, str] = {}
@@ -167,9 +163,7 @@ def require_weights(path: Path, model: ModelSpec) -> None:
 
     Of dlbench's own checkpoints, and of a run's folder, ranks find out by themselves.
 
-    Raises:
-        UserError: it is of another network.
-        IncompleteDataError: it is no safetensors file.
+    Raises `UserError`: it is of another network. `IncompleteDataError`: it is no safetensors file.
     """
     if path.is_dir():
         return

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading import scaling
 from dlbench.reading.attribution import about_means
-from dlbench.reading.comparability import averaged_id_without
 from dlbench.reading.measures import PARTS
 from dlbench.reading.samples.node_samples import node_stages, nodes_of
 from dlbench.reading.samples.readings import MAX_NODES_OF_LARGE_RUN, MachineReading, machine_readings
@@ -21,12 +20,11 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
 from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, runs_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Group
 from dlbench.views.reading import complement, storage_share
 from dlbench.views.view import GroupSource, GroupView, place_columns
@@ -35,13 +33,9 @@ STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
 
 
-def alike(groups: Sequence[scaling.Group], keys: Collection[str]) -> list[list[scaling.Group]]:
-    """Groups of real data that differ in nothing but some keys of `data`, in sets of two or more, in their order."""
-    found: dict[str, list[scaling.Group]] = {}
-    for group in groups:
-        if not group.sample.plan.workload.data.is_synthetic:
-            found.setdefault(averaged_id_without(group.sample, keys), []).append(group)
-    return [members for members in found.values() if len(members) > 1]
+def with_real_data(groups: Sequence[scaling.Group]) -> list[scaling.Group]:
+    """Groups that read files."""
+    return [group for group in groups if not group.sample.plan.workload.data.is_synthetic]
 
 
 def epoch_samples(run: Run) -> int | None:

@@ -1,35 +1,50 @@
-"""What a step costs, found by taking things away: real against synthetic input, with against without exchange.
+"""What a step costs, found by taking things away: real against synthetic input, with against without gradient exchange,
+and monitored against unmonitored runs (`dlbench run --decompose`, `--watch-cost`).
 
 For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
 
 * input: T_plain(k) - T_synthetic(k);
 * exchange: T_plain(k) - T_apart(k), waiting for stragglers included (T - T_nocomm).
 
-Beside them stands what the phases of the same plain runs say, means over all ranks, the stragglers too: the wait for
+Next to them stands what the phases of the same plain runs say, means over all ranks, the stragglers too: the wait for
 input, and the gradient exchange after the backward pass.
 Both need not agree: the gap between them is, part by part, what other parts of a step gain or lose without the one:
 
     T_plain - T_variant - phase_plain = sum over other parts of (part_plain - part_variant) - phase_variant
+
+Of monitoring the mean step counts, measured time over steps: a sampler that disturbs one step in ten leaves the median
+step as it is. Its cost is the ratio of the geometric means over runs, in pairs, less one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.attribution import about_means
 from dlbench.reading.comparability import told_of
-from dlbench.reading.measures import PARTS, measured_or_why
+from dlbench.reading.measures import PARTS
 from dlbench.reading.repeats import unlike_runs
-from dlbench.reading.sessions import allocations_of
+from dlbench.reading.side_by_side import Twins, compared, twins
 from dlbench.records.scan import Run
+from dlbench.records.watch import WatchOverhead
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import PART_TITLES, basis_text, figure_text, percent, place_text, repeat_text
+from dlbench.report.wording import (
+    PART_TITLES,
+    basis_text,
+    figure_text,
+    interval_text,
+    percent,
+    place_text,
+    repeat_text,
+    value_text,
+)
 from dlbench.specs.plan import Variant
+from dlbench.specs.series import MIN_WATCH_REPEATS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
-from dlbench.stats.pairing import KnownKey, RunKey, in_all
+from dlbench.stats.pairing import RunKey, in_all
 from dlbench.stats.verdicts import Placed, placed
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
@@ -46,6 +61,8 @@ _VERDICTS: Mapping[Placed, Verdict] = {
     "undecided": "undecided",
     "insufficient": "insufficient",
 }
+
+What = Literal["input", "exchange"]
 
 TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
 """What a variant goes without; the name is also that of the phase."""
@@ -106,50 +123,32 @@ Parts = Mapping[str, float]
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
     """Every scaling point whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
 
-    Only repeats count of which both the plain run and the variant have figures. A copy is no repeat.
+    Only repeats count of which both the plain run and the variant have figures.
     """
-    points: dict[tuple[str, str, str, int, int], list[Run]] = {}
-    for run in runs:
-        plan = run.plan
-        axes = ", ".join(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))
-        key = plan.created, plan.series.id, axes, plan.layout.ranks, plan.layout.nodes
-        points.setdefault(key, []).append(run)
-    sessions = allocations_of(runs)
-    return tuple(_point(found, sessions) for _, found in sorted(points.items()) if _has_variants(found))
+
+    def is_wanted(planned: Collection[Variant]) -> bool:
+        # `dlbench io --tiers` has a view of its own.
+        return "cached-input" not in planned and any(variant in planned for variant in TAKEN_AWAY.values())
+
+    return tuple(_point(found) for found in twins(runs, ("plain", *TAKEN_AWAY.values()), is_wanted))
 
 
-def _has_variants(runs: Sequence[Run]) -> bool:
-    if any(run.plan.series.variant == "cached-input" for run in runs):  # `dlbench io --tiers` has a view of its own
-        return False
-    return any(run.plan.series.variant in TAKEN_AWAY.values() for run in runs)
-
-
-def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Decomposition:
-    measured: dict[Variant, dict[RunKey, Parts]] = {}
-    told: dict[str, dict[str, Mapping[str, str]]] = {}
-    missing: list[str] = []
-    for run in runs:
-        series = run.plan.series
-        known = measured.setdefault(series.variant, {})
-        key = KnownKey.of("", series.repeat, sessions[run.plan.run_id])
-        if key in known:  # a copied folder
-            continue
-        found, why = measured_or_why(run)
-        if found is None:
-            missing.append(why)
-            continue
-        told.setdefault(series.variant, {})[run.plan.run_id] = told_of(run)
-        known[key] = {name: found.parts[name] for name in OWN_PARTS}
-    plain = measured.get("plain", {})
-    planned = {run.plan.series.variant for run in runs}
-    differences = []
+def _point(found: Twins) -> Decomposition:
+    parts = {
+        variant: found.of(variant, lambda one: {name: one.parts[name] for name in OWN_PARTS}) for variant in found.runs
+    }
+    plain, missing, differences = parts["plain"], list(found.missing), []
     for what, variant in TAKEN_AWAY.items():
-        pairs = in_all(plain, measured.get(variant, {}))
-        if pairs:
-            differences.append(difference(what, {k: (plain[k], measured[variant][k]) for k in pairs}))
-        elif variant in planned:
+        if pairs := in_all(plain, parts[variant]):
+            differences.append(difference(what, {k: (plain[k], parts[variant][k]) for k in pairs}))
+        elif variant in found.planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
-    plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
+    facts: dict[str, dict[str, Mapping[str, str]]] = {
+        variant: {run.plan.run_id: told_of(run) for run, _ in by_repeat.values()}
+        for variant, by_repeat in found.runs.items()
+        if by_repeat
+    }
+    plan = found.plan
     return Decomposition(
         series=plan.series.id,
         workload=plan.workload.name,
@@ -159,27 +158,25 @@ def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Decomposition:
         scaling=plan.series.scaling,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        step_s=geometric_mean_estimate({k: _whole(parts) for k, parts in plain.items()}, "s") if plain else None,
+        step_s=geometric_mean_estimate({k: _whole(one) for k, one in plain.items()}, "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
-        doubts=tuple(doubt.text for doubt in unlike_runs(told)),
+        doubts=tuple(doubt.text for doubt in unlike_runs(facts)),
     )
 
 
 def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> Difference:
-    """What taking something away saves, and whether that is what its phase holds.
-
-    Args:
-        what: was taken away.
-        by_repeat: the plain run and its variant, one pair for each repeat that has figures of both.
-    """
+    """What taking something away saves by pairs of plain run and variant, and whether that is what its phase holds."""
 
     def mean(values: Iterable[float], unit: str = "s") -> Estimate:
         return mean_estimate(dict(zip(by_repeat, values, strict=True)), unit)
 
     pairs = list(zip(*(about_means([pair[side] for pair in by_repeat.values()]) for side in (0, 1)), strict=True))
     spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
-    gaps = [_gap_parts(what, plain, variant) for plain, variant in pairs]
+    # Of its own phase only what is left of it in the variant.
+    gaps = [
+        {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS} for plain, variant in pairs
+    ]
     gap = mean(sum(parts.values()) for parts in gaps)
     moved = {name: mean(parts[name] for parts in gaps) for name in OWN_PARTS}
     step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
@@ -196,16 +193,9 @@ def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> D
     )
 
 
-def _gap_parts(what: What, plain: Parts, variant: Parts) -> dict[str, float]:
-    """What the gap of one pair is made of; of its own phase only what is left of it in the variant."""
-    return {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS}
-
-
 def _whole(parts: Parts) -> float:
     return sum(parts.values())
 
-
-What = Literal["input", "exchange"]
 
 WITHOUT: Mapping[What, str] = {"input": "with synthetic input", "exchange": "without exchange"}
 
@@ -237,13 +227,7 @@ the gap."""
 
 
 def reason(what: What, gap: Estimate, moved: Mapping[str, Estimate]) -> str:
-    """Where most of a gap lies, and what is likely behind it.
-
-    Args:
-        what: was taken away.
-        gap: seconds per step by which the difference exceeds the phase.
-        moved: what the gap is made of, by part of the step.
-    """
+    """Where most of a gap lies, and what is likely behind it."""
     is_more = gap.value > 0
     sign = 1 if is_more else -1
     part = max(moved, key=lambda name: sign * moved[name].value)
@@ -255,9 +239,6 @@ def reason(what: What, gap: Estimate, moved: Mapping[str, Estimate]) -> str:
     )
     likely = next((text for parts, text in REASONS[what, is_more] if part in parts), None)
     return where if likely is None else f"{where}: {likely}"
-
-
-_TITLES: Mapping[What, str] = {"input": "input", "exchange": "exchange"}
 
 
 def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
@@ -346,7 +327,7 @@ def _sentence(one: Difference) -> str:
     seconds, share = (_turned(estimate, is_less) for estimate in (one.seconds, one.share))
     changed = f"{figure_text(seconds)} {'longer' if is_less else 'shorter'}, {figure_text(share)} of it"
     return (
-        f"{_TITLES[one.what]}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase itself takes "
+        f"{one.what}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase itself takes "
         f"{figure_text(one.phase_s)}: {_verdict(one)}"
     )
 
@@ -369,3 +350,75 @@ def _verdict(one: Difference) -> str:
         more = repeat_text(one.gap_s, 2 * max(MIN_RUNS, one.gap_s.units))
         return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: {more}"
     return f"{gap}; {one.reason}"
+
+
+# The cost of monitoring
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCost:
+    """What monitoring cost at one scaling point of one series."""
+
+    series: str
+    ranks: int
+    nodes: int
+    watched: tuple[Run, ...]
+    """Monitored runs with figures, by repeat."""
+    overhead: WatchOverhead | None
+    """None where fewer than two pairs have figures."""
+    why: str
+    """Why there is none, in a sentence; else empty."""
+
+
+def watch_costs(runs: Sequence[Run]) -> list[MeasuredCost]:
+    """The cost of monitoring at each scaling point that has unwatched twins, in order of series, ranks and nodes."""
+    return [_cost(found) for found in twins(runs, ("plain", "unwatched"), lambda planned: "unwatched" in planned)]
+
+
+def _cost(found: Twins) -> MeasuredCost:
+    """Runs without figures, and twins whose partner has none, are left out and counted."""
+    sides = [found.of(variant, lambda one: one.measured_s / one.steps) for variant in ("plain", "unwatched")]
+    pairs = sides[0].keys() & sides[1].keys()
+    overhead, why = None, ""
+    if len(pairs) >= MIN_WATCH_REPEATS:
+        ratio, _ = compared(*({key: value for key, value in side.items() if key in pairs} for side in sides))
+        assert ratio is not None
+        assert ratio.low is not None  # two pairs or more
+        assert ratio.high is not None
+        evidence = (
+            f"mean steps of {ratio.n} pairs of runs with and without monitoring, interleaved; interval: "
+            f"{basis_text(ratio, 'pair')}"
+        )
+        overhead = WatchOverhead(
+            value=ratio.value - 1,
+            low=ratio.low - 1,
+            high=ratio.high - 1,
+            num_pairs=ratio.n,
+            method="measured",
+            evidence=evidence,
+        )
+    else:
+        first = f": {found.missing[0]}" if found.missing else ""
+        why = f"{len(pairs)} of {MIN_WATCH_REPEATS} pairs of runs that an interval needs have figures{first}"
+    layout, watched = found.plan.layout, found.runs["plain"]
+    return MeasuredCost(
+        series=found.plan.series.id,
+        ranks=layout.ranks,
+        nodes=layout.nodes,
+        watched=tuple(watched[key][0] for key in sorted(watched)),
+        overhead=overhead,
+        why=why,
+    )
+
+
+def watch_cost_lines(costs: Sequence[MeasuredCost]) -> list[str]:
+    """A line per scaling point."""
+    return [f"monitoring at {place_text(cost.ranks, cost.nodes)}: {_cost_text(cost)}" for cost in costs]
+
+
+def _cost_text(cost: MeasuredCost) -> str:
+    overhead = cost.overhead
+    if overhead is None:
+        return f"cost unknown: {cost.why}"
+    figure = Estimate(overhead.value, overhead.low, overhead.high, overhead.num_pairs, "Student t", "fraction")
+    return f"{f'{value_text(figure)} of a step {interval_text(figure)}'.rstrip()}; {overhead.evidence}"

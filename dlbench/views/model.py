@@ -11,26 +11,32 @@ from typing import Literal, TypeVar
 
 from dlbench.reading.comparability import Condition
 from dlbench.reading.doubts import Doubt
+from dlbench.reading.environments import Difference
 from dlbench.reading.scaling import Point
-from dlbench.report.document import Missing
+from dlbench.report.document import BaseReport, ListedRun, Missing
 from dlbench.report.formats.json import INLINE
 from dlbench.views.controls import Controls
 
 N = TypeVar("N")
 
-FORMAT = "dlbench.report"
-VERSION = 1
 
+class HasViews:
+    """What each view found out, by its key; None where it has nothing to say."""
 
-def all_of(views: Mapping[str, object], kind: type[N]) -> tuple[N, ...]:
-    """The first non-empty tuple of items of one type among the numbers of views."""
-    return next(
-        (found for found in views.values() if isinstance(found, tuple) and found and isinstance(found[0], kind)), ()
-    )
+    views: Mapping[str, object]
+
+    def of(self, kind: type[N]) -> N | None:
+        """The numbers of one view, by their type; None where it has nothing to say."""
+        return next((found for found in self.views.values() if isinstance(found, kind)), None)
+
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
+        tuples = (found for found in self.views.values() if isinstance(found, tuple))
+        return next((found for found in tuples if found and isinstance(found[0], kind)), ())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(HasViews):
     """Runs that may be compared with each other, and what they say."""
 
     id: str
@@ -84,29 +90,15 @@ class Group:
         """Whether its ranks compute on GPUs."""
         return self.condition("device").startswith("cuda")
 
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of one view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
-        return all_of(self.views, kind)
-
     def condition(self, name: str) -> str:
         """The value of a condition (`workload`, `preset`, `engine` ...); empty where there is none."""
         return next((one.value for one in self.conditions if one.name == name), "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRow:
-    """One run, whatever became of it."""
+class RunRow(ListedRun):
+    """One run of training."""
 
-    run_id: str
-    group: str
-    """Id of its group; empty for runs without figures. Groups of control runs are in no report that has others."""
-    state: str
-    story: str
-    """Why there is no figure; empty where there is one."""
     workload: str
     preset: str
     engine: str
@@ -115,13 +107,10 @@ class RunRow:
     batch_per_rank: int
     scaling: str
     series: str
-    repeat: int
     variant: str
     """`plain`, or what was taken away: a control run."""
     side: str
     """Of a paired comparison, whose runs are control runs, too; empty: none."""
-    ranks: int
-    nodes: int
     sample_unit: str
     steps: int | None
     throughput: float | None
@@ -129,8 +118,6 @@ class RunRow:
     step_median_s: float | None
     step_p95_s: float | None
     step_cv: float | None
-    finished: str
-    warnings: tuple[str, ...]
     goal: str
     """`throughput`, or `target` and its value."""
     reached: bool | None
@@ -141,34 +128,19 @@ class RunRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentDifference:
-    """A key of the environment with more than one value among the runs."""
-
-    key: str
-    values: tuple[tuple[str, tuple[str, ...]], ...]
-    expected: bool
-    """Whether it names the job or the place in it, and so differs by nature."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Environment:
     """What the runs ran in."""
 
     common: tuple[tuple[str, str], ...]
-    differences: tuple[EnvironmentDifference, ...]
+    differences: tuple[Difference, ...]
     num_runs: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(BaseReport, HasViews):
     """Everything."""
 
-    format: str = FORMAT
-    version: int = VERSION
-    title: str
-    as_of: str
-    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
-    dlbench_version: str
+    format: str = "dlbench.report"
     notices: tuple[str, ...]
     groups: tuple[Group, ...]
     """Results: of control runs only where there are no others."""
@@ -183,14 +155,6 @@ class Report:
     """Heading and text: how the numbers are made."""
     missing: tuple[Missing, ...]
     """What this report does not show, and what it would take; of single groups see `Group.missing`."""
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The numbers of a view, by the type of its items; empty where it has nothing to say."""
-        return all_of(self.views, kind)
-
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of one view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:

@@ -13,9 +13,8 @@ from dlbench.reading.hosts.core_load import LOAD_CODES
 from dlbench.report.wording import percent, place_text, repeat_text, sentence
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.experiments import throttling_remedy
-from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.model import Group
 from dlbench.views.quality.numbers import Quality
 

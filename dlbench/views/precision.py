@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from dlbench.reading.comparability import averaged_id
 from dlbench.reading.samples.energy_sources import Kind
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
-from dlbench.reading.scaling import Group, Point
+from dlbench.reading.scaling import Group
+from dlbench.reading.side_by_side import Comparison, Side, alike, compare, compared, last_loss, pair_key
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
@@ -30,12 +31,12 @@ from dlbench.report.wording import (
 )
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, ratio_estimate
-from dlbench.stats.pairing import KnownKey, RunKey, pairing
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
-from dlbench.views.view import ReportSource, ReportView, engine_title
+from dlbench.views.view import ReportSource, ReportView, engine_title, place_columns, place_of
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """In this order; the first that ran is the reference."""
@@ -109,45 +110,42 @@ def without_precision(run: Run) -> str:
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
     """All sets of groups with two or more precisions, in the order of the groups."""
     readings = machine_readings(table)
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(without_precision(group.sample), []).append(group)
-    comparisons = []
-    for digest, members in found.items():
-        # Two groups of one precision differ in its settings; they are no pair of precisions.
-        by_precision = {_precision(group): group for group in reversed(members)}
-        if len(by_precision) < 2:
-            continue
-        ordered = sorted(by_precision.values(), key=lambda group: PRECISIONS.index(_precision(group)))
-        rows = _rows(ordered, readings, table)
-        if rows:
-            comparisons.append(_comparison(digest, ordered, rows))
-    return tuple(comparisons)
+    # Two groups of one precision differ in its settings; they are no pair of precisions.
+    alone = alike(groups, lambda group: (without_precision(group.sample), _precision(group)))
+    found = compare(
+        [members[0] for members in alone.values()],
+        differ_in=without_precision,
+        kind=_precision,
+        order=lambda group: (PRECISIONS.index(_precision(group)),),
+    )
+    return tuple(_comparison(one, readings, table) for one in found)
 
 
-def _comparison(digest: str, groups: Sequence[Group], rows: tuple[PrecisionRow, ...]) -> PrecisionComparison:
-    plan = groups[0].sample.plan
-    reference = _precision(groups[0])
-    last = rows[-1]
-    ratios = {
-        row.precision: row.ratio
-        for row in rows
-        if (row.ranks, row.nodes) == (last.ranks, last.nodes) and row.ratio is not None
-    }
+def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -> PrecisionComparison:
+    plan, reference = found.groups[0].sample.plan, _precision(found.groups[0])
+    rows: list[PrecisionRow] = []
+    for place, sides in found.places.items():
+        base = _Side(found.references[place], readings, table)
+        rows += [
+            _row(base if side is found.references[place] else _Side(side, readings, table), base) for side in sides
+        ]
+    last = [row for row in rows if (row.ranks, row.nodes) == (rows[-1].ranks, rows[-1].nodes)]
+    parts = [
+        f"{row.precision} {_judged(row.ratio)} {reference}, {times_text(row.ratio)} ({basis_text(row.ratio)})"
+        for row in last
+        if row.ratio is not None
+    ]
     return PrecisionComparison(
-        id=digest,
+        id=found.id,
         label=f"{plan.workload.name}, {plan.workload.preset} preset, {engine_title(plan)}, "
         f"{plan.series.scaling} scaling",
         reference=reference,
-        groups=tuple(group.id for group in groups),
+        groups=tuple(group.id for group in found.groups),
         sample_unit=plan.workload.sample_unit,
-        rows=rows,
+        rows=tuple(rows),
         caption=_caption(plan),
-        verdict=_verdict(last.ranks, last.nodes, ratios, reference),
-        notes=_notes(
-            is_interleaved=all(row.is_paired for row in rows if not row.is_reference),
-            is_finite=not any(row.num_not_finite for row in rows),
-        ),
+        verdict=f"At {place_of(rows[-1])}: {'; '.join(parts)}.",
+        notes=tuple(_notes(rows)),
     )
 
 
@@ -155,27 +153,23 @@ def _precision(group: Group) -> str:
     return group.sample.plan.workload.train.precision
 
 
-def _rows(groups: Sequence[Group], readings: MachineReadings, table: RunTable) -> tuple[PrecisionRow, ...]:
-    by_place: dict[tuple[int, int], list[tuple[Group, Point]]] = {}
-    for group in groups:
-        for point in group.points:
-            by_place.setdefault((point.ranks, point.nodes), []).append((group, point))
-    rows: list[PrecisionRow] = []
-    for place in sorted(by_place):
-        members = [_Side(group, point, readings, table) for group, point in by_place[place]]
-        if len(members) > 1:
-            rows += [_row(side, members[0]) for side in members]
-    return tuple(rows)
-
-
 class _Side:
     """One precision at one rank count: its runs by block and repeat."""
 
-    def __init__(self, group: Group, point: Point, readings: MachineReadings, table: RunTable) -> None:
-        self.group, self.point = group, point
-        self.runs = {_key(run := table.runs[run_id], table.sessions[run_id]): run for run_id in point.run_ids}
-        self.speeds = {key: _speed(run) for key, run in self.runs.items()}
-        self.peaks = {key: float(_peak(run)) for key, run in self.runs.items()}
+    def __init__(self, side: Side, readings: MachineReadings, table: RunTable) -> None:
+        self.group, self.point = side.group, side.point
+        keys = {f"train.{key}" for key in PRECISION_KEYS}
+        runs = [table.runs[run_id] for run_id in side.point.run_ids]
+        self.runs = {pair_key(run, table.sessions[run.plan.run_id], keys): run for run in runs}
+        self.records = {key: run.record for key, run in self.runs.items() if run.record is not None}
+        # As `dlbench.reading.measures.measure` computes it.
+        self.speeds = {
+            key: sum(rank.samples for rank in record.ranks) / max(rank.measured_s for rank in record.ranks)
+            for key, record in self.records.items()
+        }
+        self.peaks = {
+            key: float(max(rank.peak_memory_bytes for rank in record.ranks)) for key, record in self.records.items()
+        }
         self.energy_of: Kind | Literal[""] = ""
         self.energies: dict[RunKey, float] = {}
         for kind in ("GPUs", "processors"):
@@ -185,7 +179,7 @@ class _Side:
 
 
 def _energies(runs: Mapping[RunKey, Run], readings: MachineReadings, kind: Kind) -> dict[RunKey, float]:
-    """Joules per sample of the runs whose samples were read and tell of this kind."""
+    """Joules per sample of the runs whose samples were read and hold this kind."""
     found = {}
     for key, run in runs.items():
         reading = readings.by_run.get(run.plan.run_id)
@@ -195,36 +189,28 @@ def _energies(runs: Mapping[RunKey, Run], readings: MachineReadings, kind: Kind)
     return found
 
 
-def _key(run: Run, session: str) -> RunKey:
-    """Block and repeat without the swept precision: runs with equal keys ran interleaved."""
-    series = run.plan.series
-    axes = {key: value for key, value in series.axes.items() if key.removeprefix("train.") not in PRECISION_KEYS}
-    block = " ".join([series.id, run.plan.created, *(f"{key}={axes[key]}" for key in sorted(axes))])
-    return KnownKey.of(block, series.repeat, session)
-
-
-def _row(side: _Side, reference: _Side) -> PrecisionRow:
-    is_reference = side is reference
-    records = {key: run.record for key, run in side.runs.items() if run.record is not None}
-    losses = {key: _loss(run) for key, run in side.runs.items()}
-    results = {key: record.quality for key, record in records.items() if record.quality is not None}
+def _row(side: _Side, base: _Side) -> PrecisionRow:
+    is_reference = side is base
+    losses = {key: last_loss(run) for key, run in side.runs.items()}
+    results = {key: record.quality for key, record in side.records.items() if record.quality is not None}
     values = {key: result.evaluations[-1].value for key, result in results.items() if result.evaluations}
-    overflows = {key: record.overflow_steps for key, record in records.items()}
-    same_kind = side.energy_of == reference.energy_of
+    overflows = {key: record.overflow_steps for key, record in side.records.items()}
+    ratio, is_paired = (None, False) if is_reference else compared(side.speeds, base.speeds)
+    same_kind = side.energy_of == base.energy_of and not is_reference
     return PrecisionRow(
         precision=_precision(side.group),
-        in_force="; ".join(dict.fromkeys(record.precision for record in records.values() if record.precision)),
+        in_force="; ".join(dict.fromkeys(record.precision for record in side.records.values() if record.precision)),
         ranks=side.point.ranks,
         nodes=side.point.nodes,
         is_reference=is_reference,
-        is_paired=not is_reference and pairing(side.speeds, reference.speeds).is_paired,
+        is_paired=is_paired,
         throughput=side.point.throughput,
-        ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
+        ratio=ratio,
         peak=median_estimate(side.peaks, "bytes"),
-        memory_ratio=None if is_reference else _ratio(side.peaks, reference.peaks),
+        memory_ratio=None if is_reference else compared(side.peaks, base.peaks)[0],
         energy_per_sample=geometric_mean_estimate(side.energies, "J") if side.energies else None,
         energy_of=side.energy_of,
-        energy_ratio=_ratio(side.energies, reference.energies) if same_kind and not is_reference else None,
+        energy_ratio=compared(side.energies, base.energies)[0] if same_kind else None,
         loss=_median(losses, "loss"),
         num_not_finite=sum(loss is None for loss in losses.values()),
         quality=_median(values, "ratio"),
@@ -237,32 +223,6 @@ def _row(side: _Side, reference: _Side) -> PrecisionRow:
 def _median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
     known = {key: float(value) for key, value in values.items() if value is not None}
     return median_estimate(known, unit) if known else None
-
-
-def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> Estimate | None:
-    """None where a side is empty, or holds a value that is not positive."""
-    is_known = all(side and min(side.values()) > 0 for side in (top, bottom))
-    return ratio_estimate(top, bottom) if is_known else None
-
-
-def _peak(run: Run) -> int:
-    assert run.record is not None
-    return max(rank.peak_memory_bytes for rank in run.record.ranks)
-
-
-def _speed(run: Run) -> float:
-    """Samples per second, as `dlbench.reading.measures.measure` computes it."""
-    assert run.record is not None
-    ranks = run.record.ranks
-    return sum(rank.samples for rank in ranks) / max(rank.measured_s for rank in ranks)
-
-
-def _loss(run: Run) -> float | None:
-    """Of the last step, mean over ranks; None where a rank's is not finite."""
-    assert run.record is not None
-    losses = [rank.last_loss for rank in run.record.ranks]
-    finite = [loss for loss in losses if loss is not None]
-    return sum(finite) / len(finite) if len(finite) == len(losses) else None
 
 
 def _caption(plan: RunPlan) -> str:
@@ -280,22 +240,6 @@ def _caption(plan: RunPlan) -> str:
     )
 
 
-def _verdict(ranks: int, nodes: int, ratios: Mapping[str, Estimate], reference: str) -> str:
-    """Of one rank count; an interval that holds 1 decides nothing.
-
-    Args:
-        ranks: the rank count.
-        nodes: on so many nodes.
-        ratios: throughput over the reference's, by precision.
-        reference: the precision that the others are compared with.
-    """
-    parts = [
-        f"{precision} {_judged(ratio)} {reference}, {times_text(ratio)} ({basis_text(ratio)})"
-        for precision, ratio in ratios.items()
-    ]
-    return f"At {place_text(ranks, nodes)}: {'; '.join(parts)}."
-
-
 def _judged(ratio: Estimate) -> str:
     return {
         "insufficient": "has too few runs for a verdict against",
@@ -304,17 +248,15 @@ def _judged(ratio: Estimate) -> str:
     }.get(placed(ratio, 1, 1), "cannot be distinguished from")
 
 
-def _notes(*, is_interleaved: bool, is_finite: bool) -> tuple[str, ...]:
+def _notes(rows: Sequence[PrecisionRow]) -> Iterator[str]:
     """What weakens the comparison, in phrases."""
-    found = []
-    if not is_interleaved:
-        found.append(
+    if not all(row.is_paired for row in rows if not row.is_reference):
+        yield (
             "repeats did not run interleaved, so drift of the machine is part of these ratios; use --sweep "
             "train.precision=fp32,bf16"
         )
-    if not is_finite:
-        found.append("runs whose loss was not finite count for throughput alone")
-    return tuple(found)
+    if any(row.num_not_finite for row in rows):
+        yield "runs whose loss was not finite count for throughput alone"
 
 
 def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
@@ -325,9 +267,7 @@ def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
     columns: tuple[Column[PrecisionRow], ...] = (
         Column("comparison", "", lambda row: found.id),
         Column("reference", "", lambda row: found.reference),
-        Column("ranks", "", lambda row: row.ranks),
-        Column("nodes", "", lambda row: row.nodes),
-        Column("", "At", lambda row: place_text(row.ranks, row.nodes), is_brief=True),
+        *place_columns(),
         Column("precision", "Precision", lambda row: row.precision, is_brief=True),
         Column("in_force", "", lambda row: row.in_force),
         Column(
@@ -382,12 +322,7 @@ def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
         Column("runs_reached", "", lambda row: row.num_reached),
     )
     return Sheet(
-        name="precision",
-        title=found.label,
-        columns=columns,
-        rows=found.rows,
-        caption=found.caption,
-        in_terminal=True,
+        name="precision", title=found.label, columns=columns, rows=found.rows, caption=found.caption, in_terminal=True
     )
 
 

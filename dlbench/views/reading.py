@@ -12,12 +12,11 @@ from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
 from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.columns import drop_empty_columns
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_columns
 

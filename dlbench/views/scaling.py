@@ -26,8 +26,7 @@ from dlbench.report.wording import (
 )
 from dlbench.stats.estimates import Estimate, ratio_estimate
 from dlbench.stats.verdicts import placed
-from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
-from dlbench.views.causes.numbers import CausePoint, LostPercent
+from dlbench.views.causes.numbers import WORTH_EXPLAINING, CausePoint, LostPercent
 from dlbench.views.model import Group
 from dlbench.views.view import GroupView
 

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dlbench.reading import scaling
+from dlbench.reading.comparability import averaged_id_without
 from dlbench.reading.scaling import Point
+from dlbench.reading.side_by_side import Side, compare, compared
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, RANK_COLOURS, WIDE
 from dlbench.report.document import Mark, Section
-from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns, times_cell
 from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text, times_value
-from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate, ratio_estimate
-from dlbench.stats.pairing import pairing
-from dlbench.views.columns import drop_empty_columns
-from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, alike, epoch_times
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
+from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import METRIC_TITLES
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
@@ -207,21 +207,24 @@ class ShuffleComparison:
 
 def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[ShuffleComparison, ...]:
     """All sets of groups with two or more ways of shuffling."""
-    made: list[ShuffleComparison] = []
-    for members in alike(groups, (*SHUFFLE_KEYS, *STAGING_KEYS)):
-        if len({_way(group) for group in members}) < 2:
-            continue
-        rows = _rows(members, table)
-        if rows:
-            plan = members[0].sample.plan
-            made.append(
-                ShuffleComparison(
-                    id=f"shuffling-{len(made) + 1}",
-                    label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.series.scaling} scaling",
-                    rows=tuple(rows),
-                    has_global=any(row.is_reference for row in rows),
-                )
+    # In place rather than staged, where both ran.
+    found = compare(
+        with_real_data(groups),
+        differ_in=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
+        kind=_way,
+        reference=lambda group: _way(group)[0] == "global",
+        order=_order,
+    )
+    made = []
+    for number, one in enumerate(found, 1):
+        plan = next(group.sample.plan for group in groups if group in one.groups)
+        rows = [_row(side, one.references.get(place), table) for place, sides in one.places.items() for side in sides]
+        label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.series.scaling} scaling"
+        made.append(
+            ShuffleComparison(
+                id=f"shuffling-{number}", label=label, rows=tuple(rows), has_global=any(r.is_reference for r in rows)
             )
+        )
     return tuple(made)
 
 
@@ -237,32 +240,15 @@ def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:
     return kind, data.exchanged_share, data.partition, data.staging, group.id
 
 
-def _rows(members: Sequence[scaling.Group], table: RunTable) -> list[ShuffleRow]:
-    by_place: dict[tuple[int, int], list[tuple[scaling.Group, Point]]] = {}
-    for group in sorted(members, key=_order):
-        for point in group.points:
-            by_place.setdefault((point.ranks, point.nodes), []).append((group, point))
-    rows = []
-    for place in sorted(by_place):
-        sides = by_place[place]
-        if len({_way(group) for group, _ in sides}) < 2:
-            continue
-        # In place rather than staged, where both ran.
-        reference = next(((group, point) for group, point in sides if _way(group)[0] == "global"), None)
-        rows += [_row(group, point, reference, table) for group, point in sides]
-    return rows
-
-
-def _row(
-    group: scaling.Group, point: Point, reference: tuple[scaling.Group, Point] | None, table: RunTable
-) -> ShuffleRow:
+def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
+    group, point = side.group, side.point
     data = group.sample.plan.workload.data
-    is_reference = reference is not None and reference[0] is group
+    is_reference = reference is not None and reference.group is group
     own = epoch_times(point, table)
-    base = epoch_times(reference[1], table) if reference is not None else {}
-    factor = None
-    if own and base:
-        factor = by_definition(1.0, len(own)) if is_reference else ratio_estimate(base, own)
+    base = epoch_times(reference.point, table) if reference is not None else {}
+    factor, is_paired = compared(base, own)
+    if is_reference and own:
+        factor = by_definition(1.0, len(own))
     runs = [table.runs[run_id] for run_id in point.run_ids]
     audited = _runs(point, table)
     found = _point(point, audited, table) if audited else None
@@ -278,7 +264,7 @@ def _row(
         is_reference=is_reference,
         epoch_s=geometric_mean_estimate(own, "s") if own else None,
         factor=factor,
-        is_paired=bool(own) and pairing(own, base).is_paired,
+        is_paired=is_paired,
         novelty=found.novelty if found else None,
         label_distance=found.label_distance if found else None,
         metric=quality.metric if quality is not None else "",

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from dlbench.reading import scaling
 from dlbench.reading.attribution import about_means
+from dlbench.reading.comparability import averaged_id_without
 from dlbench.reading.scaling import Point
+from dlbench.reading.side_by_side import Side, compare, compared
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import StagingResult
 from dlbench.report.document import Section
@@ -23,11 +25,10 @@ from dlbench.stats.estimates import (
     difference_estimate,
     geometric_mean_estimate,
     median_estimate,
-    ratio_estimate,
 )
-from dlbench.stats.pairing import RunKey, pairing
+from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.data_path import STAGING_KEYS, alike, epoch_times
+from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
 
@@ -155,66 +156,57 @@ class BreakEven:
 
 
 def break_evens(groups: Sequence[scaling.Group], table: RunTable) -> tuple[BreakEven, ...]:
-    """Every staged group beside the one that differs in nothing but staging, by rank count."""
+    """Every staged group next to the one that differs in nothing but staging, by rank count."""
+    found = compare(
+        with_real_data(groups),
+        differ_in=lambda run: averaged_id_without(run, STAGING_KEYS),
+        kind=lambda group: group.id,
+        reference=lambda group: group.sample.plan.workload.data.staging == "none",
+    )
     rows = []
-    for members in alike(groups, STAGING_KEYS):
-        in_place = next((group for group in members if group.sample.plan.workload.data.staging == "none"), None)
-        if in_place is None:
-            continue
-        for group in members:
-            if group is not in_place:
-                rows += _against(group, in_place, table)
+    for one in found:
+        pairs = [(side, one.references.get(place)) for place, sides in one.places.items() for side in sides]
+        for side, base in sorted(pairs, key=lambda pair: one.groups.index(pair[0].group)):
+            row = None if base is None or base is side else _row(side, base, table)
+            rows += [row] if row is not None else []
     return tuple(rows)
 
 
-def _against(group: scaling.Group, in_place: scaling.Group, table: RunTable) -> list[BreakEven]:
-    others = {(point.ranks, point.nodes): point for point in in_place.points}
-    found = []
-    for point in group.points:
-        other = others.get((point.ranks, point.nodes))
-        results = _results(point, table)
-        if other is None or not results:
-            continue
-        own, reference = epoch_times(point, table), epoch_times(other, table)
-        if own and reference:
-            found.append(_row((group, in_place), point, _seconds(results), own, reference))
-    return found
-
-
-def _about_mean(epochs: Mapping[RunKey, float]) -> dict[RunKey, float]:
-    return {key: one["s"] for key, one in zip(epochs, about_means([{"s": s} for s in epochs.values()]), strict=True)}
-
-
-def _row(
-    groups: tuple[scaling.Group, scaling.Group],
-    point: Point,
-    staging: Estimate,
-    own: Mapping[RunKey, float],
-    reference: Mapping[RunKey, float],
-) -> BreakEven:
-    plan = groups[0].sample.plan
+def _row(side: Side, base: Side, table: RunTable) -> BreakEven | None:
+    """None where nothing was staged, or an epoch's time is not known."""
+    results = _results(side.point, table)
+    own, reference = epoch_times(side.point, table), epoch_times(base.point, table)
+    if not (results and own and reference):
+        return None
+    plan, staging = side.group.sample.plan, _seconds(results)
+    data = plan.workload.data
     gain = difference_estimate(_about_mean(reference), _about_mean(own), "s")
-    is_lazy = plan.workload.data.staging == "lazy"
-    low, value, high = (None, None, None) if is_lazy else break_even_epochs(staging, gain)
+    factor, is_paired = compared(reference, own)
+    assert factor is not None
+    low, value, high = (None, None, None) if data.staging == "lazy" else break_even_epochs(staging, gain)
     return BreakEven(
-        ranks=point.ranks,
-        nodes=point.nodes,
+        ranks=side.point.ranks,
+        nodes=side.point.nodes,
         label=f"{plan.workload.name}, {plan.workload.preset} preset",
-        staged_group=groups[0].id,
-        unstaged_group=groups[1].id,
-        strategy=plan.workload.data.staging,
-        tier=plan.workload.data.staging_tier,
+        staged_group=side.group.id,
+        unstaged_group=base.group.id,
+        strategy=data.staging,
+        tier=data.staging_tier,
         staging=staging,
         unstaged_epoch=geometric_mean_estimate(reference, "s"),
         staged_epoch=geometric_mean_estimate(own, "s"),
         gain=gain,
-        factor=ratio_estimate(reference, own),
-        is_paired=pairing(reference, own).is_paired,
+        factor=factor,
+        is_paired=is_paired,
         epochs=value,
         epochs_low=low,
         epochs_high=high,
-        is_lazy=is_lazy,
+        is_lazy=data.staging == "lazy",
     )
+
+
+def _about_mean(epochs: Mapping[RunKey, float]) -> dict[RunKey, float]:
+    return {key: one["s"] for key, one in zip(epochs, about_means([{"s": s} for s in epochs.values()]), strict=True)}
 
 
 def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
@@ -333,12 +325,7 @@ class BreakEvenView(ReportView):
         if not found:
             return ()
         return (
-            Section(
-                id=self.id,
-                title=self.title,
-                headline=_pays_briefly(found[-1]),
-                sheets=(_pairs_sheet(found),),
-            ),
+            Section(id=self.id, title=self.title, headline=_pays_briefly(found[-1]), sheets=(_pairs_sheet(found),)),
         )
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import dlbench
 from dlbench.reading.attribution import about_means
-from dlbench.reading.measures import measured_or_why
-from dlbench.reading.sessions import allocations_of
+from dlbench.reading.measures import RunMeasures
+from dlbench.reading.side_by_side import Twins, twins
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
@@ -20,7 +20,7 @@ from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text, value_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
-from dlbench.stats.pairing import KnownKey, RunKey, in_all
+from dlbench.stats.pairing import RunKey, in_all
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.reading import WARM_SHARE, storage_share
@@ -105,51 +105,25 @@ class IoTiers:
 def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
     """Every scaling point whose series has the variants of `dlbench io --tiers`, in order of series, ranks, nodes.
 
-    Only repeats count of which all kinds of runs that are subtracted have figures. A copy is no repeat.
+    Only repeats count of which all kinds of runs that are subtracted have figures.
     """
-    points: dict[tuple[str, str, int, int], list[Run]] = {}
-    for run in runs:
-        plan = run.plan
-        key = plan.created, plan.series.id, plan.layout.ranks, plan.layout.nodes
-        points.setdefault(key, []).append(run)
-    sessions = allocations_of(runs)
-    return tuple(
-        _point(found, sessions)
-        for _, found in sorted(points.items())
-        if any(run.plan.series.variant == "cached-input" for run in found)
-    )
+    return tuple(map(_point, twins(runs, VARIANTS.values(), lambda planned: "cached-input" in planned)))
 
 
-@dataclass(frozen=True)
-class _One:
-    """One run with figures."""
-
-    step_s: float
-    rate: float
-    reading: ReadingResult | None
+Kinds = Mapping[Tier, Mapping[RunKey, tuple[Run, RunMeasures]]]
 
 
-def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Stalls:
-    found: dict[Tier, dict[RunKey, _One]] = {tier: {} for tier in VARIANTS}
-    missing: list[str] = []
-    for run in runs:
-        tier = next((name for name, variant in VARIANTS.items() if variant == run.plan.series.variant), None)
-        key = KnownKey.of("", run.plan.series.repeat, sessions[run.plan.run_id])
-        if tier is None or key in found[tier]:  # a copied folder
-            continue
-        measured, why = measured_or_why(run)
-        if measured is None:
-            missing.append(why)
-            continue
-        assert run.record is not None
-        whole = sum(measured.parts.values())
-        found[tier][key] = _One(whole, measured.throughput, run.record.reading)
-    reasons = {tier: _why_not(tier, list(found[tier].values())) for tier in VARIANTS}
-    usable: list[Tier] = [tier for tier in VARIANTS if not reasons[tier]]
-    repeats = in_all(*(found[tier] for tier in usable)) if usable else []
-    plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
-    parts, whole_is = _parts(found, repeats, reasons)
-    present = [part.seconds for part in parts if part.seconds is not None]
+def _point(found: Twins) -> Stalls:
+    kinds: Kinds = {tier: found.runs[variant] for tier, variant in VARIANTS.items()}
+    reasons = {tier: _why_not(tier, _readings(kinds[tier])) for tier in VARIANTS}
+    usable = [kinds[tier] for tier in VARIANTS if not reasons[tier]]
+    repeats = in_all(*usable) if usable else []
+    plan = found.plan
+    rate_unit = f"{plan.workload.sample_unit}/s"
+    parts, whole_is = _parts(kinds, repeats, reasons)
+    tiers = tuple(_tier(tier, known, rate_unit) for tier, known in kinds.items() if known)
+    has_parts = any(part.seconds is not None for part in parts)
+    whole = {key: _step_s(kinds[whole_is][key]) for key in repeats} if has_parts else {}
     return Stalls(
         series=plan.series.id,
         workload=plan.workload.name,
@@ -159,30 +133,33 @@ def _point(runs: Sequence[Run], sessions: Mapping[str, str]) -> Stalls:
         sample_unit=plan.workload.sample_unit,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        tiers=tuple(_tier(tier, known, plan.workload.sample_unit) for tier, known in found.items() if known),
-        ceiling=geometric_mean_estimate(
-            {key: one.rate for key, one in found["synthetic"].items()}, f"{plan.workload.sample_unit}/s"
-        )
-        if found["synthetic"]
-        else None,
+        tiers=tiers,
+        ceiling=next((one.rate for one in tiers if one.tier == "synthetic"), None),
         parts=parts,
-        whole_s=geometric_mean_estimate({k: found[whole_is][k].step_s for k in repeats}, "s") if present else None,
+        whole_s=geometric_mean_estimate(whole, "s") if has_parts else None,
         whole_is=whole_is,
-        pairs=len(repeats) if present else 0,
-        missing=tuple(missing),
-        notes=tuple(_notes(found)),
+        pairs=len(whole),
+        missing=found.missing,
+        notes=tuple(_notes(kinds)),
     )
 
 
-def _parts(
-    found: Mapping[Tier, Mapping[RunKey, _One]], repeats: Sequence[RunKey], reasons: Mapping[Tier, str]
-) -> tuple[tuple[StallPart, ...], Tier]:
+def _step_s(one: tuple[Run, RunMeasures]) -> float:
+    return sum(one[1].parts.values())
+
+
+def _readings(by_repeat: Mapping[RunKey, tuple[Run, RunMeasures]]) -> list[ReadingResult | None]:
+    """What runs say of their reading."""
+    return [run.record.reading for run, _ in by_repeat.values() if run.record is not None]
+
+
+def _parts(kinds: Kinds, repeats: Sequence[RunKey], reasons: Mapping[Tier, str]) -> tuple[tuple[StallPart, ...], Tier]:
     """The parts of a step over the same repeats, and whose step they sum to."""
     whole_is: Tier = "cold" if not reasons["cold"] else "cached"
     no_pair = "" if repeats else "no repeat has figures of all its runs"
 
     def steps(tier: Tier) -> list[float]:
-        return [one["step"] for one in about_means([{"step": found[tier][k].step_s} for k in repeats])]
+        return [one["step"] for one in about_means([{"step": _step_s(kinds[tier][key])} for key in repeats])]
 
     def part(name: Literal["ingestion", "preparation", "fetch"], tier: Tier, less: Tier | None) -> StallPart:
         why = reasons[tier] or (reasons[less] if less else "") or reasons["synthetic"] or no_pair
@@ -200,69 +177,61 @@ def _parts(
             why="",
         )
 
-    return (
-        part("ingestion", "synthetic", None),
-        part("preparation", "cached", "synthetic"),
-        part("fetch", "cold", "cached"),
-    ), whole_is
+    ingestion = part("ingestion", "synthetic", None)
+    return (ingestion, part("preparation", "cached", "synthetic"), part("fetch", "cold", "cached")), whole_is
 
 
-def _why_not(tier: Tier, runs: Sequence[_One]) -> str:
+def _why_not(tier: Tier, readings: Sequence[ReadingResult | None]) -> str:
     """Why the runs of a kind say nothing of it; empty if they do."""
-    titles = {"synthetic": "with synthetic data", "cached": "with a warm page cache", "cold": "with a cold page cache"}
-    if not runs:
-        return f"no run {titles[tier]} has figures"
+    if not readings:
+        return f"no run with {'' if tier == 'synthetic' else 'a '}{TIER_TITLES[tier]} has figures"
     if tier == "synthetic":
         return ""
-    for one in runs:
-        if one.reading is None:
-            return f"a run {titles[tier]} does not say what became of the page cache"
-        if not one.reading.cache_in_force:
-            state = "warm" if tier == "cached" else "cold"
-            return f"the page cache was not {state}: {one.reading.cache}"
+    for reading in readings:
+        if reading is None:
+            return f"a run with a {TIER_TITLES[tier]} does not say what became of the page cache"
+        if not reading.cache_in_force:
+            return f"the page cache was not {'warm' if tier == 'cached' else 'cold'}: {reading.cache}"
     return ""
 
 
-def _tier(tier: Tier, by_repeat: Mapping[RunKey, _One], unit: str) -> TierRuns:
-    runs = by_repeat.values()
-    readings = [one.reading for one in runs if one.reading is not None]
+def _tier(tier: Tier, by_repeat: Mapping[RunKey, tuple[Run, RunMeasures]], rate_unit: str) -> TierRuns:
+    readings = [one for one in _readings(by_repeat) if one is not None]
     shares = [share for one in readings if (share := storage_share(one.epochs)) is not None]
     return TierRuns(
         tier=tier,
-        rate=geometric_mean_estimate({k: one.rate for k, one in by_repeat.items()}, f"{unit}/s"),
-        step_s=geometric_mean_estimate({k: one.step_s for k, one in by_repeat.items()}, "s"),
+        rate=geometric_mean_estimate({key: one.throughput for key, (_, one) in by_repeat.items()}, rate_unit),
+        step_s=geometric_mean_estimate({key: _step_s(one) for key, one in by_repeat.items()}, "s"),
         storage_share=sum(shares) / len(shares) if shares else None,
         epochs=max((float(len(one.epochs)) for one in readings if one.epochs), default=None),
         cache="" if tier == "synthetic" or not readings else readings[0].cache,
     )
 
 
-def _notes(found: Mapping[Tier, Mapping[RunKey, _One]]) -> list[str]:
-    notes = []
-    cold = [one.reading for one in found["cold"].values() if one.reading is not None and one.reading.cache_in_force]
+def _notes(kinds: Kinds) -> Iterator[str]:
+    readings = {tier: [one for one in _readings(kinds[tier]) if one is not None] for tier in kinds}
+    cold = [one for one in readings["cold"] if one.cache_in_force]
     # Where nobody saw that samples were not in the page cache, they may have been.
     if any(epoch.cached_share is None or epoch.cached_share > WARM_SHARE for one in cold for epoch in one.epochs[1:]):
-        notes.append(
+        yield (
             "The runs with a cold page cache read more than one epoch: from the second on samples may come from the "
             "page cache, so that the fetch stall is smaller than in the first epoch. Fewer steps, or more data, stay "
             "within one"
         )
     # Where all was cached, the kernel fetched something else, e.g. programs.
-    kept = [one.reading for one in found["cached"].values() if one.reading is not None]
-    kept = [one for one in kept if one.cached_share is None or one.cached_share <= 1 - WARM_ENOUGH]
+    kept = [one for one in readings["cached"] if one.cached_share is None or one.cached_share <= 1 - WARM_ENOUGH]
     warm = [share for one in kept if (share := storage_share(one.epochs)) is not None]
     if warm and max(warm) > WARM_ENOUGH:
-        notes.append(
+        yield (
             f"Of the bytes read in runs with a warm page cache up to {max(warm):.0%} came from storage all the same: "
             "the preparation stall holds some fetching"
         )
-    workers = {one.reading.loader_workers for tier in found.values() for one in tier.values() if one.reading}
+    workers = {one.loader_workers for known in readings.values() for one in known}
     if len(workers) > 1:
-        notes.append(
+        yield (
             f"The runs had different numbers of reader processes ({', '.join(map(str, sorted(workers)))} per rank): "
             "set data.loader_workers to one of them"
         )
-    return notes
 
 
 PART_TITLES = {
@@ -270,11 +239,7 @@ PART_TITLES = {
     "preparation": "preparation stall (decode, augment)",
     "fetch": "fetch stall (storage)",
 }
-TIER_TITLES: dict[Tier, str] = {
-    "synthetic": "synthetic data",
-    "cached": "warm page cache",
-    "cold": "cold page cache",
-}
+TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
 NOT_MEASURED = "not measured"
 
 CAPTION = (

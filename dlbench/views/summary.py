@@ -26,9 +26,8 @@ from dlbench.report.wording import (
 )
 from dlbench.specs.engine import engine_title
 from dlbench.stats.verdicts import placed
-from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.experiments import CAUSE_TITLES
-from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
 from dlbench.views.model import Group, Report

@@ -1,32 +1,29 @@
 """What a view of the scaling report is: a subject shown for each group of runs, or once for the whole report.
 
 A view computes numbers (dataclasses, no text), and its class below makes a `Section` of them. It is listed in
-`dlbench.views.registry`, and nowhere else.
+`dlbench.views.scaling_report`, and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
-from dlbench.history.report import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
-from dlbench.report.document import Level, Missing, Section
+from dlbench.report.document import BaseReport, Level, Missing, Section
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
 from dlbench.specs.plan import RunPlan
-from dlbench.views.model import Group, Report, all_of
-
-N = TypeVar("N")
+from dlbench.views.model import Group, HasViews, Report
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSource:
+class GroupSource(HasViews):
     """What a view computes its numbers of a group from."""
 
     group: scaling.Group
@@ -35,14 +32,6 @@ class GroupSource:
     """What was found in the runs of the group."""
     views: Mapping[str, object]
     """Numbers of the views before this one, by key."""
-
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of an earlier view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The same of an earlier view whose numbers are a tuple, by the type of its items."""
-        return all_of(self.views, kind)
 
     @property
     def is_oversubscribed(self) -> bool:
@@ -60,7 +49,7 @@ class ReportSource:
     """All groups, those of control runs too."""
     results: Sequence[scaling.Group]
     """The groups that the report shows."""
-    history: TrendsReport | None
+    history: BaseReport | None
     """What changed over months; None where the report is made without a history."""
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from dlbench.datasets.containers.tfrecord import RecordWriter, decompressor
-from dlbench.datasets.volumes.density import index_density
-from dlbench.datasets.volumes.fields import density_sample
-from dlbench.datasets.volumes.tfrecord import encode_volume
+from dlbench.datasets.making.density_recipe import density_sample
+from dlbench.datasets.tfrecord import RecordWriter, decompressor
+from dlbench.datasets.volumes import encode_volume, index_density
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.reader import BatchReader
 from tests.bench.figures import Figure, median_interval

@@ -58,8 +58,8 @@ def main(rank: int, address_file: Path, out: Path) -> None:
     from torch import nn
 
     from dlbench.node.models.build import build_model, loss_for
-    from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp
-    from dlbench.node.sync.gradient_times import BackwardWatch
+    from dlbench.node.sync.ddp import WatchedHook, hook_for_ddp
+    from dlbench.node.sync.timing import BackwardWatch
     from dlbench.node.training.activations import sample_batches
     from dlbench.specs.expand import expand
     from dlbench.specs.requests import Request

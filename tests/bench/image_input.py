@@ -21,8 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.images.packing import PackRecipe
-from dlbench.datasets.images.photo_crops import PhotoRecipe
+from dlbench.datasets.making.image_recipes import PackRecipe, PhotoRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.node.data.images import open_images
 from dlbench.node.data.jpeg import Box, crop_box, resize

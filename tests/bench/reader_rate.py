@@ -28,10 +28,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.images.packing import PackRecipe
-from dlbench.datasets.images.photo_crops import PhotoRecipe
+from dlbench.datasets.making.image_recipes import PackRecipe, PhotoRecipe
 from dlbench.datasets.making.production import produce
-from dlbench.datasets.volumes.density import index_density
+from dlbench.datasets.volumes import index_density
 from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import open_images
 from dlbench.node.data.jpeg import training_image

@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from dlbench.datasets.shuffling.ownership import Ownership
-from dlbench.datasets.staging.store import SampleStore
-from dlbench.datasets.volumes.npy import targets_path
+from dlbench.datasets.shuffling import Ownership
+from dlbench.datasets.staging.samples import SampleStore
+from dlbench.datasets.volumes import targets_path
 from dlbench.records.scan import scan
 from tests.bench.figures import Figure, median_interval
-from tests.support.slow_storage import SlowStorage, slow_storage, why_not
+from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
 RANKS, SAMPLES, BATCH, SEED = 2, 192, 4, 0
 COMPUTE_S = 0.025
@@ -59,7 +59,7 @@ def figures() -> Iterator[Figure]:
 
 def times() -> Iterator[Figure]:
     """Epoch times of global, local and partial shuffling, and what the audit takes of them."""
-    reason = why_not()
+    reason = why_no_storage()
     if reason is None and len(os.sched_getaffinity(0)) < RANKS:
         reason = "one core"
     if reason is not None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlbench.datasets.making.demo import prepare_demo_data
+from dlbench.datasets.making.catalogue import prepare_demo_data
 from dlbench.jobs.scripts.launch import local_environments
 from dlbench.records.folder import create, prepare_output
 from dlbench.specs.expand import expand

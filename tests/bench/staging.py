@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlbench.datasets.shuffling.partition import first_parts
+from dlbench.datasets.shuffling import first_parts
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging
 from dlbench.specs.expand import expand
@@ -24,7 +24,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from tests.bench.figures import Figure, median_interval
 from tests.support.jpeg_files import encode
-from tests.support.slow_storage import SlowStorage, slow_storage, why_not
+from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
 BYTES_PER_S, FILE_BYTES = 30e6, 40 << 20
 IMAGES, SHARDS, ROUNDS, GOAL = 400, 4, 5, 0.9
@@ -32,7 +32,7 @@ IMAGES, SHARDS, ROUNDS, GOAL = 400, 4, 5, 0.9
 
 def figures() -> Iterator[Figure]:
     """All figures of the area."""
-    reason = why_not()
+    reason = why_no_storage()
     if reason is not None:
         yield Figure(name="staging over cp and dd", value=None, unit="", goal=f"at least {GOAL:g}", reason=reason)
         return
@@ -53,7 +53,7 @@ def _tree(folder: Path) -> Path:
 
 
 def _shards(tree: Path, folder: Path) -> Path:
-    from dlbench.datasets.images.packing import PackRecipe
+    from dlbench.datasets.making.image_recipes import PackRecipe
     from dlbench.datasets.making.production import produce
 
     produce(PackRecipe(train=tree, container="tar"), folder)

@@ -15,9 +15,9 @@ from dlbench.cli.options import expand_request
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs import local
 from dlbench.specs.choices import Choices, WorkloadFile, choose
-from dlbench.specs.keys import keys_of
+from dlbench.specs.files import find
+from dlbench.specs.problems import keys_of
 from dlbench.specs.requests import Request
-from dlbench.specs.resolve import find
 from tests.specs.test_keys import SHORT
 
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.datasets.making import catalogue, demo
-from dlbench.datasets.making.catalogue import Paired, Wish, order
-from dlbench.datasets.making.journal import Journal
-from dlbench.datasets.making.manifest import read_files, read_manifest, verify_manifest
-from dlbench.datasets.making.production import produce
+from dlbench.datasets.making import catalogue
+from dlbench.datasets.making.catalogue import DatasetRequest, Paired, plan_build
+from dlbench.datasets.making.production import Journal, produce
+from dlbench.datasets.manifest import read_files, read_manifest, verify_manifest
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.datasets.verification import verify
@@ -40,20 +39,24 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small set of each kind; tests copy what they change."""
     root = tmp_path_factory.mktemp("sets")
     for name, kind, wish in (
-        ("images", "images", Wish(samples=20, validation=10, size="32")),
-        ("image-shards", "images", Wish(samples=20, validation=10, size="32", container="tar", samples_per_file=8)),
-        ("density", "density", Wish(samples=6, validation=2, size="8", samples_per_file=2)),
-        ("records", "density", Wish(samples=6, validation=2, size="8", container="tfrecord")),
+        ("images", "images", DatasetRequest(samples=20, validation=10, size="32")),
+        (
+            "image-shards",
+            "images",
+            DatasetRequest(samples=20, validation=10, size="32", container="tar", samples_per_file=8),
+        ),
+        ("density", "density", DatasetRequest(samples=6, validation=2, size="8", samples_per_file=2)),
+        ("records", "density", DatasetRequest(samples=6, validation=2, size="8", container="tfrecord")),
     ):
-        produce(order(kind, wish).recipe, root / name)
+        produce(plan_build(kind, wish).recipe, root / name)
     for split, num in (("train", 40), ("validation", 8)):
         (root / "text" / split).mkdir(parents=True)
         text = "".join(SENTENCES.format(f"{split}{i}") for i in range(num))
         (root / "text" / split / "a.txt").write_text(text, encoding="utf-8")
-    ordered = catalogue.pretraining(
+    build = catalogue.pretraining(
         root / "text", vocabulary="english-4096", sequence_length=32, max_predictions=None, duplicates=2, seed=0
     )
-    produce(ordered.recipe, root / "samples")
+    produce(build.recipe, root / "samples")
     return root
 
 
@@ -106,25 +109,25 @@ def test_made_sets_are_whole_and_a_second_call_finds_them(
 @pytest.mark.parametrize(
     ("kind", "wish"),
     [
-        ("images", Wish(size_on_disk=400_000, size="64")),
-        ("images", Wish(size_on_disk=400_000, size="64", container="tar")),
-        ("density", Wish(size_on_disk=400_000, size="16")),
-        ("density", Wish(size_on_disk=400_000, size="16", samples_per_file=8, container="tfrecord")),
+        ("images", DatasetRequest(size_on_disk=400_000, size="64")),
+        ("images", DatasetRequest(size_on_disk=400_000, size="64", container="tar")),
+        ("density", DatasetRequest(size_on_disk=400_000, size="16")),
+        ("density", DatasetRequest(size_on_disk=400_000, size="16", samples_per_file=8, container="tfrecord")),
     ],
 )
-def test_size_on_disk_is_met_within_a_tenth(tmp_path: Path, kind: str, wish: Wish) -> None:
-    ordered = order(kind, wish)
-    manifest = produce(ordered.recipe, tmp_path / "set")
+def test_size_on_disk_is_met_within_a_tenth(tmp_path: Path, kind: str, wish: DatasetRequest) -> None:
+    build = plan_build(kind, wish)
+    manifest = produce(build.recipe, tmp_path / "set")
     assert manifest.num_bytes == pytest.approx(400_000, rel=0.1)
-    assert ordered.estimated_bytes == pytest.approx(manifest.num_bytes, rel=0.1)
+    assert build.estimated_bytes == pytest.approx(manifest.num_bytes, rel=0.1)
     assert manifest.counts["validation"] == pytest.approx(manifest.counts["train"] / 10, abs=10)
-    assert order(kind, wish) == ordered
+    assert plan_build(kind, wish) == build
 
 
 @pytest.mark.slow
 def test_text_of_a_size(tmp_path: Path) -> None:
-    ordered = order("text", Wish(size_on_disk=2_000_000))
-    manifest = produce(ordered.recipe, tmp_path / "set")
+    build = plan_build("text", DatasetRequest(size_on_disk=2_000_000))
+    manifest = produce(build.recipe, tmp_path / "set")
     train = sum(e.num_bytes for e in read_files(tmp_path / "set") if e.path.startswith("train/"))
     assert train == pytest.approx(2_000_000, rel=0.05)
     assert manifest.distinct_bytes is not None
@@ -447,14 +450,14 @@ def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_demo_names_old_and_foreign_folders_before_making_anything(cli: Cli, tmp_path: Path) -> None:
-    from dlbench.datasets.making.manifest import write_manifest
+    from dlbench.datasets.manifest import write_manifest
 
     (tmp_path / "old" / "text").mkdir(parents=True)
     write_manifest(tmp_path / "old" / "text", kind="demo-text", made_with={"version": 1}, counts={})
     (tmp_path / "foreign" / "density").mkdir(parents=True)
     (tmp_path / "foreign" / "density" / "mine").touch()
     for name, told in (
-        ("old", "holds demonstration data of an older dlbench"),
+        ("old", "holds a data set with kind 'demo-text'"),
         ("foreign", "exists without a manifest"),
     ):
         done = cli("data", "demo", name)
@@ -465,11 +468,11 @@ def test_demo_names_old_and_foreign_folders_before_making_anything(cli: Cli, tmp
 
 
 def test_demo_refuses_another_seed(tmp_path: Path) -> None:
-    recipe = demo.recipes(0)["density"]
+    recipe = catalogue.recipes(0)["density"]
     small = type(recipe)(**{**recipe.__dict__, "num_train": 2, "num_validation": 2, "size": 8})
     produce(small, tmp_path / "density")
     with pytest.raises(UserError, match=r"density' holds a data set with num_train 2, asked for 128"):
-        demo.prepare_demo_data(tmp_path)
+        catalogue.prepare_demo_data(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["density"]
 
 

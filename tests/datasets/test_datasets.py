@@ -17,16 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench import bundled
-from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.images.photo_crops import PHOTOS, Photo, photo_path
-from dlbench.datasets.making import demo
-from dlbench.datasets.making.demo import DemoData, prepare_demo_data
-from dlbench.datasets.making.manifest import describe_files, read_manifest, verify_manifest, write_manifest
+from dlbench.datasets.images.image_set import index_jpeg_tree
+from dlbench.datasets.making import catalogue
+from dlbench.datasets.making.catalogue import DemoData, prepare_demo_data
+from dlbench.datasets.making.image_recipes import PHOTOS, Photo, photo_path
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
-from dlbench.datasets.text.python_topics import topic_sentences
-from dlbench.datasets.text.vocabulary import SPECIAL, Vocabulary, load_vocabulary
-from dlbench.datasets.volumes.density import index_density
+from dlbench.datasets.making.text_recipes import topic_sentences
+from dlbench.datasets.manifest import describe_files, read_manifest, verify_manifest, write_manifest
+from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, Vocabulary, load_vocabulary, read_corpus, save_corpus
+from dlbench.datasets.volumes import index_density
 from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 from tests.support.noise_recipe import Noise
 from tests.support.paths import DATA
@@ -55,8 +54,8 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def test_packages_import_without_numpy_and_torch() -> None:
-    modules = [p.stem for p in Path(demo.__file__).parent.glob("*.py") if p.stem != "__init__"]
-    code = "import sys\n" + "".join(f"import {demo.__package__}.{m}\n" for m in sorted(modules))
+    modules = ("recognition", "verification", "making.catalogue", "making.production")
+    code = "import sys\n" + "".join(f"import dlbench.datasets.{module}\n" for module in modules)
     code += "print([m for m in ('numpy', 'torch', 'h5py', 'PIL', 'tokenizers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -319,7 +318,7 @@ def test_second_call_makes_nothing_and_other_seeds_are_refused(
     demo_data: DemoData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, lines = demo_data.images.parent, list[str]()
-    monkeypatch.setattr(demo, "produce", None)
+    monkeypatch.setattr(catalogue, "produce", None)
     assert prepare_demo_data(folder, progress=lines.append) == demo_data
     with pytest.raises(UserError, match=r"images' holds a data set with seed 0, asked for 1"):
         prepare_demo_data(folder, seed=1)
@@ -327,14 +326,14 @@ def test_second_call_makes_nothing_and_other_seeds_are_refused(
 
 
 def test_demo_data_depend_on_the_seed_alone(demo_data: DemoData, tmp_path: Path) -> None:
-    for name, recipe in demo.recipes(0).items():
+    for name, recipe in catalogue.recipes(0).items():
         made = read_manifest(getattr(demo_data, name))
         assert made is not None
         assert dict(made.made_with) == dict(recipe.made_with)
     # A file of each, as another process on another day would write it, and with another seed.
     for name, number in (("images", 0), ("density", 3)):
         for seed in (0, 1):
-            recipe = demo.recipes(seed)[name]
+            recipe = catalogue.recipes(seed)[name]
             part = recipe.parts()[number]
             written = tmp_path / str(seed) / name
             written.parent.mkdir(exist_ok=True)
@@ -348,9 +347,9 @@ def digests(path: Path) -> list[tuple[str, str]]:
 
 
 def test_a_set_that_cannot_be_made_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = demo.recipes(0)
+    whole = catalogue.recipes(0)
     small = {"images": replace(whole["images"], train_images=20, validation_images=10), "text": FullDisk()}
-    monkeypatch.setattr(demo, "recipes", lambda _seed: small)
+    monkeypatch.setattr(catalogue, "recipes", lambda _seed: small)
     with pytest.raises(MachineError, match="cannot be made: No space left on device"):
         prepare_demo_data(tmp_path)
     assert verify_manifest(tmp_path / "images") == []

@@ -18,17 +18,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.datasets.containers.tf_example import encode_example
-from dlbench.datasets.containers.tfrecord import RecordWriter
-from dlbench.datasets.images import jpeg_decode, shard_scan
-from dlbench.datasets.images.image_set import IMAGENET, ImageSet, completeness, open_image_set
-from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.images.packing import Container, PackRecipe, class_labels, index_foreign
-from dlbench.datasets.images.photo_crops import PHOTOS, PhotoRecipe
+from dlbench.datasets.images import jpeg_decode
+from dlbench.datasets.images import shards as image_shards
+from dlbench.datasets.images.image_set import IMAGENET, ImageSet, completeness, index_jpeg_tree, open_image_set
 from dlbench.datasets.images.shards import INDEX, ImageShards, open_image_shards
-from dlbench.datasets.images.verify import verify_images
-from dlbench.datasets.making.manifest import verify_manifest
+from dlbench.datasets.making.image_recipes import (
+    PHOTOS,
+    Container,
+    PackRecipe,
+    PhotoRecipe,
+    class_labels,
+    index_foreign,
+)
 from dlbench.datasets.making.production import Part, produce
+from dlbench.datasets.manifest import verify_manifest
+from dlbench.datasets.tfrecord import RecordWriter, encode_example
+from dlbench.datasets.verification import verify_images
 from dlbench.errors import MachineError, UserError
 from dlbench.node.data import jpeg
 from dlbench.node.data.images import image_classes, open_images
@@ -817,6 +822,6 @@ def test_scanning_reads_headers_only(tree: Path, tmp_path: Path) -> None:
             start, length = int(shards.index.offsets[i]), int(shards.index.lengths[i])
             data[start : start + length] = bytes(length)
         (shards.root / name).write_bytes(data)
-    scanned = shard_scan.scan_shards(shards.root)
+    scanned = image_shards.scan_shards(shards.root)
     np.testing.assert_array_equal(scanned.lengths, shards.index.lengths)
     np.testing.assert_array_equal(scanned.labels, shards.index.labels)

@@ -16,15 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.datasets.making.journal import PARTIAL, Journal
-from dlbench.datasets.making.manifest import (
-    FILES_NAME,
-    NAME,
-    read_files,
-    read_manifest,
-    verify_manifest,
-)
-from dlbench.datasets.making.production import produce
+from dlbench.datasets.making.production import PARTIAL, Journal, produce
+from dlbench.datasets.manifest import FILES_NAME, NAME, read_files, read_manifest, verify_manifest
 from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
 from tests.support.noise_recipe import Noise
 from tests.support.paths import ROOT

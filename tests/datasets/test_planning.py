@@ -17,15 +17,15 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.cli.options import require_fitting_data
-from dlbench.datasets import planning
-from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.images.packing import PackRecipe
+from dlbench.datasets import recognition
+from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.images.shards import INDEX, index_size
+from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
-from dlbench.datasets.planning import require_fitting
+from dlbench.datasets.recognition import require_fitting
 from dlbench.datasets.splits import split_names
 from dlbench.datasets.verification import verify
-from dlbench.datasets.volumes.density import index_density
+from dlbench.datasets.volumes import index_density
 from dlbench.errors import UserError
 from tests.support.jpeg_files import write_tree
 from tests.support.run_factory import plans
@@ -130,7 +130,7 @@ def test_folders_of_too_many_names_are_judged_by_the_first(
     for number in range(5):
         for path in list(source.iterdir())[:2]:
             (source / f"{number} {path.name}").symlink_to(path)
-    monkeypatch.setattr(planning, "MAX_NAMES", 4)
+    monkeypatch.setattr(recognition, "MAX_NAMES", 4)
     assert f"; {workload} trains on " in (refusal(workload, source) or "")
 
 
@@ -269,7 +269,7 @@ def test_what_is_not_there_is_left_to_the_nodes(tmp_path: Path) -> None:
 
 
 def test_a_large_set_is_not_listed(sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "MAX_NAMES", 50)
+    monkeypatch.setattr(recognition, "MAX_NAMES", 50)
     for label in range(3):
         (tmp_path / f"c{label}").mkdir()
         for number in range(100):
@@ -292,8 +292,8 @@ def test_a_file_system_that_does_not_answer_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sets: Path
 ) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(planning, "_judge", lambda *_, **__: answers.wait(60))
-    monkeypatch.setattr(planning, "LIMIT_S", 0.2)
+    monkeypatch.setattr(recognition, "_judge", lambda *_, **__: answers.wait(60))
+    monkeypatch.setattr(recognition, "LIMIT_S", 0.2)
     made = plans(workload="bert", preset="ci", data=str(sets / "tree"), overrides=SMALL["bert"], points=(1,), repeats=2)
     began = time.monotonic()
     require_fitting_data(made)

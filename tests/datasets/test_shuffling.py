@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.datasets.shuffling.digest import Digest
-from dlbench.datasets.shuffling.ownership import NOBODY, Ownership, exchanged_slots, released
-from dlbench.datasets.shuffling.partition import first_parts
+from dlbench.datasets.shuffling import NOBODY, Digest, Ownership, exchanged_slots, first_parts, released
 
 SHARES = st.one_of(
     st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 1.0]), st.integers(0, 1000).map(lambda thousandths: thousandths / 1000)

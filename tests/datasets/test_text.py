@@ -19,18 +19,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dlbench.datasets.making import text_recipes
 from dlbench.datasets.making.production import Recipe, produce
-from dlbench.datasets.text import recipes as text_recipes
-from dlbench.datasets.text import vocabulary_training
-from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
-from dlbench.datasets.text.masking import Masking, mask_tokens, most_frequent_share, num_predictions
-from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
-from dlbench.datasets.text.python_text import Document, python_documents
-from dlbench.datasets.text.recipes import TextRecipe, split_documents
-from dlbench.datasets.text.samples_recipe import SamplesRecipe
-from dlbench.datasets.text.verify import verify_text
-from dlbench.datasets.text.vocabulary import SPECIAL, load_vocabulary
-from dlbench.datasets.text.vocabulary_training import train_vocabulary
+from dlbench.datasets.making.text_recipes import (
+    Document,
+    SamplesRecipe,
+    TextRecipe,
+    python_documents,
+    split_documents,
+    train_vocabulary,
+)
+from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus, save_corpus
+from dlbench.datasets.text.pretraining_samples import (
+    Masking,
+    SampleMaker,
+    SampleRule,
+    mask_tokens,
+    most_frequent_share,
+    num_predictions,
+)
+from dlbench.datasets.verification import verify_text
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.reader import BadSampleError, BatchReader
 from dlbench.node.data.text import PretrainingHdf5Reader, TextReader, open_text
@@ -784,7 +792,7 @@ def test_the_most_frequent_token_of_the_embedded_text_is_rare(embedded: tuple[Do
 
 
 def test_python_without_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.datasets.text.python_text.sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr("dlbench.datasets.making.text_recipes.sysconfig.get_path", lambda _name: str(tmp_path))
     (tmp_path / "only.py").write_text('"""One module."""\n', encoding="utf-8")
     with pytest.raises(EnvironmentLacksError, match=r"are not in .* \(1 modules with docstrings\); use a Python that"):
         python_documents.__wrapped__()
@@ -819,7 +827,7 @@ def test_vocabularies_are_never_overwritten(text_file: Path, tmp_path: Path) -> 
     assert path.read_text(encoding="utf-8") == "mine"
     # Nor where another process wrote it between the check and the end of training.
     with pytest.raises(UserError, match=r"v.txt': cannot be written: File exists"):
-        vocabulary_training._write_new(path, b"other")
+        text_recipes._write_new(path, b"other")
     assert path.read_text(encoding="utf-8") == "mine"
     path.rename(tmp_path / "v.txt.sha256")
     with pytest.raises(UserError, match=r"v.txt.sha256' exists"):

@@ -18,8 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlbench.datasets.containers import tfrecord
-from dlbench.datasets.containers.tfrecord import (
+from dlbench.datasets import tfrecord
+from dlbench.datasets.making import density_recipe as density_fields
+from dlbench.datasets.making.density_recipe import (
+    NARROW,
+    WIDE,
+    Cosmology,
+    DensityRecipe,
+    density_sample,
+    gaussian_field,
+    growth,
+    matter_power,
+    top_hat,
+    transfer,
+)
+from dlbench.datasets.tfrecord import (
     RecordWriter,
     decode_example,
     encode_example,
@@ -30,12 +43,14 @@ from dlbench.datasets.containers.tfrecord import (
     record_offsets,
     unframe,
 )
-from dlbench.datasets.volumes import fields as density_fields
-from dlbench.datasets.volumes.density import DensityReader, completeness, index_density, verify_density
-from dlbench.datasets.volumes.fields import NARROW, WIDE, DensityRecipe, density_sample, gaussian_field
-from dlbench.datasets.volumes.hdf5 import Hdf5Volumes
-from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power, top_hat, transfer
-from dlbench.datasets.volumes.tfrecord import encode_volume
+from dlbench.datasets.volumes import (
+    DensityReader,
+    Hdf5Volumes,
+    completeness,
+    encode_volume,
+    index_density,
+    verify_density,
+)
 from dlbench.errors import UserError
 from dlbench.node.data.density import VolumeReader, network_input, open_density
 from dlbench.node.data.reader import BadSampleError
@@ -465,7 +480,7 @@ def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
 
 
 def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.datasets.containers.hdf5.OPEN_AT_MOST", 2)
+    monkeypatch.setattr("dlbench.datasets.arrays.OPEN_AT_MOST", 2)
     for number in range(5):
         write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number, dtype=np.float32))
     reader = DensityReader(index_density(tmp_path))

@@ -19,10 +19,10 @@ from dlbench.errors import DlbenchError
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.engine import key_for_name
-from dlbench.specs.keys import models_in
+from dlbench.specs.files import find
+from dlbench.specs.problems import models_in
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
-from dlbench.specs.resolve import find
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests import reference
 from tests.support.paths import ROOT
 
@@ -368,7 +368,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/views/quality/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
-        ("dlbench/datasets/volumes/density.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
+        ("dlbench/datasets/volumes.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/recognition.py", r'^    "([a-z-]+)": "[a-z-]+",$', "formats.md"),
     ],
     ids=[
@@ -386,7 +386,7 @@ def test_every_file_of_a_run_is_described() -> None:
 def test_what_the_code_names_is_explained(source: str, pattern: str, page: str) -> None:
     found = re.findall(pattern, (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)
     names = {name for text in found for name in (re.findall(r'"([\w-]+)"', text) or [text])}
-    if source.endswith("density.py"):
+    if source.endswith("volumes.py"):
         names = {f"{name}-density" for name in names}
     assert len(names) >= 2
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from scipy import stats
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.gate.baseline import read_baseline
-from dlbench.gate.content import Content, differences, named, parse_allowed, without
+from dlbench.gate.sides import Content, differences, named, parse_allowed, without
 from dlbench.gate.verdicts import Evidence, Judgement, Rule, Sample, Verdict, evidence_of, judge, overall
 
 # Step times as they are: whole nanoseconds of some milliseconds, near each other, with ties and with outliers.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from dlbench.node.sync.clocks import anchored
+from dlbench.node.sync.timing import anchored
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes
 from dlbench.reading.launching import waited_for_host

@@ -12,9 +12,9 @@ from torch import nn
 from dlbench.machine.nvml import METRICS, open_nvml
 from dlbench.node.collectives.sample_clocks import HostSampleClock, StreamSampleClock
 from dlbench.node.models.build import MEAN, STD, normalised
-from dlbench.node.sync.clocks import CudaClock
-from dlbench.node.sync.overflow import OverflowCount, magnitudes
 from dlbench.node.sync.own import buckets
+from dlbench.node.sync.timing import CudaClock
+from dlbench.node.sync.wire import OverflowCount, magnitudes
 
 pytestmark = pytest.mark.gpu
 

@@ -22,8 +22,7 @@ from dlbench.history.reading import open_history
 from dlbench.history.store import History
 from dlbench.records.scan import scan
 from dlbench.report.formats import json as json_tables
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
+from dlbench.views.scaling_report import assemble, document_of
 from tests.support.history_factory import write_history
 
 POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]

@@ -25,12 +25,9 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.box import config as box_config
-from dlbench.jobs.box import equipment, storage, trust
 from dlbench.jobs.box import host as box_host
-from dlbench.jobs.box import state as box_state
 from dlbench.jobs.box.box import Box, check_requirements
-from dlbench.jobs.box.config import BoxPlan
-from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box.config import BoxPlan, Equipment
 from dlbench.jobs.box.host import Process
 from tests.support.slurm import WHOLE
 
@@ -98,7 +95,7 @@ def test_every_line_of_slurm_conf_is_a_comment_or_one_setting() -> None:
 
 
 def equipped(**has: Any) -> BoxPlan:
-    equipment.check(Equipment(**has), nodes=4, cpus_per_node=8)
+    box_config.check_equipment(Equipment(**has), nodes=4, cpus_per_node=8)
     return dataclasses.replace(make_plan(Path("/tmp/box"), num_nodes=4), cpus_per_node=8, equipment=Equipment(**has))
 
 
@@ -178,7 +175,7 @@ def test_names_in_the_kernel_are_short_and_carry_the_token() -> None:
 @pytest.mark.parametrize("folder", ["/tmp/my box", "/tmp/a#b", "/tmp/%n", "/tmp/a\nb", "/tmp/a'b", "/tmp/" + "x" * 60])
 def test_a_folder_slurm_cannot_be_told_of_is_refused(folder: str) -> None:
     with pytest.raises(UserError, match="cannot live in"):
-        box_config.check_folder(Path(folder))
+        box_config.absolute_folder(Path(folder))
 
 
 @pytest.mark.parametrize(("nodes", "cpus"), [(0, 2), (9, 2), (2, 0), (2, 513)])
@@ -263,19 +260,19 @@ def test_what_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatc
 
 def test_the_state_survives_the_file(tmp_path: Path) -> None:
     plan, processes = make_plan(tmp_path), [Process("munged", 12, 345)]
-    box_state.save(plan, processes, first=True)
-    assert box_state.load(tmp_path) == (plan, processes)
+    box_host.save_state(plan, processes, first=True)
+    assert box_host.load_state(tmp_path) == (plan, processes)
     with pytest.raises(UserError, match="another process"):
-        box_state.save(plan, processes, first=True)
-    box_state.mark_stopped(tmp_path)
-    assert box_state.is_stopped(tmp_path)
+        box_host.save_state(plan, processes, first=True)
+    box_host.mark_stopped(tmp_path)
+    assert box_host.is_stopped(tmp_path)
 
 
 def test_after_a_reboot_no_process_is_ours(tmp_path: Path) -> None:
-    box_state.save(make_plan(tmp_path), [Process("munged", 12, 345)])
+    box_host.save_state(make_plan(tmp_path), [Process("munged", 12, 345)])
     path = tmp_path / "box.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
-    assert box_state.load(tmp_path)[1] == []
+    assert box_host.load_state(tmp_path)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -291,7 +288,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "precious").write_text("mine")
     with pytest.raises(UserError, match="no box's"):
-        box_state.clear(tmp_path)
+        box_host.clear_state(tmp_path)
     assert (tmp_path / "log" / "precious").read_text() == "mine"
 
 
@@ -311,7 +308,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 def box_of(folder: Path, process: Process | None = None) -> Path:
     """A folder with the state of a box that is none."""
     folder.mkdir(exist_ok=True)
-    box_state.save(make_plan(folder), [process or Process("munged", 12, 345)])
+    box_host.save_state(make_plan(folder), [process or Process("munged", 12, 345)])
     return folder
 
 
@@ -358,7 +355,7 @@ def test_a_folder_that_others_may_write_is_refused(short_path: Path) -> None:
         if mode != 0o1777:  # as /tmp: nobody takes away there what is not theirs
             assert words in start_in(folder / "in" / "it")
     folder.chmod(0o1777)
-    trust.check_folder(folder / "in" / "it")
+    box_host.check_folder(folder / "in" / "it")
 
 
 @needs_root
@@ -381,24 +378,24 @@ def test_a_link_is_no_folder_and_one_on_the_way_is_followed_to_where_it_leads(sh
 
 def test_what_was_left_in_a_stopped_box_is_looked_at_before_it_is_cleared(tmp_path: Path) -> None:
     folder = box_of(tmp_path / "box")
-    box_state.mark_stopped(folder)
+    box_host.mark_stopped(folder)
     (tmp_path / "target").write_text("precious")
     (folder / "slurm.conf").symlink_to(tmp_path / "target")
     with pytest.raises(UserError, match=r"slurm\.conf is a symbolic link, which no box makes"):
-        box_state.clear(folder)
+        box_host.clear_state(folder)
     (folder / "slurm.conf").unlink()
     (folder / "slurm.conf").touch()
     (folder / "slurm.conf").chmod(0o666)
     with pytest.raises(UserError, match=r"others may write .*slurm\.conf \(mode 0666\)"):
-        box_state.clear(folder)
+        box_host.clear_state(folder)
     assert (tmp_path / "target").read_text() == "precious"
 
 
 def test_files_of_a_box_are_its_owner_s_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        trust.make_folder(tmp_path / "a" / "b")
-        trust.write_new(tmp_path / "a" / "b" / "slurm.conf", "x")
+        box_host.make_folder(tmp_path / "a" / "b")
+        box_host.write_new(tmp_path / "a" / "b" / "slurm.conf", "x")
         box_of(tmp_path / "a" / "b")
     finally:
         os.umask(before)
@@ -416,7 +413,7 @@ def test_a_state_that_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: 
     elif kind == "folder":
         path.mkdir()
     else:
-        path.write_bytes(b" " * (trust.MAX_STATE_BYTES + 1))
+        path.write_bytes(b" " * (box_host.MAX_STATE_BYTES + 1))
     with pytest.raises(UserError, match=r"box\.json"):
         Box.attach(tmp_path)
 
@@ -682,7 +679,7 @@ def test_switches_devices_features_and_memory_are_there(whole_box: Box) -> None:
 @pytest.mark.slurm
 def test_the_shared_file_system_is_slow_for_all_nodes_together(whole_box: Box) -> None:
     if not whole_box.plan.equipment.pfs:
-        pytest.skip(str(storage.why_not()))
+        pytest.skip(str(box_host.why_no_storage()))
     shared = whole_box.plan.folder / "pfs"
     # 6 MB at 10 MB/s, direct so that no cache helps; a node's own disk writes them in milliseconds.
     write = f"dd if=/dev/zero of={shared}/$SLURMD_NODENAME bs=1M count=3 oflag=direct 2>&1"

@@ -24,10 +24,9 @@ from dlbench.jobs.scripts.launch import render_run_script
 from dlbench.reading.comparability import averaged_id, repeat_id
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
+from dlbench.specs.container import ContainerSpec, with_image
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.container import ContainerSpec
-from dlbench.specs.system.container_image import with_image
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests.jobs.test_run_script import plan_of
 from tests.support import apptainer_stand_in, container_root
 from tests.support.paths import ROOT

@@ -18,9 +18,9 @@ from dlbench.jobs.scripts.batch import render_job
 from dlbench.jobs.scripts.launch import MAX_BYTES, resolve
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
+from dlbench.specs.launch import VariableSource
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from dlbench.specs.system.launch import VariableSource
 
 VALUE = "hunter2-never-written-down"
 

@@ -21,8 +21,8 @@ from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import describe, differences
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
-from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.watch import FaultSpec
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
 from tests.support.run_factory import constant, plans, write_run

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlbench.datasets.making.demo import prepare_demo_data
+from dlbench.datasets.making.catalogue import prepare_demo_data
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from dlbench.jobs.box.box import Box
-from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box.config import Equipment
 from dlbench.jobs.preflight.check import job_of, plan_of, trial, write_script
 from dlbench.jobs.preflight.static import static_findings
 from dlbench.records.answers.preflight import PreflightFolder, PreflightReport

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.jobs.box.box import Box
-from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box.config import Equipment
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli
-from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.datasets.text.corpus import load_vocabulary
 from dlbench.exports.mllog import RULES
 from dlbench.machine.arithmetic import native_precisions
 from dlbench.records.record import Record

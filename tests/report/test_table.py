@@ -47,7 +47,8 @@ def test_fields_with_a_column_are_the_columns() -> None:
     assert table.header == ("Step", "Hosts", "Note")
     assert [row.cells[0].text for row in table.rows] == ["2.0 s", "none"]
     assert table.rows[0].cells[1].text == "a b"
-    assert len(table.rows[0].cells[2].text) <= 4
+    assert table.rows[0].cells[2].text.startswith("lon")
+    assert table.rows[0].cells[2].text != "longer"
     assert sheet.to_display(brief=True).header == ("Step",)
 
 

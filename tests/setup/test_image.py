@@ -20,7 +20,7 @@ from dlbench.machine.environment import unpacked
 from dlbench.setup.image.contents import Contents, contents_of
 from dlbench.setup.image.pack import pack
 from dlbench.setup.image.survey import Survey, survey
-from dlbench.specs.system.image import ImageSpec, description_of, with_digest
+from dlbench.specs.container import ImageSpec, description_of, with_digest
 from tests.support.paths import ROOT
 
 SITE = Path("lib/python3.11/site-packages")

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ValidationError, create_model
 from dlbench.errors import UserError
 from dlbench.specs.base import Spec
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
-from dlbench.specs.keys import keys_of
-from dlbench.specs.problems import problem_of
-from dlbench.specs.resolve import find
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.files import find
+from dlbench.specs.problems import keys_of, problem_of
+from dlbench.specs.system import SystemSpec
 from tests.conftest import Cli
 from tests.specs.test_keys import SHORT
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlbench.node.sync import clocks
+from dlbench.node.sync import timing
 from dlbench.node.training import phases
 
 CALL_NS = 2_000
@@ -85,5 +85,5 @@ def installed(patch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
     patch.setattr(torch.cuda, "Event", Event)
     patch.setattr(torch.cuda, "_sleep", sleep)
     patch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
-    for module in (phases, clocks):
+    for module in (phases, timing):
         patch.setattr(module.time, "monotonic_ns", lambda: gpu.host_ns)

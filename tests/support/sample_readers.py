@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.staging.store import SampleStore
+from dlbench.datasets.staging.samples import SampleStore
 from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample
 from dlbench.node.data.sharding import Key
 

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlbench.errors import RunError
-from dlbench.jobs.box import host, storage
-from dlbench.jobs.box.storage import why_not
+from dlbench.jobs.box import config, host
+from dlbench.jobs.box.host import why_no_storage
 
-__all__ = ["NoSlowStorageError", "SlowStorage", "slow_storage", "why_not"]
+__all__ = ["NoSlowStorageError", "SlowStorage", "slow_storage", "why_no_storage"]
 
 _READ_LIMIT = "blkio.throttle.read_bps_device"
 _GUARD = """
@@ -62,7 +62,7 @@ class SlowStorage:
             # Somebody has a file open: what is not in use goes, on all file systems.
             Path("/proc/sys/vm/drop_caches").write_text("3")
             return
-        storage.mount(self._device, self.path)
+        host.mount_device(self._device, self.path)
 
 
 @contextmanager
@@ -76,14 +76,14 @@ def slow_storage(bytes_per_s: float, size_bytes: int) -> Iterator[SlowStorage]:
     Raises:
         NoSlowStorageError: this machine cannot have one.
     """
-    if (reason := why_not()) is not None:
+    if (reason := why_no_storage()) is not None:
         raise NoSlowStorageError(reason)
     path = Path(tempfile.mkdtemp(prefix="slow-", dir="/tmp"))
     try:
         device = _loop_device(size_bytes)
         try:
-            storage.make_file_system(device)
-            storage.mount(device, path)
+            host.make_file_system(device)
+            host.mount_device(device, path)
         except RunError:
             host.call(["losetup", "-d", device])
             raise
@@ -101,7 +101,7 @@ def slow_storage(bytes_per_s: float, size_bytes: int) -> Iterator[SlowStorage]:
         start_new_session=True,
     )
     try:
-        storage.limit(_cgroup(), device, int(bytes_per_s), writes=False)
+        host.throttle(_cgroup(), device, int(bytes_per_s), writes=False)
         yield SlowStorage(path, device)
     finally:
         guard.communicate()
@@ -112,7 +112,7 @@ def _loop_device(size_bytes: int) -> str:
     memory = os.memfd_create("slow-storage")
     try:
         os.truncate(memory, size_bytes)
-        return storage.loop_device(f"/proc/self/fd/{memory}", [memory])
+        return host.loop_device(f"/proc/self/fd/{memory}", [memory])
     finally:
         os.close(memory)
 
@@ -122,5 +122,5 @@ def _cgroup() -> Path:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "blkio" in controllers.split(","):
-            return storage.CONTROLLER / path.lstrip("/")
-    return storage.CONTROLLER
+            return config.CONTROLLER / path.lstrip("/")
+    return config.CONTROLLER

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box import storage
+from dlbench.jobs.box import host
 from dlbench.jobs.box.box import Box, check_requirements
-from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box.config import Equipment
 
 WHOLE = Equipment(
     gres=("gpu:a100:4",),
@@ -61,7 +61,7 @@ def whole_box(slurm_can_run: None) -> Iterator[Box]:
         pytest.skip("; ".join(lacks))
     folder = Path(tempfile.mkdtemp(prefix="dlbench-box-", dir="/tmp"))
     folder.chmod(0o755)
-    has = replace(WHOLE, switches=2, pfs="10MB/s" if storage.why_not() is None else "")
+    has = replace(WHOLE, switches=2, pfs="10MB/s" if host.why_no_storage() is None else "")
     with Box.start(folder / "box", has=has) as box:
         yield box
     shutil.rmtree(folder)

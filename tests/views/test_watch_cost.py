@@ -25,7 +25,7 @@ from dlbench.records.scan import read_run, scan
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost, write_watch_cost
 from dlbench.specs.plan import RunPlan
-from dlbench.views.watch_cost import MeasuredCost, watch_cost_lines, watch_costs
+from dlbench.views.decomposition import MeasuredCost, watch_cost_lines, watch_costs
 from tests.support.run_factory import WORKLOAD, Story, constant, edit_json, plans, write_run, write_unfinished
 from tests.support.watch_factory import watch_result
 

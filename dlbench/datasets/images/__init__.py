@@ -1,1 +1,0 @@
-"""Image sets: folders of JPEGs, shards, packing, verification."""

@@ -1,16 +1,27 @@
-"""One view of all forms in which labelled images are stored: a tree of JPEGs, tar shards, TFRecord shards."""
+"""One view of all forms in which labelled images are stored: a tree of JPEGs, tar shards, TFRecord shards.
+
+Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, any case). The sorted class folders are labels 0, 1, ...;
+hidden names, a manifest and a licence are passed over, other files that are no JPEGs are passed over and named.
+ImageNet-2012 unpacked has this form.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dlbench.datasets.splits import Split
+from dlbench.datasets.images.shards import MAX_IMAGE
+from dlbench.datasets.splits import Split, require_no_splits
 from dlbench.errors import UserError
+from dlbench.opening import read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 """Images of ImageNet-2012 (Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", 2015, table 2)."""
@@ -85,7 +96,6 @@ def open_image_set(folder: Path) -> ImageSet:
     Raises:
         UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
-    from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
     from dlbench.datasets.images.shards import holds_shards, open_image_shards
 
     train = folder / "train"
@@ -100,12 +110,7 @@ def _holds_folders(folder: Path) -> bool:
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:
-    """What a set lacks, or has too much, to be a split of ImageNet-2012 by its counts; None if they agree.
-
-    Args:
-        image_set: the set.
-        split: `train` or `validation`.
-    """
+    """What a set lacks, or has too much, to be a split of ImageNet-2012 by its counts; None if they agree."""
     images, classes = image_set.num_samples, len(image_set.classes)
     if (images, classes) == (IMAGENET[split], IMAGENET_CLASSES):
         return None
@@ -113,3 +118,132 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
         f"{str(image_set.root)!r}: {images:,} images in {classes:,} classes; ImageNet-2012 has {IMAGENET[split]:,} in "
         f"{IMAGENET_CLASSES:,} ({split})"
     )
+
+
+LAYOUT = "<folder>/<class>/<image>.jpg"
+SUFFIXES = (b".jpg", b".jpeg")
+_EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
+_NAMED = 20
+"""Files passed over that are told by name; of the others the number."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JpegTree:
+    """Which files there are and what they show. A million files take tens of MB and no object each."""
+
+    root: Path
+    classes: tuple[str, ...]
+    """Names of the class folders; the position is the label."""
+    labels: NDArray[np.int32]
+    """(num_samples,) label of each file."""
+    names: bytes
+    """File names inside their class folders, joined; a name may hold any byte but NUL and a slash."""
+    offsets: NDArray[np.int64]
+    """(num_samples + 1,) where each name starts in `names`."""
+    sha256: str
+    """Digest of class and file names, in order; contents are not read."""
+    remarks: tuple[str, ...] = ()
+    """Which files were passed over, one line if there are any."""
+
+    @property
+    def kind(self) -> str:
+        return "jpeg-tree"
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
+
+    def path(self, index: int) -> Path:
+        """The file of one sample."""
+        name = self.names[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        return self.root / self.classes[int(self.labels[index])] / os.fsdecode(name)
+
+    def label(self, index: int) -> int:
+        return int(self.labels[index])
+
+    def num_bytes(self, index: int) -> int:
+        return self.path(index).stat().st_size
+
+    def read(self, index: int) -> bytes:
+        return read_bytes(self.path(index), MAX_IMAGE)
+
+    def name(self, index: int) -> str:
+        return repr(str(self.path(index)))
+
+    def filename(self, index: int) -> str:
+        return self.path(index).relative_to(self.root).as_posix()
+
+    def files(self) -> list[Path]:
+        return [self.path(index) for index in range(self.num_samples)]
+
+    def close(self) -> None:
+        """Files are open only while they are read."""
+
+
+def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
+    if not folder.exists():
+        raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} is not a folder; expected {LAYOUT}")
+    with os.scandir(folder) as entries:
+        names = []
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                names.append(entry.name)
+            elif not entry.name.startswith(".") and entry.name not in _EXPECTED:
+                passed_over.append(entry.name)
+    if not names:
+        raise UserError(f"{str(folder)!r} holds no class folders; expected {LAYOUT}")
+    require_no_splits(folder, names)
+    return sorted(names)
+
+
+def _images(folder: Path, passed_over: list[str]) -> list[bytes]:
+    with os.scandir(os.fsencode(folder)) as entries:
+        found = [e.name for e in entries if not e.name.startswith(b".")]
+    names = [name for name in found if name.lower().endswith(SUFFIXES)]
+    passed_over += [f"{folder.name}/{os.fsdecode(name)}" for name in found if not name.lower().endswith(SUFFIXES)]
+    if not names:
+        raise UserError(f"{str(folder)!r} holds no .jpg or .jpeg file; expected {LAYOUT}")
+    return sorted(names)
+
+
+def index_jpeg_tree(folder: Path) -> JpegTree:
+    """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order.
+
+    Raises:
+        UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has
+            no JPEGs (labels would shift if it were passed over); or its folders are splits.
+    """
+    import numpy as np
+
+    digest, labels, names, lengths = hashlib.sha256(), [], [], []
+    passed_over: list[str] = []
+    try:
+        classes = _class_folders(folder, passed_over)
+        for label, name in enumerate(classes):
+            images = _images(folder / name, passed_over)
+            digest.update(os.fsencode(name) + b"/\0" + b"\0".join(images) + b"\0")
+            labels.append(np.full(len(images), label, dtype=np.int32))
+            lengths.append(np.array([len(i) for i in images], dtype=np.int64))
+            names.append(b"".join(images))
+    except OSError as error:
+        raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
+    return JpegTree(
+        root=folder,
+        classes=tuple(classes),
+        labels=np.concatenate(labels),
+        names=b"".join(names),
+        offsets=offsets,
+        sha256=digest.hexdigest(),
+        remarks=_told(sorted(passed_over)),
+    )
+
+
+def _told(passed_over: list[str]) -> tuple[str, ...]:
+    if not passed_over:
+        return ()
+    more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
+    names = ", ".join(map(repr, passed_over[:_NAMED]))
+    return (f"passed over, not .jpg or .jpeg in a class folder: {len(passed_over)} ({names}{more})",)

@@ -1,30 +1,316 @@
-"""Shards of images with random access: one positioned read a sample, from a bounded number of open files.
+"""Shards of images with random access: one positioned read per sample, from a bounded number of open files.
 
-A folder of shards (see shard_scan) and, if dlbench wrote them, `index.npz`: the array of a `ShardIndex` by their names,
+A folder of shards and, if dlbench wrote them, `index.npz`: the array of a `ShardIndex` by their names,
 and `about`, the UTF-8 bytes of a JSON object `{"format": "dlbench.image-index", "version": 1, "container", "shards",
 "sizes", "classes", "remarks"}`. A folder without an index is scanned each time it is opened.
+
+What a scan reads:
+
+- tar (webdataset.github.io): members `<key>.jpg` and `<key>.cls`, in any order but side by side; the second holds the
+  label in decimal digits. Members with other endings are passed over and counted. An image or label that is a link, a
+  device or a sparse file, and any member whose name is absolute or climbs with `..`, is refused: nothing in an archive
+  is ever followed or unpacked, and a set whose names point elsewhere is not what it says.
+- TFRecord: one `tf.train.Example` per record with `image/encoded` (bytes) and `image/class/label` (int64), and perhaps
+  `image/class/synset`, the name of the class. The public ImageNet records count labels from 1 and keep 0 for a
+  background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and this is told.
+
+Only headers are read, not the images: some microseconds a sample, and two or three small reads.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import mmap
 import os
+import re
 import resource
+import tarfile
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from dlbench.datasets.containers.tfrecord import read_record_at
-from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
+from dlbench.datasets.tfrecord import FRAME, example_views, read_record_at, record_offsets
 from dlbench.errors import UserError
 from dlbench.opening import descriptor, open_file, parse_json
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+MAX_IMAGE = 1 << 30
+"""Bytes of a file at most: a JPEG has at most 65,535 by 65,535 pixels, and none of photographs comes near this."""
+
+
+IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
+"""Names of features in a TFRecord of images."""
+RECORD_HEAD = 12
+"""Bytes of a record before its payload: length and its checksum."""
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
+LABEL_SUFFIX = "cls"
+_PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
+_MAX_NAME = 200
+"""Characters of a member's name that a message holds, at most."""
+_MOST_CLASSES = 10_000_000
+"""A label beyond is taken for damage; it would make as many names."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardIndex:
+    """Where each sample is. About 28 bytes per sample: 36 MB for ImageNet."""
+
+    container: str
+    """`tar` or `tfrecord`."""
+    shards: tuple[str, ...]
+    """File names, sorted."""
+    sizes: tuple[int, ...]
+    """Bytes of each shard."""
+    classes: tuple[str, ...]
+    """Names of the classes; the position is the label. Digits where the shards do not name them."""
+    shard: NDArray[np.int32]
+    """(num_samples,) the shard of each sample."""
+    records: NDArray[np.int64]
+    """(num_samples,) byte at which the tar member's header, or the record, starts."""
+    offsets: NDArray[np.int64]
+    """(num_samples,) byte at which the encoded image starts."""
+    lengths: NDArray[np.int32]
+    """(num_samples,) bytes of the encoded image."""
+    labels: NDArray[np.int32]
+    """(num_samples,) counted from 0."""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass
+class _Rows:
+    """The samples of one shard."""
+
+    records: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    passed_over: int = 0
+
+    def add(self, record: int, offset: int, length: int, label: int) -> None:
+        """Takes one sample."""
+        if not 0 <= label < _MOST_CLASSES:
+            raise ValueError(f"label {label} of the image at byte {offset}: no class number")
+        if length > MAX_IMAGE:
+            raise ValueError(f"the image at byte {offset} has {length} bytes, which no image has")
+        self.records.append(record)
+        self.offsets.append(offset)
+        self.lengths.append(length)
+        self.labels.append(label)
+
+
+def shard_names(folder: Path) -> tuple[str, list[str]] | None:
+    """The container and the sorted file names of the shards in a folder; None if it holds none.
+
+    Raises:
+        UserError: it holds tar and TFRecord files.
+    """
+    try:
+        files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
+    except OSError:  # the caller looks for a tree next, and says what is wrong
+        return None
+    found = shards_among(files)
+    if len(found) > 1:
+        raise UserError(f"{str(folder)!r} holds tar and TFRecord files; keep one of the two")
+    return next(iter(found.items()), None)
+
+
+def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
+    """Those of the names of files that are shards, by container."""
+    return {c: found for c, p in _PATTERNS.items() if (found := [name for name in names if p.fullmatch(name)])}
+
+
+def scan_shards(
+    folder: Path,
+    *,
+    classes: Sequence[str] | None = None,
+    first_label: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ShardIndex:
+    """Reads the headers of all shards of a folder.
+
+    Args:
+        folder: with shards of one container.
+        classes: names of the classes; None: as the shards name them, or digits.
+        first_label: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
+        progress: told the number of shards read, and of all, after each.
+
+    Raises:
+        UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
+    """
+    import numpy as np
+
+    found = shard_names(folder)
+    if found is None:
+        raise UserError(f"{str(folder)!r} holds no shards; expected *.tar, *.tfrecord or *-00000-of-01024")
+    container, names = found
+    tables, sizes, synsets = [], [], dict[int, str]()
+    for number, name in enumerate(names):
+        path = folder / name
+        try:
+            tables.append(_scan_tar(path) if container == "tar" else _scan_records(path, synsets))
+            sizes.append(path.stat().st_size)
+        except OSError as error:
+            raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
+        except (ValueError, OverflowError, tarfile.TarError) as error:
+            raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
+        if progress is not None:
+            progress(number + 1, len(names))
+    labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
+    if not len(labels):
+        raise UserError(f"{str(folder)!r}: the shards hold no image")
+    remarks = []
+    if first_label is None:
+        first_label = int(container == "tfrecord" and labels.min() == 1)
+        if first_label:
+            remarks.append("labels in the records count from 1 (0 is the background class); they were lowered by one")
+    if passed_over := sum(t.passed_over for t in tables):
+        remarks.append(f"members of the tar files that are neither image nor label, passed over: {passed_over}")
+    return ShardIndex(
+        container=container,
+        shards=tuple(names),
+        sizes=tuple(sizes),
+        classes=_class_names(folder, labels, first_label, classes, synsets),
+        shard=np.repeat(np.arange(len(names), dtype=np.int32), [len(t.labels) for t in tables]),
+        records=np.concatenate([np.array(t.records, dtype=np.int64) for t in tables]),
+        offsets=np.concatenate([np.array(t.offsets, dtype=np.int64) for t in tables]),
+        lengths=np.concatenate([np.array(t.lengths, dtype=np.int32) for t in tables]),
+        labels=labels - np.int32(first_label),
+        remarks=tuple(remarks),
+    )
+
+
+def _class_names(
+    folder: Path, labels: NDArray[np.int32], first: int, classes: Sequence[str] | None, synsets: dict[int, str]
+) -> tuple[str, ...]:
+    low, high = int(labels.min()) - first, int(labels.max()) - first
+    if low < 0 or (classes is not None and high >= len(classes)):
+        known = "" if classes is None else f" to {len(classes) - 1 + first}"
+        raise UserError(f"{str(folder)!r}: labels {low + first} to {high + first}, expected {first}{known}")
+    if classes is not None:
+        return tuple(classes)
+    return tuple(synsets.get(label + first, str(label)) for label in range(high + 1))
+
+
+class _Bounded(io.BufferedReader):
+    """A file that never gives more than it has at once: tarfile reads as much as a header says, whatever that is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(descriptor(path)))
+        self._size = os.fstat(self.fileno()).st_size
+
+    def read(self, num_bytes: int | None = -1, /) -> bytes:
+        """At most so many bytes; ValueError if that is no number of bytes."""
+        if num_bytes is None or num_bytes < 0:
+            raise ValueError(f"a header says that something has {num_bytes} bytes")
+        return super().read(min(num_bytes, self._size))
+
+
+def _scan_tar(path: Path) -> _Rows:
+    rows = _Rows()
+    waiting: dict[str, Any] = {}
+    with _Bounded(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        for member in tar:
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
+            _require_inside(member)
+            if member.isdir():
+                continue
+            # The key is the path up to the first dot of the file's name.
+            folder, _slash, base = member.name.rpartition("/")
+            key, _dot, suffix = base.partition(".")
+            if suffix.lower() in (LABEL_SUFFIX, *IMAGE_SUFFIXES):
+                _require_stored(member)
+            if suffix.lower() == LABEL_SUFFIX:
+                text = os.pread(file.fileno(), min(member.size, 20), member.offset_data)
+                if not text.strip().isdigit():
+                    raise ValueError(f"member {_short(member.name)} holds {text!r}, not a label in digits")
+                waiting["label"] = (folder, key, int(text))
+            elif suffix.lower() in IMAGE_SUFFIXES:
+                if "image" in waiting:
+                    raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
+                waiting["image"] = (folder, key, member)
+            else:
+                rows.passed_over += 1
+            if len(waiting) == 2:
+                image = waiting["image"][2]
+                if waiting["image"][:2] != waiting["label"][:2]:
+                    raise ValueError(f"member {_short(image.name)} has no .{LABEL_SUFFIX} beside it")
+                rows.add(image.offset, image.offset_data, image.size, waiting["label"][2])
+                waiting.clear()
+        if "image" in waiting:
+            raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
+        if tar.offset > path.stat().st_size:
+            raise ValueError(f"cut off: ends before byte {tar.offset}")
+    return rows
+
+
+def _require_inside(member: tarfile.TarInfo) -> None:
+    """ValueError if a member's name leads out of the archive, or its size is no size."""
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        raise ValueError(f"member {_short(member.name)} leads out of the archive")
+    if member.size < 0:
+        raise ValueError(f"member {_short(member.name)} has {member.size} bytes")
+
+
+def _require_stored(member: tarfile.TarInfo) -> None:
+    """ValueError if an image or label does not lie in the archive as it is."""
+    if member.isreg() and not member.issparse():
+        return
+    kinds = ((member.issym(), "a symbolic link"), (member.islnk(), "a hard link"), (member.issparse(), "sparse"))
+    kind = next((kind for holds, kind in kinds if holds), "a device or a pipe")
+    raise ValueError(f"member {_short(member.name)} is {kind}; write the archive anew with the files themselves")
+
+
+def _short(name: str) -> str:
+    """A name of a member for messages: it may have any length and any characters."""
+    return repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...")
+
+
+def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
+    import numpy as np
+
+    rows = _Rows()
+    starts = record_offsets(path)
+    if not len(starts):
+        return rows
+    ends = np.append(starts[1:], path.stat().st_size) + RECORD_HEAD - FRAME
+    with open_file(path) as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_RANDOM)  # or the kernel would read ahead, and with it nearly the whole file
+    view = memoryview(mapped)
+    base = _address(view)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        features = example_views(view[start + RECORD_HEAD : end])
+        image, label = features.get(IMAGE), features.get(LABEL)
+        if not isinstance(image, list) or len(image) != 1 or label is None or len(label) != 1:
+            raise ValueError(f"record at byte {start}: needs one {IMAGE} (bytes) and one {LABEL} (int64)")
+        offset = _address(image[0]) - base if len(image[0]) else start
+        rows.add(start, offset, len(image[0]), int(label[0]))
+        if int(label[0]) not in synsets and (synset := features.get(SYNSET)):
+            synsets[int(label[0])] = bytes(synset[0]).decode("utf-8", "backslashreplace")
+    return rows
+
+
+def _address(view: memoryview) -> int:
+    import numpy as np
+
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
+
+
+def index_text(index: ShardIndex) -> bytes:
+    """What an index says beside its arrays, as JSON."""
+    names = ("container", "shards", "sizes", "classes", "remarks")
+    return json.dumps({name: getattr(index, name) for name in names}).encode("ascii")
+
 
 INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
@@ -43,8 +329,6 @@ class ImageShards:
     on with those of its parent.
 
     Args:
-        root: the folder.
-        index: of the shards in it.
         open_at_most: shards kept open; None: a quarter of what the process may open.
     """
 
@@ -63,22 +347,18 @@ class ImageShards:
 
     @property
     def kind(self) -> str:
-        """`tar` or `tfrecord`."""
         return self.index.container
 
     @property
     def num_samples(self) -> int:
-        """Images in all shards."""
         return len(self.index.labels)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; the position is the label."""
         return self.index.classes
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """How the labels were understood, and what was passed over."""
         return self.index.remarks
 
     @cached_property
@@ -90,16 +370,13 @@ class ImageShards:
         return digest.hexdigest()
 
     def label(self, index: int) -> int:
-        """The label of one sample."""
         return int(self.index.labels[index])
 
     @property
     def labels(self) -> NDArray[np.int32]:
-        """(num_samples,) the label of each sample."""
         return self.index.labels
 
     def num_bytes(self, index: int) -> int:
-        """Length of one encoded image."""
         return int(self.index.lengths[index])
 
     def read(self, index: int) -> bytes:
@@ -123,12 +400,10 @@ class ImageShards:
         return data
 
     def name(self, index: int) -> str:
-        """The shard, quoted, and the member or record in it."""
         path = self.root / self.index.shards[int(self.index.shard[index])]
         return f"{str(path)!r}, {self._place(index)}"
 
     def filename(self, index: int) -> str:
-        """The shard, and the member or record in it."""
         return f"{self.index.shards[int(self.index.shard[index])]}, {self._place(index)}"
 
     def _place(self, index: int) -> str:
@@ -143,11 +418,9 @@ class ImageShards:
         return f"member {member!r}" if member else f"member at byte {record}"
 
     def files(self) -> list[Path]:
-        """The shards."""
         return [self.root / name for name in self.index.shards]
 
     def close(self) -> None:
-        """Closes all shards; reading again opens them again."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 

@@ -1,1 +1,0 @@
-"""Making data sets: recipes, worker processes, journal, manifest."""

@@ -1,7 +1,9 @@
-"""The kinds of data sets that `dlbench data make` knows: a wish, in samples or bytes, becomes a recipe.
+"""The kinds of data sets that `dlbench data make` knows: a request, in samples or bytes, becomes a recipe.
 
 How many samples fill a number of bytes is measured: a few of the very samples are written to a temporary folder. The
-same wish thus gives the same recipe, and a set that was begun by its size is continued by it.
+same request thus gives the same recipe, and a set that was begun by its size is continued by it.
+
+`dlbench data demo` makes three small real data sets for machines without internet by the same recipes.
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.datasets.making.production import Part, Recipe
+from dlbench.datasets.making.production import Part, Recipe, produce, require_ours
+from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.datasets.images.image_set import ImageSet
 
+
 KINDS = ("images", "text", "density")
 CONTAINERS = {"images": ("tree", "tar", "tfrecord"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
 """The first one of each kind is the default."""
 VALIDATION_SHARE = 0.1
-"""Of the training samples, where the wish does not say."""
+"""Of the training samples, where the request does not say."""
 _WIDE_BELOW = 64
 """Edge, cells. Smaller volumes show too little of a universe to tell neighbouring parameters apart."""
 _PROBES = 8
@@ -35,7 +39,7 @@ _PUBLISHED_PREDICTIONS = {128: 20, 512: 76}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class DatasetRequest:
     """What a person asks for; what is None has a default of the kind."""
 
     samples: int | None = None
@@ -52,7 +56,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Order:
+class BuildPlan:
     """A recipe and what it will need."""
 
     recipe: Recipe
@@ -63,7 +67,7 @@ class Order:
     """More would not be faster."""
 
 
-def order(kind: str, wish: Wish) -> Order:
+def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
     """Decides a recipe.
 
     Raises:
@@ -72,99 +76,97 @@ def order(kind: str, wish: Wish) -> Order:
     """
     if kind not in KINDS:
         raise UserError(f"unknown kind of data {kind!r}: {nearest(kind, KINDS)}")
-    if wish.container is not None and wish.container not in CONTAINERS[kind]:
-        raise UserError(f"--container {wish.container}: {kind} has {', '.join(CONTAINERS[kind])}")
+    if request.container is not None and request.container not in CONTAINERS[kind]:
+        raise UserError(f"--container {request.container}: {kind} has {', '.join(CONTAINERS[kind])}")
     if kind == "text":
-        return _text(wish)
-    if (wish.samples is None) == (wish.size_on_disk is None):
+        return _text(request)
+    if (request.samples is None) == (request.size_on_disk is None):
         raise UserError("give one of --samples and --size-on-disk; one of the two decides how much is made")
-    return _images(wish) if kind == "images" else _density(wish)
+    return _images(request) if kind == "images" else _density(request)
 
 
-def _refuse(kind: str, wish: Wish, *names: str) -> None:
+def _refuse(kind: str, request: DatasetRequest, *names: str) -> None:
     for name in names:
-        if getattr(wish, name) is not None:
+        if getattr(request, name) is not None:
             raise UserError(f"--{name.replace('_', '-')}: {kind} has no such choice; leave it out")
 
 
-def _text(wish: Wish) -> Order:
-    from dlbench.datasets.text.recipes import TextRecipe
+def _text(request: DatasetRequest) -> BuildPlan:
+    from dlbench.datasets.making.text_recipes import TextRecipe
 
     for name in ("samples", "validation"):
-        if getattr(wish, name) is not None:
-            raise UserError(
-                f"--{name}: text is counted in bytes, and a tenth of its documents is for validation; "
-                "give --size-on-disk"
-            )
-    _refuse("text", wish, "size", "classes", "samples_per_file")
-    recipe = TextRecipe(num_bytes=wish.size_on_disk, seed=wish.seed)
+        if getattr(request, name) is not None:
+            share = "a tenth of its documents is for validation"
+            raise UserError(f"--{name}: text is counted in bytes, and {share}; give --size-on-disk")
+    _refuse("text", request, "size", "classes", "samples_per_file")
+    recipe = TextRecipe(num_bytes=request.size_on_disk, seed=request.seed)
     # Each process parses the text anew, which takes longer than writing some files.
     most = 1 if recipe.estimated_bytes < _PARALLEL_TEXT else None
-    return Order(recipe, "documents", recipe.estimated_bytes, most)
+    return BuildPlan(recipe, "documents", recipe.estimated_bytes, most)
 
 
-def _images(wish: Wish) -> Order:
-    from dlbench.datasets.images.packing import SAMPLES_PER_SHARD
-    from dlbench.datasets.images.photo_crops import PhotoRecipe
+def _images(request: DatasetRequest) -> BuildPlan:
+    from dlbench.datasets.making.image_recipes import SAMPLES_PER_SHARD, PhotoRecipe
 
-    width, height = _pixels(wish.size or "500x375")
-    container = wish.container or "tree"
+    width, height = _pixels(request.size or "500x375")
+    container = request.container or "tree"
     if container == "tree":
-        _refuse("a tree of images", wish, "samples_per_file")
+        _refuse("a tree of images", request, "samples_per_file")
 
     def recipe(train: int, validation: int) -> PhotoRecipe:
         return PhotoRecipe(
             train_images=train,
             validation_images=validation,
-            num_classes=10 if wish.classes is None else wish.classes,
+            num_classes=10 if request.classes is None else request.classes,
             container=container,  # type: ignore[arg-type]  # one of CONTAINERS
             width=width,
             height=height,
-            samples_per_shard=wish.samples_per_file or SAMPLES_PER_SHARD,
-            seed=wish.seed,
+            samples_per_shard=request.samples_per_file or SAMPLES_PER_SHARD,
+            seed=request.seed,
         )
 
-    least = 10 if wish.classes is None else wish.classes
+    least = 10 if request.classes is None else request.classes
     probe = replace(recipe(4 * least, 0), samples_per_shard=16)
-    return _sized(wish, recipe, probe, "images", least)
+    return _sized(request, recipe, probe, "images", least)
 
 
-def _density(wish: Wish) -> Order:
-    from dlbench.datasets.volumes.fields import DensityRecipe
+def _density(request: DatasetRequest) -> BuildPlan:
+    from dlbench.datasets.making.density_recipe import DensityRecipe
 
-    _refuse("density", wish, "classes")
-    size = _edge(wish.size or "128")
+    _refuse("density", request, "classes")
+    size = _edge(request.size or "128")
 
     def recipe(train: int, validation: int) -> DensityRecipe:
         return DensityRecipe(
             num_train=train,
             num_validation=validation,
             size=size,
-            container=wish.container or "hdf5",  # type: ignore[arg-type]  # one of CONTAINERS
-            seed=wish.seed,
-            samples_per_file=wish.samples_per_file or 1,
+            container=request.container or "hdf5",  # type: ignore[arg-type]  # one of CONTAINERS
+            seed=request.seed,
+            samples_per_file=request.samples_per_file or 1,
             wide=size < _WIDE_BELOW,
         )
 
-    return _sized(wish, recipe, replace(recipe(_PROBES, 0), samples_per_file=1), "volumes", 1)
+    return _sized(request, recipe, replace(recipe(_PROBES, 0), samples_per_file=1), "volumes", 1)
 
 
-def _sized(wish: Wish, recipe: Callable[[int, int], Recipe], probe: Recipe, unit: str, least: int) -> Order:
-    """Numbers of samples from the wish, of which each split has `least` or more (or none, for validation)."""
+def _sized(
+    request: DatasetRequest, recipe: Callable[[int, int], Recipe], probe: Recipe, unit: str, least: int
+) -> BuildPlan:
+    """Numbers of samples from the request, of which each split has `least` or more (or none, for validation)."""
     per_sample = _bytes_per_sample(probe)
-    if wish.samples is not None:
-        train = wish.samples
+    if request.samples is not None:
+        train = request.samples
     else:
-        assert wish.size_on_disk is not None  # one of the two, says `order`
-        total = int(wish.size_on_disk / per_sample)
+        assert request.size_on_disk is not None  # one of the two, says `plan_build`
+        total = int(request.size_on_disk / per_sample)
         share = VALIDATION_SHARE / (1 + VALIDATION_SHARE)
-        train = total - (round(total * share) if wish.validation is None else wish.validation)
+        train = total - (round(total * share) if request.validation is None else request.validation)
         if train < least:
-            raise UserError(
-                f"--size-on-disk {wish.size_on_disk}: too small; a sample takes about {per_sample:.0f} bytes"
-            )
-    validation = wish.validation if wish.validation is not None else max(least, round(train * VALIDATION_SHARE))
-    return Order(recipe(train, validation), unit, round((train + validation) * per_sample))
+            of = f"--size-on-disk {request.size_on_disk}"
+            raise UserError(f"{of}: too small; a sample takes about {per_sample:.0f} bytes")
+    validation = request.validation if request.validation is not None else max(least, round(train * VALIDATION_SHARE))
+    return BuildPlan(recipe(train, validation), unit, round((train + validation) * per_sample))
 
 
 def _bytes_per_sample(probe: Recipe) -> float:
@@ -197,14 +199,16 @@ def _edge(text: str) -> int:
 # Data sets from data sets
 
 
-def packing(source: Path, *, container: Literal["tar", "tfrecord"], samples_per_shard: int | None, seed: int) -> Order:
+def packing(
+    source: Path, *, container: Literal["tar", "tfrecord"], samples_per_shard: int | None, seed: int
+) -> BuildPlan:
     """Images become shards, both splits if the source holds both.
 
     Raises:
         UserError: the source holds no images, or is damaged.
     """
     from dlbench.datasets.images.image_set import open_image_set
-    from dlbench.datasets.images.packing import SAMPLES_PER_SHARD, PackRecipe
+    from dlbench.datasets.making.image_recipes import SAMPLES_PER_SHARD, PackRecipe
 
     train, validation = train_folder(source), validation_folder(source)
     recipe = PackRecipe(
@@ -222,7 +226,7 @@ def packing(source: Path, *, container: Literal["tar", "tfrecord"], samples_per_
             sizes = [_size_of(images, index) for index in range(0, images.num_samples, step)]
             expected += images.num_samples * sum(sizes) / len(sizes)
             images.close()
-    return Order(recipe, "images", round(expected))
+    return BuildPlan(recipe, "images", round(expected))
 
 
 def _size_of(images: ImageSet, index: int) -> int:
@@ -235,13 +239,13 @@ def _size_of(images: ImageSet, index: int) -> int:
 
 def pretraining(
     source: Path, *, vocabulary: str, sequence_length: int, max_predictions: int | None, duplicates: int, seed: int
-) -> Order:
+) -> BuildPlan:
     """Text becomes BERT samples; validation text of its own stays apart.
 
     Raises:
         UserError: the text or the vocabulary is missing, or numbers do not fit.
     """
-    from dlbench.datasets.text.samples_recipe import SamplesRecipe
+    from dlbench.datasets.making.text_recipes import SamplesRecipe
 
     if max_predictions is None:
         max_predictions = _PUBLISHED_PREDICTIONS.get(sequence_length, math.ceil(0.15 * sequence_length))
@@ -255,12 +259,12 @@ def pretraining(
         seed=seed,
     )
     if validation is None:
-        return Order(recipe, "samples", None)
+        return BuildPlan(recipe, "samples", None)
     both = Paired(
         train=replace(recipe, validation_share=0.0),
         validation=replace(recipe, source=str(validation), validation_share=0.0, duplicates=1),
     )
-    return Order(both, "samples", None)
+    return BuildPlan(both, "samples", None)
 
 
 @dataclass(frozen=True)
@@ -272,7 +276,6 @@ class Paired:
 
     @property
     def kind(self) -> str:
-        """That of the first."""
         return self.train.kind
 
     @property
@@ -282,7 +285,6 @@ class Paired:
         return {**first, **{f"validation_{key}": value for key, value in second.items() if first.get(key) != value}}
 
     def parts(self) -> Sequence[Part]:
-        """The parts of both."""
         held_out = (
             Part(f"validation/{p.name.removeprefix('train/')}", "validation", p.first, p.count)
             for p in self.validation.parts()
@@ -290,7 +292,6 @@ class Paired:
         return [*self.train.parts(), *held_out]
 
     def write(self, part: Part, path: Path) -> None:
-        """Writes one file."""
         if part.split == "train":
             self.train.write(part, path)
         else:
@@ -298,5 +299,68 @@ class Paired:
             self.validation.write(Part(f"train/{name}", "train", part.first, part.count), path)
 
     def finish(self, folder: Path) -> None:
-        """Writes what stands beside the training parts."""
         self.train.finish(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoData:
+    """The folders of the three data sets, each with `train`, `validation` and a manifest."""
+
+    images: Path
+    text: Path
+    density: Path
+
+
+def recipes(seed: int = 0) -> dict[str, Recipe]:
+    """What is made, by the name of its folder.
+
+    - images: 10 classes of 40 training and 10 validation images of 96 to 128 pixels.
+    - text: the documentation of the running Python, nine tenths of its documents for training; once.
+    - density: 128 training and 32 validation volumes of 32^3 x 4, 16 per file.
+    """
+    from dlbench.datasets.making.density_recipe import DensityRecipe
+    from dlbench.datasets.making.image_recipes import PhotoRecipe
+    from dlbench.datasets.making.text_recipes import TextRecipe
+
+    return {
+        "images": PhotoRecipe(
+            train_images=400, validation_images=100, width=128, height=128, vary=0.25, quality=90, seed=seed
+        ),
+        "text": TextRecipe(seed=seed),
+        "density": DensityRecipe(num_train=128, num_validation=32, size=32, samples_per_file=16, wide=True, seed=seed),
+    }
+
+
+def prepare_demo_data(
+    folder: Path, seed: int = 0, workers: int = 1, progress: Callable[[str], None] | None = None
+) -> DemoData:
+    """Makes what is missing of `<folder>/images`, `<folder>/text` and `<folder>/density`; `progress` gets a line for
+    each.
+
+    Raises:
+        UserError: a folder of that name is not ours or was made with another seed, or the disk refuses; nothing is
+            made then.
+        EnvironmentLacksError: a package of the extra `demo` is not installed.
+    """
+    wanted = recipes(seed)
+    there = {name: _is_there(recipe, folder / name, seed) for name, recipe in wanted.items()}
+    for name, recipe in wanted.items():
+        target = folder / name
+        if not there[name]:
+            if progress is not None:
+                progress(f"making {name} in {target}")
+            # The text is parsed once in each process, which takes longer than writing it.
+            produce(recipe, target, workers=1 if name == "text" else workers)
+    return DemoData(images=folder / "images", text=folder / "text", density=folder / "density")
+
+
+def _is_there(recipe: Recipe, target: Path, seed: int) -> bool:
+    manifest = read_manifest(target) if target.is_dir() else None
+    if manifest is not None and recipe.kind == "text":
+        from dlbench.datasets.making.text_recipes import python_version
+
+        # The whole `made_with` has a digest of the text, which takes seconds; the version of Python decides it.
+        decisive = {"num_bytes": manifest.distinct_bytes, "python": python_version(), "seed": seed}
+        if manifest.kind == recipe.kind and decisive.items() <= manifest.made_with.items():
+            return True
+    return require_ours(recipe, target)

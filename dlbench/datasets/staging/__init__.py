@@ -1,1 +1,0 @@
-"""Samples are brought near before they are read: tiers, capacity, copying, keeping. No torch."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import read_bytes
 from dlbench.process_tree import HeldFolder, also_remove, remove_abandoned, supervised_folder
-from dlbench.specs.system.storage import StagingTier, TierSpec
+from dlbench.specs.system import StagingTier, TierSpec
 from dlbench.units import format_bytes
 
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
@@ -49,8 +49,6 @@ def tier_path(
     """The folder of a tier on this node.
 
     Args:
-        tier: of the system file.
-        key: its name there.
         variables: of the job on this node; $TMPDIR means what it was before dlbench gave the rank its own.
         host: stands for {host}.
         where: the setting that names it, for messages; None: `storage.<key>.path`.
@@ -91,8 +89,6 @@ class StagingFolder:
     """A private folder for staged samples, held by this process.
 
     Args:
-        place: the tier's folder.
-        key: the tier's name in the system file, for messages.
         identity: the same for the same data, staged in the same way.
         keep: leave it for the next run.
         host: this node; folders of others at the same place, if it is shared, are never touched.
@@ -154,8 +150,6 @@ class StagingFolder:
         """What is free, after this job has reserved what it needs.
 
         Args:
-            needed: bytes still to be written.
-            files: to be made.
             capacity: `capacity_bytes` of the tier.
             room_in_memory: bytes that memory limits allow where the place is in memory; None elsewhere.
 

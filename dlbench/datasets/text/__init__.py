@@ -1,1 +1,0 @@
-"""Text sets: corpora, vocabularies, masking, pretraining samples."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.containers.hdf5 import OpenFiles, damage_told, heap_fault, make_hdf5, open_hdf5, require_plausible
+from dlbench.datasets.arrays import OpenFiles, damage_told, heap_fault, make_hdf5, open_hdf5, require_plausible
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

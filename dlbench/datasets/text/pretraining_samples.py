@@ -9,7 +9,7 @@ same), step by step:
    at a random sentence of another document and takes as many sentences as fill the target; the sentences that it
    displaced are put back and gathered again.
 3. Tokens are cut from the front or the back of the longer of A and B, at random, until [CLS] A [SEP] B [SEP] fits.
-4. Tokens are hidden as `dlbench.datasets.text.masking` says. The whole is repeated `duplicates` times with other draws.
+4. Tokens are hidden (see below). The whole is repeated `duplicates` times with other draws.
 
 Two things are done otherwise. A gathering of a single sentence is cut in its middle, so that B can be its rest; the
 reference always gives it a random B, which makes more than half of its pairs random. And a random B may come from any
@@ -17,23 +17,99 @@ other document of the split; the reference looks into the same input file only.
 
 Training on raw text draws pairs anew in every epoch and needs a fixed number of samples: there (`runs`) a document is
 cut into full-length gatherings once, none is short, and sentences that a random B displaced are left out of that epoch.
+
+Masking. The rule is that of Devlin et al. (2018), section 3.1, with the numbers of their published
+`create_pretraining_data.py`, which MLPerf Training took over: of n tokens, [CLS] and [SEP] counted,
+min(max_predictions, max(1, round(0.15 n))) are chosen for prediction, never [CLS], [SEP] or padding; of these 80 %
+become [MASK], 10 % a random word, 10 % stay as they are. Hence 20 predictions at 128 tokens (19 used) and 76 at 512 (77
+would be). One thing is done otherwise: the reference's random word may be any entry of the vocabulary, even [PAD]; here
+special tokens are left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from dlbench.datasets.text.corpus import TextCorpus
-from dlbench.datasets.text.masking import mask_tokens, masking_for
-from dlbench.datasets.text.vocabulary import CLS, PAD, SEP
+import numpy as np
+from numpy.typing import NDArray
+
+from dlbench.datasets.text.corpus import CLS, MASK, PAD, SEP, SPECIAL, TextCorpus, Vocabulary
 from dlbench.errors import UserError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Ids = NDArray[np.int64]
 
-    Ids = NDArray[np.int64]
+_MASKED, _RANDOM = 0.8, 0.9  # cumulative shares: below the first [MASK], below the second a random word
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Masking:
+    """How tokens are hidden."""
+
+    mask_id: int
+    words: Ids
+    """Ids that may stand in for a hidden token: the vocabulary without its special tokens."""
+    max_predictions: int
+    """Predictions of one sample at most."""
+    probability: float
+    """Share of the tokens chosen for prediction."""
+
+
+def masking_for(vocabulary: Vocabulary, max_predictions: int, probability: float) -> Masking:
+    """The masking rule of a vocabulary.
+
+    Raises:
+        UserError: the vocabulary has special tokens only.
+    """
+    special = [vocabulary.id_of(token) for token in SPECIAL]
+    words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
+    if not len(words):
+        raise UserError(f"data.vocabulary {vocabulary.path} has no word beside {' '.join(SPECIAL)}")
+    return Masking(
+        mask_id=vocabulary.id_of(MASK), words=words, max_predictions=max_predictions, probability=probability
+    )
+
+
+def num_predictions(num_tokens: int, max_predictions: int, probability: float) -> int:
+    """How many of `num_tokens` tokens, special ones counted, are predicted."""
+    return min(max_predictions, max(1, round(num_tokens * probability)))
+
+
+def mask_tokens(
+    ids: Ids, candidates: Ids, num_tokens: int, masking: Masking, generator: np.random.Generator
+) -> tuple[Ids, Ids, Ids]:
+    """Hides tokens of one sequence.
+
+    Args:
+        ids: (S,) the sequence, left as it is.
+        candidates: places that may be chosen, ascending: all but [CLS], [SEP] and padding.
+        num_tokens: tokens of the sequence without padding.
+
+    Returns:
+        The sequence with tokens hidden (S,); the chosen places (k,), ascending; their ids before (k,).
+    """
+    count = min(num_predictions(num_tokens, masking.max_predictions, masking.probability), len(candidates))
+    positions = np.sort(generator.permutation(candidates)[:count])
+    labels = ids[positions]
+    draw = generator.random(count)
+    words = masking.words[generator.integers(len(masking.words), size=count)]
+    hidden = ids.copy()
+    hidden[positions] = np.where(draw < _MASKED, masking.mask_id, np.where(draw < _RANDOM, words, labels))
+    return hidden, positions, labels
+
+
+def most_frequent_share(ids: NDArray[Any]) -> float:
+    """The share of the most frequent id: the accuracy of a predictor that always says this one token.
+
+    Taken over the hidden tokens of an evaluation set it is the baseline of masked-LM accuracy.
+
+    Raises:
+        ValueError: there are no ids.
+    """
+    if not ids.size:
+        raise ValueError("no ids, no most frequent one")
+    return float(np.unique(ids, return_counts=True)[1].max() / ids.size)
+
 
 NUM_SPECIAL = 3  # [CLS] and two [SEP]
 
@@ -71,8 +147,6 @@ class SampleMaker:
     """Makes the samples of a corpus, or of some of its documents. Everything drawn comes from the caller's generator.
 
     Args:
-        corpus: the text.
-        rule: shape and shares.
         documents: numbers of the documents that samples, random B included, are made from; none: all.
 
     Raises:
@@ -81,8 +155,6 @@ class SampleMaker:
     """
 
     def __init__(self, corpus: TextCorpus, rule: SampleRule, documents: Ids | None = None) -> None:
-        import numpy as np
-
         if rule.sequence_length < NUM_SPECIAL + 2:
             raise UserError(f"data.sequence_length {rule.sequence_length} is too short, 5 tokens are the least")
         self.corpus, self.rule = corpus, rule
@@ -102,8 +174,6 @@ class SampleMaker:
 
         Returns (n, 2) first sentence and the one behind the last, and (n,) document of each run.
         """
-        import numpy as np
-
         runs, documents = [], []
         for document in self.documents.tolist():
             start, stop = self._sentences(document)
@@ -152,8 +222,6 @@ class SampleMaker:
         Returns input_ids, token_type_ids, attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, unused
         places 0; masked_weights (P,) float32, 0 for unused places; next_sentence () int64, 1 if B is random.
         """
-        import numpy as np
-
         first, second = self._segments(pair, generator)
         ids = np.full(self.rule.sequence_length, self._pad, dtype=np.int64)
         used, middle = len(first) + len(second) + NUM_SPECIAL, len(first) + 1
@@ -181,8 +249,6 @@ class SampleMaker:
 
     def _gather(self, start: int, stop: int, target: int) -> int:
         """Behind the first sentence from `start` on with which `target` tokens are reached, or `stop`."""
-        import numpy as np
-
         offsets = self.corpus.sentence_offsets
         # No sentence is empty, so that no more than `target` of them are needed.
         ends = offsets[start + 1 : min(stop, start + target) + 1]
@@ -190,8 +256,6 @@ class SampleMaker:
 
     def _segments(self, pair: Pair, generator: np.random.Generator) -> tuple[Ids, Ids]:
         """Tokens of A and B, together at most `room` and each at least one."""
-        import numpy as np
-
         tokens = self.corpus.tokens
         first = tokens[pair.begin : pair.split].astype(np.int64)
         if pair.random_next:

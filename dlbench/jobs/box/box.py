@@ -1,8 +1,8 @@
 """A real Slurm cluster in one box: munged, slurmctld and some slurmd, each of these in a network of its own.
 
-What it is for: batch scripts, launchers and exchanges between nodes are tried for real without a
-cluster. The machine itself is the login node. How the parts are configured is said in `box_config`,
-what is asked of the machine in `box_host`, and what a box made and has to end in `box_state`.
+What it is for: batch scripts, launchers and all-reduces between nodes are tried for real without a cluster. The machine
+itself is the login node. `config` says how the parts are configured, `host` what is asked of the machine, and what a
+box made and has to end.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box import config, database, equipment, host, state, storage, trust
-from dlbench.jobs.box.config import BoxPlan
-from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box import config, host
+from dlbench.jobs.box.config import BoxPlan, Equipment
 from dlbench.jobs.box.host import Process
 
 _PLAIN = Equipment()
@@ -40,7 +39,7 @@ def check_requirements(has: Equipment = _PLAIN) -> list[str]:
 
 def _lacks(has: Equipment) -> list[str]:
     lacks = host.requirements(_BOOKS if has.accounting else None)
-    if has.pfs and (reason := storage.why_not()):
+    if has.pfs and (reason := host.why_no_storage()):
         lacks.append(reason)
     return lacks
 
@@ -63,25 +62,23 @@ class Box:
         an earlier box in the folder are forgotten. If anything goes wrong on the way, all that was
         started is ended again.
 
-        Raises:
-            UserError: a size or a folder that cannot be, a folder that others could write, or a box that already runs
-                there.
-            EnvironmentLacksError: the machine lacks something; the message says what and the remedy.
-            RunError: the cluster did not come up within `timeout_s` seconds; the message names the log.
+        Raises `UserError`: a size or a folder that cannot be, a folder that others could write, or a box that already
+        runs there. `EnvironmentLacksError`: the machine lacks something; the message says what and the remedy.
+        `RunError`: the cluster did not come up within `timeout_s` seconds; the message names the log.
         """
         deadline = time.monotonic() + timeout_s
         config.check_size(nodes, cpus_per_node)
-        equipment.check(has, nodes, cpus_per_node)
-        folder = config.check_folder(folder)
-        trust.check_folder(folder)
+        config.check_equipment(has, nodes, cpus_per_node)
+        folder = config.absolute_folder(folder)
+        host.check_folder(folder)
         _refuse_lacks(_lacks(has))
-        if state.is_present(folder):
+        if host.is_present(folder):
             earlier = cls.attach(folder)
             # What an interrupted start left is no box.
             if earlier.is_up and any(process.is_alive() for process in earlier.processes):
                 raise UserError(f"a box already runs in {folder}: `dlbench box stop {folder}` ends it")
             earlier.stop()
-        state.clear(folder)
+        host.clear_state(folder)
         box = cls(
             BoxPlan(
                 folder=folder,
@@ -98,13 +95,13 @@ class Box:
             )
         )
         box.processes.append(Process(_STARTER, os.getpid(), host.start_ticks(os.getpid()) or 0))
-        state.save(box.plan, box.processes, first=True)
+        host.save_state(box.plan, box.processes, first=True)
         try:
             # Its names are the box's, so that a start that is killed in it leaves nothing that is not known.
             _refuse_lacks(host.network_lacks(box.plan.token))
             box._bring_up(deadline)
             box.processes = [process for process in box.processes if process.role != _STARTER]
-            state.save(box.plan, box.processes)
+            host.save_state(box.plan, box.processes)
         except BaseException:
             box.stop()
             raise
@@ -114,16 +111,15 @@ class Box:
     def attach(cls, folder: Path) -> Box:
         """The box that was started in `folder`, by whichever process.
 
-        Raises:
-            UserError: there is none, or its state file is none that this version can read.
+        Raises `UserError`: there is none, or its state file is none that this version can read.
         """
-        plan, processes = state.load(folder)
+        plan, processes = host.load_state(folder)
         return cls(plan, processes)
 
     @staticmethod
     def was_stopped(folder: Path) -> bool:
         """Whether the last box in `folder` was stopped as it should be."""
-        return state.is_stopped(folder)
+        return host.is_stopped(folder)
 
     @property
     def is_up(self) -> bool:
@@ -158,8 +154,7 @@ class Box:
     def node_states(self) -> dict[str, str]:
         """Slurm's word for the state of each node, such as ``idle`` or ``mixed``.
 
-        Raises:
-            RunError: the controller does not answer.
+        Raises `RunError`: the controller does not answer.
         """
         lines = host.call(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment=self.environment)
         return {line.split()[0]: line.split()[1] for line in lines.splitlines() if line.strip()}
@@ -169,9 +164,7 @@ class Box:
 
         Traffic with the login node is limited too; traffic inside a node and the file system are not.
 
-        Raises:
-            UserError: the rate is none.
-            RunError: the kernel has no token bucket filter.
+        Raises `UserError`: the rate is none. `RunError`: the kernel has no token bucket filter.
         """
         for command in config.shape(self.plan, rate):
             host.call(command)
@@ -191,11 +184,10 @@ class Box:
 
         What an interrupted start left is removed too.
 
-        Raises:
-            UserError: another process is starting it at this moment.
-            RunError: something could not be removed; calling `stop` again tries again.
+        Raises `UserError`: another process is starting it at this moment. `RunError`: something could not be removed;
+        calling `stop` again tries again.
         """
-        if not state.is_present(self.plan.folder):
+        if not host.is_present(self.plan.folder):
             return
         for starter in self.processes:
             if starter.role == _STARTER and starter.pid != os.getpid() and starter.is_alive():
@@ -215,11 +207,11 @@ class Box:
         host.reap(self.processes)
         failures = host.remove_links(self.plan.kernel_prefix)
         if self.plan.equipment.pfs:
-            failures += storage.withdraw(*self.plan.storage)
+            failures += host.withdraw_storage(*self.plan.storage)
         failures += [f"{left.role} (pid {left.pid}) does not end" for left in self._left()]
         if failures:
             raise RunError(f"the box in {self.plan.folder} is not wholly gone: {'; '.join(failures)}")
-        state.mark_stopped(self.plan.folder)
+        host.mark_stopped(self.plan.folder)
 
     def _left(self) -> list[Process]:
         return [process for process in self.processes if process.role != _STARTER and process.is_alive()]
@@ -235,10 +227,10 @@ class Box:
     def _bring_up(self, deadline: float) -> None:
         plan = self.plan
         for part in plan.folders():
-            trust.make_folder(part)
+            host.make_folder(part)
         self._write_configuration()
         if plan.equipment.pfs:
-            storage.provide(*plan.storage, storage.parse_rate(plan.equipment.pfs), _PFS_BYTES, plan.mark)
+            host.provide_storage(*plan.storage, config.parse_rate(plan.equipment.pfs), _PFS_BYTES, plan.mark)
         for command in config.network_up(plan):
             host.call(command, environment=plan.mark)
         self._spawn("munged", config.munged_argv(plan))
@@ -257,16 +249,16 @@ class Box:
     def _open_books(self, deadline: float) -> None:
         """Start the database and slurmdbd, and enter the cluster: slurmctld finds itself there."""
         plan = self.plan
-        database.folder(plan).chmod(0o700)
-        self._spawn("mariadbd", database.mariadbd_argv(plan))
+        config.database_folder(plan).chmod(0o700)
+        self._spawn("mariadbd", config.mariadbd_argv(plan))
         self._wait(
-            lambda: _answers(database.socket(plan)), deadline, "mariadbd", "the database did not open its socket"
+            lambda: _answers(config.database_socket(plan)), deadline, "mariadbd", "the database did not open its socket"
         )
-        self._spawn("slurmdbd", database.slurmdbd_argv(plan))
+        self._spawn("slurmdbd", config.slurmdbd_argv(plan))
         self._wait(
             lambda: host.is_listening(plan.database_port), deadline, "slurmdbd", "slurmdbd did not open its port"
         )
-        for command in database.first_entries(plan):
+        for command in config.first_entries(plan):
             host.call(command, environment={**self.environment, **plan.mark})
 
     def _write_configuration(self) -> None:
@@ -277,22 +269,22 @@ class Box:
         # Such as "slurm-wlm 22.05.8".
         words = host.call(["slurmd", "-V"]).split()[-1].split(".")
         version = (int(words[0]), int(words[1]))
-        trust.write_new(plan.hosts, config.render_hosts(plan))
-        trust.write_new(plan.folder / "cgroup.conf", config.render_cgroup_conf(version))
+        host.write_new(plan.hosts, config.render_hosts(plan))
+        host.write_new(plan.folder / "cgroup.conf", config.render_cgroup_conf(version))
         if plan.equipment.gres:
-            trust.make_folder(plan.devices)
+            host.make_folder(plan.devices)
             for device in config.device_files(plan):
                 os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
-            trust.write_new(plan.folder / "gres.conf", config.render_gres_conf(plan))
+            host.write_new(plan.folder / "gres.conf", config.render_gres_conf(plan))
         if plan.equipment.switches:
-            trust.write_new(plan.folder / "topology.conf", config.render_topology_conf(plan))
+            host.write_new(plan.folder / "topology.conf", config.render_topology_conf(plan))
         if plan.equipment.accounting:
-            trust.write_new(plan.folder / "slurmdbd.conf", database.render_slurmdbd_conf(plan), mode=0o600)
-        trust.write_new(plan.conf, config.render_slurm_conf(plan))
+            host.write_new(plan.folder / "slurmdbd.conf", config.render_slurmdbd_conf(plan), mode=0o600)
+        host.write_new(plan.conf, config.render_slurm_conf(plan))
 
     def _spawn(self, role: str, argv: list[str]) -> None:
         self.processes.append(host.spawn(role, argv, self.plan.output(role), self.plan.mark))
-        state.save(self.plan, self.processes)
+        host.save_state(self.plan, self.processes)
 
     def _wait(self, condition: Callable[[], bool], deadline: float, role: str, failure: str) -> None:
         """Wait until a condition holds; a daemon that ends meanwhile is named at once, with its last words."""

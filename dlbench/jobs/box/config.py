@@ -1,7 +1,12 @@
 """What a box is made of, as text: a plan becomes slurm.conf, hosts and command lines. Nothing here is run.
 
-A box is a whole Slurm cluster on one machine. Its nodes are network namespaces joined by one
-bridge; the machine itself is the login node. Running it is left to `box` and `box_host`.
+A box is a whole Slurm cluster on one machine. Its nodes are network namespaces joined by one bridge; the machine itself
+is the login node. What it has beyond nodes with processors (devices, features, partitions, switches, memory, cores) is
+off unless asked for, and asked for in Slurm's own words, so that a site's lines can be taken as they are.
+
+slurmdbd keeps its books in MySQL or MariaDB only. The server here has a socket in the box's folder and no network; only
+root reaches the socket, so that rights need no checks. Its files are in memory that only its own mounts show: on a
+disk, slurmdbd's tables alone took 8 s, and nothing is left of it once it ends.
 """
 
 from __future__ import annotations
@@ -13,9 +18,192 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.jobs.box.equipment import Equipment
-from dlbench.jobs.box.storage import CONTROLLER
 from dlbench.jobs.scripts.job import render
+
+CONTROLLER = Path("/sys/fs/cgroup/blkio")
+_RATE = re.compile(r"([1-9]\d{0,5})(k|M|G)B/s")
+_FACTOR = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second of a rate such as ``10MB/s``. Raises `UserError`: it is none."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r} is no rate of a file system: write a number and kB/s, MB/s or GB/s, e.g. 10MB/s")
+    return int(match[1]) * _FACTOR[match[2]]
+
+
+_WORD = r"[A-Za-z0-9._:,/+\-\[\]()*|&%]+"
+_LINE = re.compile(rf"[A-Za-z0-9._-]+( [A-Za-z]+\+?=-?{_WORD})*")
+_GRES = re.compile(r"([a-z][a-z0-9_]*)(?::([A-Za-z0-9._-]+))?:([1-9]\d{0,3})")
+_OF_NODE = re.compile(rf"(?:(n[1-8])=)?({_WORD})")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,39}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gres:
+    """One kind of device of a node: `kind` is empty where Slurm is told none."""
+
+    name: str
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equipment:
+    """What a box is asked to have.
+
+    Attributes:
+        gres: counted devices without files, such as ``gpu:a100:4``; of all nodes, or of one: ``n1=gpu:a100:4,nic:2``.
+        features: what --constraint asks for, such as ``a100,nvlink``; of all nodes, or of one: ``n2=h100``.
+        partitions: a name and words of slurm.conf each, such as ``debug Nodes=n1 MaxTime=30``; the first is the
+            default one. Without any there is one, `box`.
+        switches: leaf switches below one root (topology/tree); the nodes are dealt to them in order. 0: no topology.
+        sockets: of a node; then cores are what is given to jobs, and tasks are bound to them where the machine has
+            so many. 0: processors are given.
+        threads_per_core: with `sockets`.
+        memory_mb: MiB of a node that jobs ask for with --mem; 0: memory is not counted.
+        preempt: whose jobs yield to others and are requeued: those of a `qos`, of a `partition`, or of `none`.
+        accounting: whether slurmdbd keeps books: sacct, accounts, QOS and their limits, which are then enforced.
+        accounts: with accounting, of every user; the first is the default. Without any there is one, `box`.
+        qos: with accounting, a name and words of sacctmgr each, such as ``high Priority=100 Preempt=normal``; every
+            user may use each, and `normal` is always there.
+        users: of this machine, who may use the box beside root.
+        private_jobs: whether users see only their own jobs.
+        pfs: rate of a throttled file system, such as ``10MB/s``, that all nodes share in the box's folder.
+    """
+
+    gres: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    switches: int = 0
+    sockets: int = 0
+    threads_per_core: int = 1
+    memory_mb: int = 0
+    private_jobs: bool = False
+    preempt: str = "none"
+    accounting: bool = False
+    accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    pfs: str = ""
+
+    def gres_of(self, node: str) -> tuple[Gres, ...]:
+        """The devices of a node, in the order in which they were given."""
+        return tuple(_gres(word) for word in ",".join(_of_node(self.gres, node)).split(",") if word)
+
+    def features_of(self, node: str) -> str:
+        """The features of a node, with commas between them; empty if it has none."""
+        return ",".join(_of_node(self.features, node))
+
+    @property
+    def gres_names(self) -> tuple[str, ...]:
+        """Every name of a device on any node, each once."""
+        nodes = [f"n{index}" for index in range(1, 9)]
+        return tuple(dict.fromkeys(gres.name for node in nodes for gres in self.gres_of(node)))
+
+    @property
+    def tracked_gres(self) -> tuple[str, ...]:
+        """What accounting counts: each device by its name, and by its kind where it has one."""
+        found = [gres for index in range(1, 9) for gres in self.gres_of(f"n{index}")]
+        names = [f"gres/{gres.name}" for gres in found]
+        kinds = [f"gres/{gres.name}:{gres.kind}" for gres in found if gres.kind]
+        return tuple(dict.fromkeys(names + kinds))
+
+    @property
+    def partition_names(self) -> tuple[str, ...]:
+        return tuple(line.split()[0] for line in self.partitions) or ("box",)
+
+    def partition_lines(self) -> list[str]:
+        """What follows `PartitionName=` for each partition: what was asked for, and what goes without saying."""
+        lines = []
+        for index, line in enumerate(self.partitions or ("box",)):
+            usual = {"Nodes": "ALL", "Default": "NO" if index else "YES", "MaxTime": "INFINITE", "DefaultTime": "60"}
+            said = {word.partition("=")[0].casefold() for word in line.split()[1:]}
+            if "maxtime" in said:
+                del usual["DefaultTime"]  # it may be longer
+            lines.append(
+                " ".join([line, *(f"{k}={v}" for k, v in usual.items() if k.casefold() not in said), "State=UP"])
+            )
+        return lines
+
+    @property
+    def account_names(self) -> tuple[str, ...]:
+        return self.accounts or ("box",)
+
+    @property
+    def user_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(["root", *self.users]))
+
+    @property
+    def select_parameters(self) -> str:
+        """Slurm's SelectTypeParameters."""
+        return ("CR_Core" if self.sockets else "CR_CPU") + ("_Memory" if self.memory_mb else "")
+
+    def leaves(self, nodes: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The nodes of each leaf switch: neighbours together, as even as it goes."""
+        share, rest = divmod(len(nodes), self.switches)
+        leaves, begin = [], 0
+        for index in range(self.switches):
+            end = begin + share + (index < rest)
+            leaves.append(nodes[begin:end])
+            begin = end
+        return leaves
+
+
+def check_equipment(equipment: Equipment, nodes: int, cpus_per_node: int) -> None:
+    """Refuses what no box can have. Raises `UserError`: names the option's value."""
+    for text in equipment.gres:
+        if not _OF_NODE.fullmatch(text):
+            raise UserError(f"{text!r} is no gres: write gpu:4, gpu:a100:4, or n1=gpu:a100:4 for one node")
+    for text in equipment.features:
+        if not _OF_NODE.fullmatch(text):
+            raise UserError(f"{text!r} are no features: write a100,nvlink, or n1=a100,nvlink for one node")
+    for index in range(1, nodes + 1):
+        equipment.gres_of(f"n{index}")
+    for line in equipment.partitions:
+        if not _LINE.fullmatch(line):
+            raise UserError(f"{line!r} is no partition: write a name and words of slurm.conf, as 'debug MaxTime=30'")
+    if equipment.pfs:
+        parse_rate(equipment.pfs)
+    _check_books(equipment)
+    if not 0 <= equipment.switches <= nodes:
+        raise UserError(f"a box of {nodes} nodes has 0 to {nodes} leaf switches, not {equipment.switches}")
+    units = equipment.sockets * equipment.threads_per_core
+    if equipment.sockets < 0 or equipment.threads_per_core < 1 or (units and cpus_per_node % units):
+        raise UserError(
+            f"{cpus_per_node} processors are not {equipment.sockets} sockets of whole cores with "
+            f"{equipment.threads_per_core} threads"
+        )
+
+
+def _check_books(equipment: Equipment) -> None:
+    if equipment.preempt not in ("none", "qos", "partition"):
+        raise UserError(f"jobs yield by qos, partition or none, not {equipment.preempt!r}")
+    if not equipment.accounting:
+        if equipment.accounts or equipment.qos or equipment.users or equipment.preempt == "qos":
+            raise UserError("accounts, QOS and users are kept in books: a box has them with accounting")
+        return
+    for line in equipment.qos:
+        if not _LINE.fullmatch(line):
+            raise UserError(f"{line!r} is no QOS: write a name and words of sacctmgr, as 'high Preempt=normal'")
+    for name in (*equipment.accounts, *equipment.users):
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{name!r} is no name of an account or a user")
+
+
+def _of_node(texts: tuple[str, ...], node: str) -> list[str]:
+    """What was said of all nodes and of this one."""
+    found = [_OF_NODE.fullmatch(text) for text in texts]
+    return [match[2] for match in found if match and match[1] in (None, node)]
+
+
+def _gres(word: str) -> Gres:
+    match = _GRES.fullmatch(word)
+    if match is None:
+        raise UserError(f"{word!r} is no gres: write NAME:COUNT or NAME:TYPE:COUNT, e.g. gpu:a100:4")
+    return Gres(name=match[1], kind=match[2] or "", count=int(match[3]))
+
 
 MAX_NODES = 8
 CONTROLLER_HOST = "boxctl"
@@ -135,22 +323,17 @@ class BoxPlan:
 
 
 def check_size(nodes: int, cpus_per_node: int) -> None:
-    """Refuse a number of nodes or processors that no box can have.
-
-    Raises:
-        UserError: one of them is out of range.
-    """
+    """Refuse a number of nodes or processors that no box can have. Raises `UserError`: one of them is out of range."""
     if not 1 <= nodes <= MAX_NODES:
         raise UserError(f"a box has 1 to {MAX_NODES} nodes, not {nodes}")
     if not 1 <= cpus_per_node <= 512:
         raise UserError(f"a node of a box has 1 to 512 processors, not {cpus_per_node}")
 
 
-def check_folder(folder: Path) -> Path:
+def absolute_folder(folder: Path) -> Path:
     """The folder as an absolute path, if Slurm can be told of it.
 
-    Raises:
-        UserError: a character that slurm.conf cannot hold, or a path too long for Slurm's sockets.
+    Raises `UserError`: a character that slurm.conf cannot hold, or a path too long for Slurm's sockets.
     """
     absolute = folder.absolute()
     # Slurm's configuration has no quoting: a space ends a value, # begins a comment, % begins a pattern.
@@ -266,8 +449,7 @@ def network_up(plan: BoxPlan) -> list[list[str]]:
 def shape(plan: BoxPlan, rate: str | None) -> list[list[str]]:
     """The commands that limit every link to a rate such as ``200mbit`` in both directions, or free it (None).
 
-    Raises:
-        UserError: the rate is none that `tc` understands.
+    Raises `UserError`: the rate is none that `tc` understands.
     """
     if rate is not None and not re.fullmatch(r"[1-9]\d{0,5}(\.\d{1,3})?[kmg]bit", rate):
         raise UserError(f"{rate!r} is no rate of a link: write a number and kbit, mbit or gbit, e.g. 200mbit")
@@ -336,3 +518,81 @@ def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
         mounts += (f"echo 0 > {shlex.quote(str(plan.storage[2] / 'cgroup.procs'))}",)
     command = ["slurmd", "-D", "-f", str(plan.conf)]
     return ["nsenter", f"--net=/run/netns/{node.namespace}", *in_own_mounts(plan, node.name, command, mounts)]
+
+
+_MOST_MIB = 512
+"""Of the database; the books of a hundred jobs are 20 MiB, most of it empty tables."""
+
+
+def database_folder(plan: BoxPlan) -> Path:
+    """Where the database lies; others have no way into it."""
+    return plan.folder / "db"
+
+
+def database_socket(plan: BoxPlan) -> Path:
+    """Where MariaDB answers."""
+    return database_folder(plan) / "socket"
+
+
+def mariadbd_argv(plan: BoxPlan) -> list[str]:
+    """The command line of the database server, which makes its own tables first."""
+    data = database_folder(plan) / "data"
+    command = [
+        "mariadbd",
+        "--no-defaults",
+        "--user=root",
+        f"--datadir={data}",
+        f"--tmpdir={data}",
+        f"--socket={database_socket(plan)}",
+        f"--pid-file={database_folder(plan) / 'pid'}",
+        "--skip-networking",
+        "--skip-grant-tables",
+        "--skip-log-bin",
+        "--performance-schema=OFF",
+        "--max-connections=50",
+        "--innodb-buffer-pool-size=16M",
+        "--innodb-log-file-size=4M",
+    ]
+    steps = [
+        f"mkdir {shlex.quote(str(data))}",
+        f"mount -t tmpfs -o mode=0700,size={_MOST_MIB}m tmpfs {shlex.quote(str(data))}",
+        f"mkdir {shlex.quote(str(data / 'mysql'))}",
+        # slurmdbd has procedures of its own, which are kept in a table of the system.
+        "for share in /usr/share/mysql /usr/share/mariadb; do [ -f $share/mysql_system_tables.sql ] && break; done",
+        f"{{ echo 'USE mysql;'; cat $share/mysql_system_tables.sql; }} | {shlex.join(command)} --bootstrap",
+        f"exec {shlex.join(command)}",
+    ]
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-ec", "\n".join(steps)]
+
+
+def slurmdbd_argv(plan: BoxPlan) -> list[str]:
+    """The command line of slurmdbd; its configuration is found beside slurm.conf."""
+    command = ["env", f"SLURM_CONF={plan.conf}", f"MYSQL_UNIX_PORT={database_socket(plan)}", "slurmdbd", "-D"]
+    return in_own_mounts(plan, CONTROLLER_HOST, command)
+
+
+def render_slurmdbd_conf(plan: BoxPlan) -> str:
+    """The text of slurmdbd.conf, which only its owner may read, or slurmdbd refuses it."""
+    return render("box/slurmdbd.conf.j2", plan=plan, controller_host=CONTROLLER_HOST)
+
+
+def first_entries(plan: BoxPlan) -> list[list[str]]:
+    """The commands that write the cluster, its QOS, accounts and users into the empty database."""
+    has = plan.equipment
+    accounts, users = has.account_names, has.user_names
+    commands = [["add", "cluster", f"box{plan.token}"]]
+    names = [line.split()[0] for line in has.qos]
+    # All names first: a QOS may preempt one that comes later.
+    if new := [name for name in names if name != "normal"]:
+        commands.append(["add", "qos", ",".join(new)])
+    for line in has.qos:
+        name, *words = line.split()
+        if words:
+            commands.append(["modify", "qos", name, "set", *words])
+    everything = f"qos={','.join(dict.fromkeys(['normal', *names]))}"
+    for account in accounts:
+        commands.append(["add", "account", account, everything])
+        commands.append(["add", "user", ",".join(users), f"account={account}"])
+    # root has an account of its own from the start, with the usual QOS only.
+    commands.append(["modify", "user", "root", "set", f"DefaultAccount={accounts[0]}", everything])
+    return [["sacctmgr", "--immediate", "--quiet", *command] for command in commands]

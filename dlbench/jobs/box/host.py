@@ -1,6 +1,15 @@
-"""What a box needs of the machine below it: programs, processes known by pid and start time, free ports and networks.
+"""What a box needs of the machine below it: programs, processes, free ports and networks, folders, throttled storage.
 
-Nothing here knows Slurm's configuration (that is `box_config`) or the life of a box (that is `box`).
+Processes are known by pid and start time. What a box made is written into its folder before it is made, so that a later
+process can end exactly that: `box.json` holds a format number, the plan and every process; after the end it is called
+`box.stopped.json`, the mark of a folder that a new box may clear.
+
+Folders and files that root may believe: nobody but root and the caller can have written or replaced them, as OpenSSH
+checks the folders above a key (`safe_path` in its misc.c): owner and mode of each folder up to the root. A folder with
+the sticky bit (/tmp) may be written by all, because nobody can replace in it what is not theirs.
+
+Throttled storage is ext4 on a loop device, which blkio (cgroup v1) throttles for the processes of one cgroup together.
+What the page cache has is not throttled, nor is writing back from it: cold reads and direct writes are.
 """
 
 from __future__ import annotations
@@ -8,18 +17,23 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
+from typing import Any
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.jobs.box.config import CONTROLLER, BoxPlan, Equipment
+from dlbench.opening import open_file
 
 # Daemons live in sbin, which is not on every user's PATH.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
@@ -69,11 +83,7 @@ def boot_id() -> str:
 
 
 def program(name: str) -> str:
-    """The path of a program.
-
-    Raises:
-        EnvironmentLacksError: it is not installed.
-    """
+    """The path of a program. Raises `EnvironmentLacksError`: it is not installed."""
     path = shutil.which(name, path=SEARCH_PATH)
     if path is None:
         raise EnvironmentLacksError(f"no program {name}: install {_PACKAGE_OF.get(name, 'it')}")
@@ -85,9 +95,8 @@ def call(
 ) -> str:
     """Run a command to its end and return its output.
 
-    Raises:
-        EnvironmentLacksError: the program is not installed.
-        RunError: it failed, or took longer than `timeout_s` seconds.
+    Raises `EnvironmentLacksError`: the program is not installed. `RunError`: it failed, or took longer than `timeout_s`
+    seconds.
     """
     command = [program(argv[0]), *argv[1:]]
     variables = {**os.environ, **DAEMON_ENVIRONMENT, **(environment or {})}
@@ -292,3 +301,306 @@ def network_lacks(token: str) -> list[str]:
     finally:
         remove_links(f"dlb{token}")
     return []
+
+
+MAX_STATE_BYTES = 2**20
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a folder, there or yet to be made, that somebody else could write or replace.
+
+    `folder`: absolute.
+    Raises `UserError`: names the folder, or the one above it, that is not to be trusted, and why.
+    """
+    if folder.is_symlink():
+        raise UserError(f"a box cannot be kept in {folder}: it is a symbolic link; name the folder itself")
+    try:
+        # As written too, because a link on the way decides where it leads.
+        for path in (folder, Path(os.path.realpath(folder))):
+            for part in reversed((path, *path.parents)):
+                _check_part(folder, part, is_last=part == path)
+    except OSError as error:
+        raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
+
+
+def check_entries(folder: Path) -> None:
+    """Refuses a folder that holds a link, or anything that somebody else owns or may write.
+
+    Raises `UserError`: names it. `OSError`: the folder cannot be read.
+    """
+    for entry in sorted(folder.iterdir()):
+        found = entry.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            raise UserError(f"a box cannot be kept in {folder}: {entry} is a symbolic link, which no box makes")
+        _refuse(folder, entry, found.st_uid, found.st_mode)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it that are missing, writable by the caller alone whatever the umask."""
+    for part in reversed((folder, *folder.parents)):
+        if not part.exists():
+            part.mkdir(mode=0o755, exist_ok=True)
+
+
+def write_new(path: Path, content: str, mode: int = 0o644) -> None:
+    """Writes a file anew: never into one that is there, never through a link.
+
+    Raises `OSError`: the file system refuses.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, mode), "w", encoding="utf-8") as file:
+        file.write(content)
+
+
+def read_trusted(path: Path) -> str:
+    """A file that only root or the caller can have written.
+
+    Raises `UserError`: it is a link, somebody else's or writable by others, or far too long. `FileNotFoundError`: there
+    is none. `OSError`: it is no regular file, or cannot be read. `ValueError`: it is no text.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a symbolic link; a box writes a file there")
+    with open_file(path, follow=False) as file:
+        found = os.fstat(file.fileno())
+        _refuse(path.parent, path, found.st_uid, found.st_mode)
+        content = file.read(MAX_STATE_BYTES + 1)
+    if len(content) > MAX_STATE_BYTES:
+        raise UserError(f"{path} is over {MAX_STATE_BYTES} bytes long; a box's state is not")
+    return content.decode("utf-8")
+
+
+def _check_part(folder: Path, part: Path, *, is_last: bool) -> None:
+    try:
+        found = part.lstat()
+    except FileNotFoundError:
+        return  # it will be made, by this process
+    # A link's mode says nothing, and in a folder with the sticky bit nobody replaces what is not theirs.
+    is_open_to_all = stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not is_last)
+    _refuse(folder, part, found.st_uid, found.st_mode & ~0o022 if is_open_to_all else found.st_mode)
+
+
+def _refuse(folder: Path, path: Path, owner: int, mode: int) -> None:
+    if owner not in (0, os.geteuid()):
+        raise UserError(
+            f"a box in {folder} cannot be trusted: {path} belongs to user {owner}, who could change what the box does "
+            "as root; name a folder that root alone can write, such as a new one in /tmp"
+        )
+    if mode & 0o022 and not stat.S_ISSOCK(mode):
+        raise UserError(
+            f"a box in {folder} cannot be trusted: others may write {path} (mode {stat.S_IMODE(mode):04o}) and so "
+            "change what the box does as root; take that away (chmod go-w), or name a new folder"
+        )
+
+
+_MKFS = ["mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal"]
+
+
+def why_no_storage() -> str | None:
+    """Why this machine cannot have throttled storage, in a line; None where it can."""
+    if os.geteuid():
+        return "a throttled file system needs root"
+    if not Path("/dev/loop-control").exists():
+        return "a throttled file system needs loop devices: no /dev/loop-control"
+    if not (CONTROLLER / "blkio.throttle.read_bps_device").exists():
+        return f"a throttled file system needs the blkio controller of cgroup v1: nothing of it in {CONTROLLER}"
+    return None
+
+
+def loop_device(backing: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> str:
+    """A new loop device on a file, whose path may name one of `pass_fds`.
+
+    Raises `RunError`: there is none to be had.
+    """
+    for attempt in range(5):
+        try:
+            command = ["losetup", "--find", "--show", backing]
+            return call(command, environment=environment, pass_fds=pass_fds).strip()
+        except RunError:
+            if attempt == 4:  # else another process took the free one that was found
+                raise
+    raise AssertionError
+
+
+def make_file_system(device: str) -> None:
+    """An empty one, complete: nothing is written to it later in the background."""
+    call([*_MKFS, "-E", "lazy_itable_init=0", device])
+
+
+def mount_device(device: str, path: Path, environment: Mapping[str, str] | None = None) -> None:
+    """Mounts a device without noting when files were read."""
+    call(["mount", "-o", "noatime,nodev,nosuid", device, str(path)], environment=environment)
+
+
+def throttle(cgroup: Path, device: str, bytes_per_s: int, *, writes: bool) -> None:
+    """Throttles a device for the processes of a cgroup together; 0 lifts it."""
+    number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
+    for verb in ["read", "write"] if writes else ["read"]:
+        (cgroup / f"blkio.throttle.{verb}_bps_device").write_text(f"{number} {bytes_per_s}")
+
+
+def provide_storage(
+    image: Path, path: Path, cgroup: Path, bytes_per_s: int, size_bytes: int, environment: Mapping[str, str]
+) -> None:
+    """Mounts a new file system of a sparse file on `path`, for all users, throttled for a new cgroup.
+
+    `environment` marks the programs that do it.
+
+    Raises `EnvironmentLacksError`: this machine cannot have one. `RunError`: a step failed; `withdraw` takes back what
+    was done.
+    """
+    if (reason := why_no_storage()) is not None:
+        raise EnvironmentLacksError(reason)
+    cgroup.mkdir()
+    image.touch(0o600, exist_ok=False)
+    os.truncate(image, size_bytes)
+    # On the file, not on its device: the image knows its size, and the writes need no loop.
+    call([*_MKFS, str(image)], environment=environment)
+    path.mkdir()
+    device = loop_device(str(image), environment=environment)
+    throttle(cgroup, device, bytes_per_s, writes=True)
+    mount_device(device, path, environment)
+    path.chmod(0o1777)
+
+
+def withdraw_storage(image: Path, path: Path, cgroup: Path) -> list[str]:
+    """Takes away all that `provide` made, however far it came; what could not be is returned as sentences."""
+    failures = []
+    if os.path.ismount(path):
+        try:
+            call(["umount", str(path)])
+        except RunError:
+            # Somebody of this machine has a file open in it: it goes with the last of them.
+            call(["umount", "--lazy", str(path)])
+    if image.exists():
+        listed = call(["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)])
+        for device in listed.split():
+            with suppress(RunError):  # gone with the mount
+                call(["losetup", "--detach", device])
+        image.unlink()
+    if path.exists():
+        path.rmdir()
+    deadline = time.monotonic() + 2
+    while cgroup.exists():
+        try:
+            cgroup.rmdir()
+        except OSError as error:  # the kernel counts processes as there that have just ended
+            if time.monotonic() > deadline:
+                failures.append(f"the cgroup {cgroup} cannot be removed: {error.strerror}")
+                break
+            time.sleep(0.02)
+    return failures
+
+
+_FORMAT = "dlbench-box"
+_VERSION = 1
+
+
+def _running(folder: Path) -> Path:
+    return folder / "box.json"
+
+
+def _stopped(folder: Path) -> Path:
+    return folder / "box.stopped.json"
+
+
+def save_state(plan: BoxPlan, processes: Iterable[Process], first: bool = False) -> None:
+    """Write the state in one piece; with `first`, only if no other process did so in the meantime.
+
+    Raises `UserError`: another box is being started in this folder.
+    """
+    state: dict[str, Any] = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "boot_id": boot_id(),
+        "plan": {**asdict(plan), "folder": str(plan.folder), "subnet": str(plan.subnet)},
+        "processes": [asdict(process) for process in processes],
+    }
+    path = _running(plan.folder)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    write_new(new, json.dumps(state, indent=2) + "\n")
+    if not first:
+        new.replace(path)
+        return
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise UserError(f"another process is starting a box in {plan.folder}") from None
+    finally:
+        new.unlink()
+
+
+def load_state(folder: Path) -> tuple[BoxPlan, list[Process]]:
+    """The plan and the processes of the box in a folder.
+
+    Raises `UserError`: there is none, its state is none that this version can read, or somebody else could have written
+    it: then it is no evidence of what this box started.
+    """
+    path = _running(folder.absolute())
+    check_folder(path.parent)
+    try:
+        state = json.loads(read_trusted(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no box runs in {folder}: `dlbench box start {folder}` starts one") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as the state of a box: {error}") from None
+    if not isinstance(state, dict) or state.get("format") != _FORMAT or state.get("version") != _VERSION:
+        raise UserError(f"{path} is no state of a box in version {_VERSION}")
+    try:
+        # The file's own folder, not the one it names: what is ended must be what is looked at.
+        plan = {**state["plan"], "folder": path.parent, "subnet": IPv4Network(state["plan"]["subnet"])}
+        # JSON has lists only, and a plan that is compared with another has none.
+        has: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plan["equipment"].items()
+        }
+        plan["equipment"] = Equipment(**has)
+        processes = [Process(**process) for process in state["processes"]]
+        # After a reboot the same numbers mean other processes.
+        return BoxPlan(**plan), processes if state["boot_id"] == boot_id() else []
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is no state of a box: {error!r}") from None
+
+
+def is_present(folder: Path) -> bool:
+    """Whether a box was started here and not stopped; its processes may be dead all the same."""
+    return _running(folder).exists()
+
+
+def mark_stopped(folder: Path) -> None:
+    """Say that all is gone."""
+    _running(folder).replace(_stopped(folder))
+
+
+def is_stopped(folder: Path) -> bool:
+    """Whether the last box here was stopped as it should be."""
+    return _stopped(folder).exists() and not is_present(folder)
+
+
+def _is_strange(entry: Path) -> bool:
+    """Whether it is anything but a state that a killed process had not yet given its name."""
+    return not re.fullmatch(r"\.box\.json\.\d+", entry.name)
+
+
+def clear_state(folder: Path) -> None:
+    """Make the folder, or remove what a stopped box left in it.
+
+    Raises `UserError`: it cannot be made, it holds files that are no box's, or others can write in it.
+    """
+    check_folder(folder)
+    try:
+        make_folder(folder)
+        check_entries(folder)
+        is_strange = any(map(_is_strange, folder.iterdir())) and not is_stopped(folder)
+    except OSError as error:
+        raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
+    if is_strange:
+        raise UserError(f"{folder} holds files that are no box's: name a new or an empty folder")
+    for pattern in ("db", "dev", "log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
+        for old in folder.glob(pattern):
+            shutil.rmtree(old)
+    for entry in folder.iterdir():
+        if not _is_strange(entry):
+            entry.unlink()
+    # Job numbers begin anew, so that an old line would be taken for a new job's; the others a new box may not have.
+    for name in ("jobcomp.txt", "gres.conf", "topology.conf", "slurmdbd.conf"):
+        (folder / name).unlink(missing_ok=True)

@@ -30,8 +30,8 @@ from dlbench.jobs.scripts.job import Job, limit_seconds, requested, time_text
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.hostlist import compressed, expanded
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.specs.system.hostlist import compressed, expanded
 from dlbench.units import format_seconds
 
 Mode = Literal["same", "rotate"]
@@ -40,15 +40,10 @@ Mode = Literal["same", "rotate"]
 def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_job: bool) -> list[RunPlan]:
     """The plans, each with the nodes that it runs on.
 
-    Args:
-        plans: of a series.
-        mode: `same`: every run on the first of the nodes. `rotate`: repeat k of n nodes begins at node k n, counted on
-            from the beginning after the end.
-        hosts: the nodes to choose from, as Slurm writes them.
-        share_one_job: whether points of different sizes share a job: then they share its nodes.
-
-    Raises:
-        UserError: there are too few nodes, or none that Slurm could read, or the system names nodes already.
+    `mode`: `same`: every run on the first of the nodes. `rotate`: repeat k of n nodes begins at node k n, counted on
+    from the beginning after the end. `hosts`: the nodes to choose from, as Slurm writes them. `share_one_job`: whether
+    points of different sizes share a job: then they share its nodes.
+    Raises `UserError`: there are too few nodes, or none that Slurm could read, or the system names nodes already.
     """
     option = f"--{mode}-nodes {hosts}"
     try:
@@ -92,15 +87,10 @@ def jobs_of(
 ) -> list[Job]:
     """The jobs of a series, in the order of their first runs.
 
-    Args:
-        plans: of the series, in their order.
-        seconds: what each run is given, by run id; none: its system's time limit. 0 is no limit.
-        packing: which runs share a job.
-        chain: whether the elements of an array run one at a time.
-
-    Raises:
-        UserError: the sides of a comparison cannot share a job, because they ask Slurm for different things, or
-            shall not.
+    `seconds`: what each run is given, by run id; none: its system's time limit. 0 is no limit. `packing`: which runs
+    share a job. `chain`: whether the elements of an array run one at a time.
+    Raises `UserError`: the sides of a comparison cannot share a job, because they ask Slurm for different things, or
+    shall not.
     """
     _refuse_apart(plans, packing)
     given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
@@ -270,11 +260,8 @@ class _Earlier:
 def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = None) -> dict[str, Estimate]:
     """How long each run of a series may take, by run id.
 
-    Args:
-        plans: of the series.
-        out: folder of all runs, which need not exist.
-        asked: a time limit for each run, as Slurm writes it, that was asked for; None: what earlier runs took, unless
-            the plans have one that was set for them.
+    `out`: folder of all runs, which need not exist. `asked`: a time limit for each run, as Slurm writes it, that was
+    asked for; None: what earlier runs took, unless the plans have one that was set for them.
     """
     if asked is not None:
         return {plan.run_id: Estimate(seconds=limit_seconds(asked)) for plan in plans}
@@ -423,15 +410,9 @@ def campaign_of(
 ) -> Campaign:
     """The jobs of a series.
 
-    Args:
-        plans: of the series, in their order.
-        out: folder of all runs, with earlier ones.
-        packing: which runs share a job.
-        chain: whether each job waits for the one before.
-        time: the time limit of a run that was asked for, as Slurm writes it; none: by earlier runs.
-
-    Raises:
-        UserError: the sides of a comparison cannot share a job.
+    `out`: folder of all runs, with earlier ones. `packing`: which runs share a job. `chain`: whether each job waits for
+    the one before. `time`: the time limit of a run that was asked for, as Slurm writes it; none: by earlier runs.
+    Raises `UserError`: the sides of a comparison cannot share a job.
     """
     found = estimates(plans, out, asked=time)
     whole = Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=())
@@ -445,15 +426,7 @@ def _packed(campaign: Campaign, plans: Sequence[LaunchPlan], packing: Packing) -
 
 
 def refuse_above(campaign: Campaign, most: float) -> None:
-    """Refuses a campaign that may cost more.
-
-    Args:
-        campaign: as it would be submitted.
-        most: node-hours.
-
-    Raises:
-        UserError: it may; told with what fits.
-    """
+    """Refuses a campaign that may cost more. Raises `UserError`: it may; told with what fits."""
     bound = campaign.bound
     if bound is None:
         raise UserError(f"--max-node-hours {most:g}: a job without a time limit has no bound: give --time")

@@ -51,10 +51,8 @@ class Cancelled:
 def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled:
     """Cancels what waits or runs of a series, and takes out of it what was never submitted.
 
-    Raises:
-        UserError: there is no such series of this user, or another process submits it.
-        UnansweredError: the scheduler does not say whose the jobs are; nothing was cancelled.
-        RunError: it did not cancel them.
+    Raises `UserError`: there is no such series of this user, or another process submits it. `UnansweredError`: the
+    scheduler does not say whose the jobs are; nothing was cancelled. `RunError`: it did not cancel them.
     """
     require_own(root, series_id)
     with held(root, series_id):
@@ -102,10 +100,8 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
 def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) -> Cancelled:
     """Cancels the job of one run.
 
-    Raises:
-        UserError: it shares its job with other runs, or is another user's.
-        UnansweredError: the scheduler does not say whose the job is.
-        RunError: it did not cancel it.
+    Raises `UserError`: it shares its job with other runs, or is another user's. `UnansweredError`: the scheduler does
+    not say whose the job is. `RunError`: it did not cancel it.
     """
     run_id = folder.path.name
     if submission.other_owner:

@@ -77,17 +77,8 @@ def begin(
 
     A series of this user that is there already gets more jobs.
 
-    Args:
-        root: folder of all runs, absolute.
-        jobs: the plans, in the order of submission.
-        chain: as in `SeriesFile`.
-        python: as in `SeriesFile`.
-        request: the command that asks for them.
-        limits: as in `SeriesFile`.
-
-    Raises:
-        UserError: a run of that name exists, the series is another user's, or another process submits it.
-        RunError: the files cannot be written.
+    Raises `UserError`: a run of that name exists, the series is another user's, or another process submits it.
+    `RunError`: the files cannot be written.
     """
     series_id = _series_of(jobs[0])
     if owner := owner_of_other(root, series_id):
@@ -178,18 +169,9 @@ def submit(
     An sbatch that ends badly may have queued the job all the same ("Socket timed out on send/recv operation"), so that
     Slurm is asked, and the job adopted if it is there.
 
-    Args:
-        scheduler: takes it.
-        job: the runs.
-        folders: their folders, absolute; Slurm's output goes into the first.
-        python: as of `Scheduler.render`.
-        after: as of `Scheduler.command`.
-        comment: no other job has it.
-        keep_open: as of `Scheduler.submit`.
-
-    Raises:
-        RefusedError: the scheduler refused (the message is its own) or cannot be started; the folders are gone again.
-        DoubtError: it said neither yes nor no, and knows no such job (the folders stay, because it may be queued).
+    `folders`: their folders, absolute; Slurm's output goes into the first. `comment`: no other job has it.
+    Raises `RefusedError`: the scheduler refused (the message is its own) or cannot be started; the folders are gone
+    again. `DoubtError`: it said neither yes nor no, and knows no such job (the folders stay, because it may be queued).
     """
     name, *others = job.run_ids
     if others:
@@ -234,9 +216,7 @@ def take_back(folder: RunFolder) -> None:
 def folders_of(root: Path, job: Job) -> list[RunFolder]:
     """The folders of all runs of a job, with their plans; those that are missing are made, all or none.
 
-    Raises:
-        UserError: a folder of that name holds something else.
-        RunError: a plan cannot be written.
+    Raises `UserError`: a folder of that name holds something else. `RunError`: a plan cannot be written.
     """
     made: list[RunFolder] = []
     try:
@@ -305,21 +285,12 @@ def complete(
 ) -> Standing:
     """Submits the jobs of a series that are not with the scheduler yet.
 
-    Args:
-        root: folder of all runs, absolute.
-        series_id: the series.
-        scheduler: takes its jobs.
-        check: called before each job; what it raises is passed on.
-        on_submitted: told each job.
-        max_jobs: jobs of the series that wait or run at most, elements of arrays counted; None: any number.
-
-    Raises:
-        UserError: there is no such series of this user, or another process submits it; or `max_jobs` is less than the
-            elements of one array.
-        RefusedError: the scheduler refused a job. What was submitted before stays, here and below.
-        DoubtError: it did not say whether it took a job.
-        UnansweredError: it does not say what is queued.
-        StuckError: `max_jobs` of the series are in its queue, and none of them ever starts.
+    `check`: called before each job; what it raises is passed on. `max_jobs`: jobs of the series that wait or run at
+    most, elements of arrays counted; None: any number.
+    Raises `UserError`: there is no such series of this user, or another process submits it; or `max_jobs` is less than
+    the elements of one array. `RefusedError`: the scheduler refused a job. What was submitted before stays, here and
+    below. `DoubtError`: it did not say whether it took a job. `UnansweredError`: it does not say what is queued.
+    `StuckError`: `max_jobs` of the series are in its queue, and none of them ever starts.
     """
     require_own(root, series_id)
     with held(root, series_id) as lock:
@@ -354,8 +325,7 @@ def complete(
 def keep_found(root: Path, scheduler: Scheduler, job: Job, entry: SeriesJob, job_id: str) -> None:
     """Notes the id of a job that dlbench did not see being taken: it was, at the earliest, when its script was there.
 
-    Raises:
-        RunError: a file cannot be written.
+    Raises `RunError`: a file cannot be written.
     """
     folders = [RunFolder(root / run_id) for run_id in entry.runs]
     command = scheduler.command(job, folders[0], None, entry.comment)
@@ -374,8 +344,7 @@ def write_only(
     Beside each, the id of the job of before that it is to wait for, or empty. With `also_written` those that were
     written before and not submitted are among them, and stay as they are.
 
-    Raises:
-        UserError, RunError: as of `complete`.
+    Raises `UserError` or `RunError`: as of `complete`.
     """
     require_own(root, series_id)
     written = []
@@ -422,8 +391,7 @@ def adopt(root: Path, series_id: str, scheduler: Scheduler) -> str:
 def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:
     """The jobs of a series that are not with the scheduler, in their order.
 
-    Raises:
-        UnansweredError: it does not say whether it has some.
+    Raises `UnansweredError`: it does not say whether it has some.
     """
     now = standing(root, series_id)
     jobs = jobs_of_series(root, now.series)
@@ -461,11 +429,7 @@ class _Room:
 
 
 def _require_movement(now: Standing, queue: Queue, room: _Room) -> None:
-    """Proves that the queue may get room.
-
-    Raises:
-        StuckError: the jobs of the series that are in it never start.
-    """
+    """Proves that the queue may get room. Raises `StuckError`: the jobs of the series that are in it never start."""
     active = [job for job_id in now.ids if job_id for job in queue.of(job_id) if job.phase != "over"]
     # In a chain the others wait for the first.
     first = active[:1] if now.series.chain else active
@@ -501,11 +465,7 @@ def _active(queue: Queue, job_id: str) -> list[str]:
 
 
 def _queue_for(now: Standing, jobs: Sequence[Job], scheduler: Scheduler, *, is_counted: bool) -> Queue:
-    """What the scheduler has, where that must be known.
-
-    Raises:
-        UnansweredError: it does not answer.
-    """
+    """What the scheduler has, where that must be known. Raises `UnansweredError`: it does not answer."""
     unsure = now.states.count("unsure") + now.states.count("written")
     if not unsure and not (now.submitted and (is_counted or now.series.chain)):
         return Queue(unanswered="not asked")
@@ -538,19 +498,10 @@ def feed(
     A queue that is full, and a scheduler that does not answer, are waited for; after a kill it can be called again.
     The series is locked only while jobs are submitted.
 
-    Args:
-        root: as of `complete`, and so are the next four.
-        series_id: the series.
-        scheduler: takes its jobs.
-        check: called twice a second, too.
-        on_submitted: told each job.
-        tell: told in a line what is waited for.
-        max_jobs: as of `complete`.
-        every_s: seconds between two looks at the queue; more where it is full or does not answer.
-
-    Raises:
-        UserError, RefusedError, StuckError: as of `complete`.
-        DoubtError: the scheduler said neither yes nor no `MOST_DOUBTS` times, and no more jobs were taken.
+    `check`: called twice a second, too. `tell`: told in a line what is waited for. `every_s`: seconds between two looks
+    at the queue; more where it is full or does not answer.
+    Raises `UserError` or `RefusedError` or `StuckError`: as of `complete`. `DoubtError`: the scheduler said neither yes
+    nor no `MOST_DOUBTS` times, and no more jobs were taken.
     """
     pause, told, doubts, submitted = every_s, "", 0, -1
     while True:

@@ -100,9 +100,7 @@ def standings(root: Path) -> tuple[list[Standing], list[str]]:
 def standing(root: Path, series_id: str) -> Standing:
     """How far one series has got.
 
-    Raises:
-        UserError: there is none of this name.
-        IncompleteDataError: its file, or that of a run, is damaged.
+    Raises `UserError`: there is none of this name. `IncompleteDataError`: its file, or that of a run, is damaged.
     """
     series = read_series(root, series_id)
     known = known_jobs(root, series_id)
@@ -206,12 +204,7 @@ def series_path(root: Path, series_id: str, suffix: str) -> Path:
 
 
 def read_series(root: Path, series_id: str) -> SeriesFile:
-    """The file of one series.
-
-    Raises:
-        UserError: there is none of this name.
-        IncompleteDataError: it is damaged.
-    """
+    """The file of one series. Raises `UserError`: there is none of this name. `IncompleteDataError`: it is damaged."""
     path = series_path(root, series_id, "json")
     if "/" in series_id or not series_id:
         raise UserError(f"{series_id!a}: is no name of a series")
@@ -226,11 +219,7 @@ def read_series(root: Path, series_id: str) -> SeriesFile:
 
 
 def write_series(root: Path, series: SeriesFile) -> None:
-    """Replaces it.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Replaces it. Raises `RunError`: it cannot be written."""
     write_json(series_path(root, series.id, "json"), series.model_dump(mode="json"))
 
 
@@ -248,8 +237,7 @@ def known_jobs(root: Path, series_id: str) -> dict[str, str]:
 def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
     """The plans of a series' jobs.
 
-    Raises:
-        IncompleteDataError: the file of plans is damaged, lacks one, or is of an earlier dlbench.
+    Raises `IncompleteDataError`: the file of plans is damaged, lacks one, or is of an earlier dlbench.
     """
     path = series_path(root, series.id, "plans")
     plans: dict[str, LaunchPlan] = {}
@@ -299,9 +287,7 @@ def _is_locked(path: Path) -> bool:
 def require_own(root: Path, series_id: str) -> SeriesFile:
     """The file of a series of this user.
 
-    Raises:
-        UserError: there is none of this name, or it is another user's.
-        IncompleteDataError: it is damaged.
+    Raises `UserError`: there is none of this name, or it is another user's. `IncompleteDataError`: it is damaged.
     """
     if owner := owner_of_other(root, series_id):
         raise UserError(f"{root}: series {series_id} is of user {owner}, who alone can go on with it")
@@ -326,9 +312,7 @@ def held(root: Path, series_id: str) -> Iterator[int]:
     Yields:
         A descriptor: a program that inherits it keeps the lock as long as it runs.
 
-    Raises:
-        BusyError: another one does.
-        RunError: the file cannot be made.
+    Raises `BusyError`: another one does. `RunError`: the file cannot be made.
     """
     with _appending(series_path(root, series_id, "plans")) as file:
         _lock(file.fileno(), series_id)
@@ -339,9 +323,7 @@ def held(root: Path, series_id: str) -> Iterator[int]:
 def feeding(root: Path, series_id: str) -> Iterator[None]:
     """Says to others that this process goes on with the series, also while it waits.
 
-    Raises:
-        BusyError: another one does.
-        RunError: the file cannot be made.
+    Raises `BusyError`: another one does. `RunError`: the file cannot be made.
     """
     with _appending(series_path(root, series_id, "jobs")) as file:
         _lock(file.fileno(), series_id)
@@ -349,11 +331,7 @@ def feeding(root: Path, series_id: str) -> Iterator[None]:
 
 
 def _lock(number: int, series_id: str) -> None:
-    """Takes a lock, if the file system has any.
-
-    Raises:
-        BusyError: another process has it.
-    """
+    """Takes a lock, if the file system has any. Raises `BusyError`: another process has it."""
     for left in reversed(range(_LOCK_TRIES)):
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -371,8 +349,7 @@ def _lock(number: int, series_id: str) -> None:
 def append(path: Path, text: str) -> None:
     """Adds whole lines; the rest of a line that was cut off is taken away first.
 
-    Raises:
-        RunError: the file cannot be written.
+    Raises `RunError`: the file cannot be written.
     """
     try:
         with _appending(path) as file:

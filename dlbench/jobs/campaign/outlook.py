@@ -64,9 +64,7 @@ class Watch:
     def look(self) -> Outcome:
         """How the series stands now; the scheduler is asked once.
 
-        Raises:
-            UserError: there is no such series.
-            IncompleteDataError: its file, or that of a run, is damaged.
+        Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
         """
         now = standing(self._root, self._id)
         wanted = [run_id for job in now.series.jobs for run_id in job.runs]
@@ -108,17 +106,9 @@ def wait(
 ) -> Outcome:
     """Waits for a series; returns how it stands when it is over, or after the time.
 
-    Args:
-        root: folder of all runs, absolute.
-        series_id: the series.
-        check: called twice a second; what it raises is passed on.
-        tell: told how the series stands, when that changes.
-        timeout_s: seconds at most.
-        every_s: seconds between two looks, of which each asks the scheduler once.
-
-    Raises:
-        UserError: there is no such series.
-        IncompleteDataError: its file, or that of a run, is damaged.
+    `check`: called twice a second; what it raises is passed on. `tell`: told how the series stands, when that changes.
+    `timeout_s`: seconds at most. `every_s`: seconds between two looks, of which each asks the scheduler once.
+    Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
     """
     end = time.monotonic() + timeout_s
     watch, pause, told = Watch(root, series_id), min(_FIRST_S, every_s), ""
@@ -334,9 +324,7 @@ def _where(submission: Submission) -> str:
 def counted(series: Standing, found: Mapping[str, Outlook]) -> str:
     """How far a series is, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``.
 
-    Args:
-        series: it.
-        found: outlooks by run id, of more runs, too.
+    `found`: outlooks by run id, of more runs, too.
     """
     runs = {run_id: state for job, state in zip(series.series.jobs, series.states, strict=True) for run_id in job.runs}
     absent = {"missing": "not submitted", "unsure": "not submitted", "written": "written only"}

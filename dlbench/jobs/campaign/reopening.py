@@ -78,17 +78,10 @@ def reopen(
     Nothing happens while the scheduler does not answer. Runs that began are left to themselves, but for those of
     cancelled jobs where these are asked for; and so are all of a job that it says was completed.
 
-    Args:
-        root: folder of all runs, absolute.
-        series_id: the series.
-        scheduler: took its jobs.
-        with_cancelled: whether runs of jobs that were cancelled are taken, too, those that had begun included.
-        dry_run: only says what it would take.
-
-    Raises:
-        UserError: there is no such series of this user, or another process submits it.
-        RunError: a file cannot be written.
-        IncompleteDataError: a file of the series is damaged.
+    `with_cancelled`: whether runs of jobs that were cancelled are taken, too, those that had begun included. `dry_run`:
+    only says what it would take.
+    Raises `UserError`: there is no such series of this user, or another process submits it. `RunError`: a file cannot
+    be written. `IncompleteDataError`: a file of the series is damaged.
     """
     require_own(root, series_id)
     with held(root, series_id):
@@ -179,8 +172,7 @@ def _clear(folder: RunFolder) -> None:
 
     What a run left that had begun goes aside, as slurm/earlier.j2 does it when Slurm starts a job again.
 
-    Raises:
-        RunError: a file cannot be removed.
+    Raises `RunError`: a file cannot be removed.
     """
     try:
         if not never_began(folder):

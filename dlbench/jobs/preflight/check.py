@@ -34,8 +34,8 @@ from dlbench.records.answers.preflight import Finding, PreflightFolder, Prefligh
 from dlbench.records.files import write_atomic, write_json
 from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.run_order import Counts
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.series import Counts
+from dlbench.specs.system import SystemSpec
 from dlbench.units import format_seconds
 
 JOB_S = 300
@@ -51,14 +51,9 @@ _STALL_S = 120.0
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
     """The plan, which is that of a run of `dlbench comm`.
 
-    Args:
-        system: what is looked at.
-        nodes: how many; 1 without a scheduler.
-        machine_cores: cores of this machine, where the system leaves a node's cores open.
-        now: its time stamp.
-
-    Raises:
-        UserError: no run can be planned on such a system.
+    `system`: what is looked at. `nodes`: how many; 1 without a scheduler. `machine_cores`: cores of this machine, where
+    the system leaves a node's cores open. `now`: its time stamp.
+    Raises `UserError`: no run can be planned on such a system.
     """
     # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
@@ -123,11 +118,7 @@ class Waited:
 
 
 def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
-    """Puts the job's script into its folder.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Puts the job's script into its folder. Raises `RunError`: it cannot be written."""
     write_atomic(folder.run.script, render_preflight(job, folder, python))
 
 
@@ -155,8 +146,7 @@ def _tried(state: Literal["ok", "wrong", "unknown"], found: str, remedy: str = "
 def submit_preflight(job: Job, folder: PreflightFolder) -> str:
     """Submits the script that `write_script` wrote; returns Slurm's id, with ``;CLUSTER`` where it names one.
 
-    Raises:
-        RunError: sbatch did not say that it took the job.
+    Raises `RunError`: sbatch did not say that it took the job.
     """
     answer = sbatch(job, sbatch_arguments(job, folder.run))
     if answer.doubt:
@@ -173,12 +163,9 @@ def wait(
 ) -> Waited:
     """Waits until the job has ended; cancels it after `timeout_s`, and where `check` raises.
 
-    Args:
-        job_id: Slurm's.
-        folder: of the pre-flight; its script says there when it ends.
-        timeout_s: for all of it, in the queue and on the nodes.
-        check: called now and then; what it raises is passed on.
-        tell: told the state with its reason, whenever it changes.
+    `folder`: of the pre-flight; its script says there when it ends. `timeout_s`: for all of it, in the queue and on the
+    nodes. `check`: called now and then; what it raises is passed on. `tell`: told the state with its reason, whenever
+    it changes.
     """
     begun = time.monotonic()
     before = state = reason = ""
@@ -225,11 +212,9 @@ def _where(cluster: str) -> list[str]:
 def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None:
     """Every rank looks, on this machine; what they saw lies in `folder` then, or their logs.
 
-    Raises:
-        EnvironmentLacksError: the launcher, or the ranks' Python, cannot be executed.
-        UserError: the value of a variable is not where the plan says.
-        StalledError: they took longer than `timeout_s`.
-        KeyboardInterrupt: passed on, after they were ended.
+    Raises `EnvironmentLacksError`: the launcher, or the ranks' Python, cannot be executed. `UserError`: the value of a
+    variable is not where the plan says. `StalledError`: they took longer than `timeout_s`. `KeyboardInterrupt`: passed
+    on, after they were ended.
     """
     token = secrets.token_hex(8)
     is_local = plan.system.launch.launcher == "local"
@@ -330,10 +315,7 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
 
     What each rank executes is a shell that a broken Python does not end, and in it the look under its supervisor.
 
-    Args:
-        plan: of the pre-flight; its launcher is not `local`.
-        folder: its folder, absolute.
-        python: Python of the ranks.
+    `plan`: of the pre-flight; its launcher is not `local`. `python`: Python of the ranks.
     """
     before = _before_rank(launch.launcher_command(plan, folder.run, _PYTHON))
     return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]
@@ -372,16 +354,9 @@ class Asked:
 def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:
     """Looks, and writes what it found into the folder, which is made.
 
-    Args:
-        plan: of the pre-flight.
-        folder: absolute; not there yet.
-        asked: by the person.
-        tell: told what happens now, a line each.
-
-    Raises:
-        EnvironmentLacksError: sbatch is not on PATH.
-        RunError: the folder cannot be written.
-        KeyboardInterrupt: on a signal; the job is cancelled.
+    `folder`: absolute; not there yet. `tell`: told what happens now, a line each.
+    Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
+    `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
     on_slurm = plan.system.scheduler == "slurm"
     if on_slurm:

@@ -28,12 +28,8 @@ class UnansweredError(Exception):
 def ask(*command: str, clusters: Sequence[str] = ()) -> str:
     """Standard output of one of Slurm's programs.
 
-    Args:
-        command: its words.
-        clusters: which to ask; none: the one that answers.
-
-    Raises:
-        UnansweredError: it is not here, failed or did not answer.
+    `clusters`: which to ask; none: the one that answers.
+    Raises `UnansweredError`: it is not here, failed or did not answer.
     """
     try:
         done = call([command[0], *([f"--clusters={','.join(clusters)}"] if clusters else []), *command[1:]])
@@ -102,22 +98,14 @@ def gpus_in(gres: str) -> tuple[tuple[str, int], ...]:
 
 
 def partitions(clusters: Sequence[str] = ()) -> dict[str, Mapping[str, str]]:
-    """All partitions by name, each with what scontrol says of it.
-
-    Raises:
-        UnansweredError: as `ask`.
-    """
+    """All partitions by name, each with what scontrol says of it. Raises `UnansweredError`: as `ask`."""
     text = ask("scontrol", "show", "partition", "--oneliner", clusters=clusters)
     lines = [pairs(line) for line in text.splitlines() if line.strip()]
     return {line["PartitionName"]: line for line in lines if "PartitionName" in line}
 
 
 def nodes_of(partition: str, clusters: Sequence[str] = ()) -> list[SlurmNode]:
-    """The nodes of a partition, or of several with commas between them.
-
-    Raises:
-        UnansweredError: as `ask`.
-    """
+    """The nodes of a partition, or of several with commas between them. Raises `UnansweredError`: as `ask`."""
     words = ("--noheader", "--Node", f"--partition={partition}", "--format=%N|%c|%z|%m|%G|%f|%T|%E")
     text = ask("sinfo", *words, clusters=clusters)
     found: dict[str, SlurmNode] = {}
@@ -146,11 +134,7 @@ def _number(text: str) -> int:
 
 
 def mpi_plugins() -> list[str]:
-    """What `srun --mpi=` takes here.
-
-    Raises:
-        UnansweredError: as `ask`.
-    """
+    """What `srun --mpi=` takes here. Raises `UnansweredError`: as `ask`."""
     text = ask("srun", "--mpi=list")
     # "MPI plugin types are..." and "specific pmix plugin versions available: pmix_v4" stand among the names.
     return sorted({word for line in text.splitlines() for word in _plugin_words(line)})
@@ -166,8 +150,7 @@ def _plugin_words(line: str) -> Sequence[str]:
 def associations(user: str, clusters: Sequence[str] = ()) -> list[Mapping[str, str]]:
     """What a user may use: Account, Partition, QOS of each association.
 
-    Raises:
-        UnansweredError: as `ask`; also where Slurm keeps no accounts.
+    Raises `UnansweredError`: as `ask`; also where Slurm keeps no accounts.
     """
     columns = ("Account", "Partition", "QOS")
     which = [f"user={user}", *([f"cluster={','.join(clusters)}"] if clusters else [])]
@@ -182,8 +165,7 @@ _ENDLESS = ("UNLIMITED", "INFINITE", "NONE")
 def static_findings(plan: LaunchPlan) -> list[Finding]:
     """All findings, in the order of a system file; none of them starts anything.
 
-    Args:
-        plan: of the pre-flight: its system, nodes and ranks.
+    `plan`: of the pre-flight: its system, nodes and ranks.
     """
     try:
         version = ask("sinfo", "--version").strip()

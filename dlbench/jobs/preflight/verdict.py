@@ -13,7 +13,7 @@ from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.specs.collectives.plan import CommPlan
-from dlbench.specs.system.hostlist import compressed
+from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 
 MUCH_LOAD = 0.05
@@ -29,10 +29,7 @@ _LAST_WORDS = 4096
 def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tuple[PreflightNode, ...]:
     """One node after the other, in the order of their ranks.
 
-    Args:
-        plan: of the pre-flight.
-        folder: its folder, when its job has ended.
-        hosts: names of the nodes, as far as they are known.
+    `folder`: its folder, when its job has ended. `hosts`: names of the nodes, as far as they are known.
     """
     per_node = plan.layout.ranks_per_node
     seen = {rank: _seen(folder, rank) for rank in range(plan.layout.ranks)}

@@ -15,19 +15,17 @@ from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render, shell_values
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.records.folder import RunFolder
-from dlbench.specs.ab_sides import side_words
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan, value_text
+from dlbench.specs.series import side_words
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
     """The exact text of `job.sbatch`, for one run or several.
 
-    Args:
-        job: the runs; their system must have a scheduler.
-        folders: where each run lives, absolute, in the same order.
-        python: Python of the compute nodes, unless the system names another.
-        comment: by which the job is found again; empty: none.
+    `job`: the runs; their system must have a scheduler. `folders`: where each run lives, absolute, in the same order.
+    `python`: Python of the compute nodes, unless the system names another. `comment`: by which the job is found again;
+    empty: none.
     """
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
@@ -186,12 +184,8 @@ def told_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, li
 def sbatch_arguments(job: Job, folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
     """The command that submits a job's script, which holds all options but these.
 
-    Args:
-        job: the runs.
-        folder: that of its first run, absolute.
-        comment: as of `render_job`.
-        after: id of the job that must have ended before this one begins; runs of a series would
-            disturb each other on shared switches and file systems.
+    `folder`: that of its first run, absolute. `after`: id of the job that must have ended before this one begins; runs
+    of a series would disturb each other on shared switches and file systems.
     """
     arguments = ["sbatch", "--parsable", *told_options(job, folder, comment)["arguments"]]
     if after is not None:

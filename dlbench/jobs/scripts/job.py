@@ -16,9 +16,9 @@ import jinja2
 
 from dlbench import bundled
 from dlbench.jobs.scripts import containers
+from dlbench.specs.container import ImageSpec
+from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
-from dlbench.specs.system.image import ImageSpec
-from dlbench.specs.system.slurm import OF_SRUN, SlurmSpec
 
 IMAGES_FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
@@ -41,11 +41,7 @@ def images_of(job: Job) -> Sequence[ImageSpec]:
 def python_of(job: Job, plan: LaunchPlan, unpacked: str, python: str) -> str:
     """The Python of a plan's ranks.
 
-    Args:
-        job: the plan's.
-        plan: of the run.
-        unpacked: stands for the folder of the images.
-        python: that of the nodes, unless the system names another.
+    `unpacked`: stands for the folder of the images. `python`: that of the nodes, unless the system names another.
     """
     if plan.system.image.file is None:
         return containers.python_of(plan, plan.system.python or python)
@@ -65,8 +61,7 @@ def _folder(path: str) -> str:
 def render(template: str, **values: object) -> str:
     """A template of the bundled folder `slurm/`, filled in.
 
-    Raises:
-        jinja2.UndefinedError: the template uses a name that was not given (a defect of dlbench).
+    Raises `jinja2.UndefinedError`: the template uses a name that was not given (a defect of dlbench).
     """
     return _environment(bundled.folder("slurm")).get_template(template).render(**values)
 
@@ -220,9 +215,8 @@ def time_text(seconds: int) -> str:
 def limit_seconds(limit: str) -> int:
     """A time limit in seconds.
 
-    Args:
-        limit: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
-            `days-hours:minutes:seconds` (sbatch(1), --time).
+    `limit`: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
+    `days-hours:minutes:seconds` (sbatch(1), --time).
     """
     days, dash, rest = limit.rpartition("-")
     parts = [int(part) for part in rest.split(":")]

@@ -13,8 +13,8 @@ from dlbench.jobs.scripts import containers
 from dlbench.jobs.scripts.job import render
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
+from dlbench.specs.launch import VariableSource
 from dlbench.specs.plan import YIELD, LaunchPlan
-from dlbench.specs.system.launch import VariableSource
 
 MAX_BYTES = 64 * 1024
 """Of a value from a file; Linux itself refuses a variable of 128 KiB."""
@@ -23,12 +23,8 @@ MAX_BYTES = 64 * 1024
 def resolve(given: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Every variable with its value.
 
-    Args:
-        given: texts, and references to where the text is.
-        variables: the environment of dlbench itself.
-
-    Raises:
-        UserError: a variable that is referred to is not set, or a file cannot be read; the line holds no value.
+    `given`: texts, and references to where the text is. `variables`: the environment of dlbench itself.
+    Raises `UserError`: a variable that is referred to is not set, or a file cannot be read; the line holds no value.
     """
     return {name: _value(name, source, variables) for name, source in given.items()}
 
@@ -69,10 +65,7 @@ def shell_command(plan: LaunchPlan, script: Path) -> list[str]:
 def render_run_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
     """The exact text of `launch.sh`, which becomes what it starts last: a rank of launcher local, else the launcher.
 
-    Args:
-        plan: of the run.
-        folder: where it lives, absolute.
-        python: Python of the ranks, unless the system names another.
+    `python`: Python of the ranks, unless the system names another.
     """
     return render(
         "launch.sh.j2",
@@ -98,11 +91,9 @@ def sbatch_options(
 ) -> list[str]:
     """Every option that the plan and its system decide; where a job runs and what it writes to is not among them.
 
-    Args:
-        plan: of the run; of a job with several runs, of its largest.
-        job_name: another name than the plan's.
-        time_limit: another than the system's, as Slurm writes it.
-        warn_script: the warning before the end of the job's time goes to its script, not to its steps.
+    `plan`: of the run; of a job with several runs, of its largest. `job_name`: another name than the plan's.
+    `time_limit`: another than the system's, as Slurm writes it. `warn_script`: the warning before the end of the job's
+    time goes to its script, not to its steps.
     """
     layout, slurm = plan.layout, plan.system.slurm
     options = [
@@ -301,11 +292,7 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = 
 def local_command(plan: LaunchPlan, folder: RunFolder, python: str, own: str) -> list[str]:
     """A rank of launcher `local`; a container is under a supervisor of its own, which ends the container's runtime.
 
-    Args:
-        plan: of the run.
-        folder: where it lives, absolute.
-        python: Python of the ranks.
-        own: Python of this machine.
+    `python`: Python of the ranks. `own`: Python of this machine.
     """
     runtime = containers.in_container(plan, folder)
     command = node_command(folder.plan, python)
@@ -315,11 +302,8 @@ def local_command(plan: LaunchPlan, folder: RunFolder, python: str, own: str) ->
 def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
     """The command of the plan's launcher, which is not `local`.
 
-    Args:
-        plan: of the run.
-        folder: where it lives, absolute.
-        python: Python of the ranks.
-        hosts: names of its nodes with commas between them; empty: all nodes of the allocation.
+    `python`: Python of the ranks. `hosts`: names of its nodes with commas between them; empty: all nodes of the
+    allocation.
     """
     if plan.system.launch.launcher == "mpirun":
         return mpirun_command(plan, folder, python, hosts)
@@ -334,9 +318,7 @@ def quoted(words: list[str]) -> str:
 def word_of_shell(word: str, variables: Mapping[str, str]) -> str:
     """A word of the shell in which some parts are variables of the script.
 
-    Args:
-        word: any text.
-        variables: names of the variables, by the part that each replaces.
+    `variables`: names of the variables, by the part that each replaces.
     """
     for part, name in variables.items():
         if part in word:

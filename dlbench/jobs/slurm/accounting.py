@@ -96,10 +96,8 @@ def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = 
     squeue is asked by user: a list of a thousand ids would be asked for one by one by the controller, and an argument
     has an end. `--states=all` lists those, too, that ended in the last minutes (MinJobAge).
 
-    Args:
-        job_ids: ids, with `;CLUSTER` where sbatch named one.
-        users: names or numbers.
-        clusters: as of `dlbench.jobs.scheduler.Scheduler.query`.
+    `job_ids`: ids, with `;CLUSTER` where sbatch named one. `users`: names or numbers. `clusters`: as of
+    `dlbench.jobs.scheduler.Scheduler.query`.
     """
     places = {*clusters, *map(cluster_of, job_ids)} or {""}
     named = ",".join(sorted(places - {""}))
@@ -341,9 +339,7 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
 
     slurmctld tells accounting of an end with a delay: for some seconds it is asked again.
 
-    Args:
-        runs: of one series, say.
-        pause: waits so many seconds.
+    `pause`: waits so many seconds.
     """
     for wait_s in SETTLING_S:
         if wait_s:
@@ -474,9 +470,7 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
 def _job_energy(own: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> float | None:
     """Joules of all attempts of a job; None where that of one is missing.
 
-    Args:
-        own: rows of the job itself, one an attempt.
-        rows: these, and those of its steps.
+    `own`: rows of the job itself, one an attempt.
     """
     ran = [row for row in own if _started(row) is not None and _started(row) != _seconds(row["End"])]
     told = [joules for row in ran if (joules := _energy(row)) is not None]

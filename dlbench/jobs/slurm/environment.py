@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlbench.jobs.scripts.job import PLAIN_PATH, let_through
+from dlbench.specs.launch import ALL_VARIABLES
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.system.slurm import ALL_VARIABLES
 
 CALL_TIMEOUT_S = 60
 
@@ -27,14 +27,9 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of Slurm and keeps what it says.
 
-    Args:
-        command: the program and its arguments.
-        environment: its variables; None: those of this process without what Slurm's programs take for options.
-        keep_open: descriptors that it inherits.
-
-    Raises:
-        OSError: it cannot be started.
-        subprocess.TimeoutExpired: no answer within `CALL_TIMEOUT_S`.
+    `environment`: its variables; None: those of this process without what Slurm's programs take for options.
+    `keep_open`: descriptors that it inherits.
+    Raises `OSError`: it cannot be started. subprocess.TimeoutExpired: no answer within `CALL_TIMEOUT_S`.
     """
     return subprocess.run(
         command,
@@ -72,9 +67,7 @@ def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = 
 
     Values that are given by reference (launch.environment) go this way and no other.
 
-    Args:
-        plans: the job's; all let the same through.
-        variables: of the submitting shell.
+    `variables`: of the submitting shell.
     """
     client = client_environment(variables)
     slurm = plans[0].system.slurm

@@ -33,11 +33,7 @@ _REFUSALS = (
 
 
 def require_slurm() -> None:
-    """Proves that jobs can be submitted from here.
-
-    Raises:
-        EnvironmentLacksError: sbatch is not on PATH.
-    """
+    """Proves that jobs can be submitted from here. Raises `EnvironmentLacksError`: sbatch is not on PATH."""
     if shutil.which("sbatch") is None:
         raise EnvironmentLacksError("sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run")
 
@@ -45,10 +41,7 @@ def require_slurm() -> None:
 def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
     """The job's id; else why it may be queued all the same; else why it was refused for certain.
 
-    Args:
-        job: its runs.
-        command: the sbatch command line.
-        keep_open: as of `dlbench.jobs.scheduler.Scheduler.submit`.
+    `keep_open`: as of `dlbench.jobs.scheduler.Scheduler.submit`.
     """
     try:
         done = call(command, {**job_environment(job.plans), SUBMITTED: "1"}, keep_open=keep_open)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from dlbench.errors import PeerLostError, RunError
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.gather_json import gather_over_torch
+from dlbench.node.sync.groups import gather_over_torch
 from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.folder import RunFolder
 

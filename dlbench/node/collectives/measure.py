@@ -18,7 +18,7 @@ from dlbench.node.collectives.sample_clocks import HostSampleClock, SampleClock
 from dlbench.node.collectives.verify import check
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.timed_samples import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
 from dlbench.records.collectives import CommPoint
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes

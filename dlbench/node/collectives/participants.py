@@ -22,7 +22,7 @@ from dlbench.node.collectives.transport import Transport
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
-from dlbench.node.sync.horovod.library import refusal
+from dlbench.node.sync.horovod.report import refusal
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.engine import HorovodSettings

@@ -32,12 +32,7 @@ class Delivery:
     """
 
     def __init__(
-        self,
-        batches: Iterator[Batch],
-        ahead: Ahead,
-        device: torch.device,
-        prefetch: int,
-        decode: Decode | None = None,
+        self, batches: Iterator[Batch], ahead: Ahead, device: torch.device, prefetch: int, decode: Decode | None = None
     ) -> None:
         self._batches, self._ahead, self._device, self._prefetch = batches, ahead, device, prefetch
         self._decode = decode

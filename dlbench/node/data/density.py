@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.containers.tfrecord import decompressor
-from dlbench.datasets.volumes.density import DensityIndex, DensityReader, index_density
+from dlbench.datasets.tfrecord import decompressor
+from dlbench.datasets.volumes import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
@@ -106,7 +106,7 @@ class VolumeReader(InHalves):
 
     def name(self, index: int) -> str:
         """File, and number in it."""
-        path, place = self._index.locate(index)
+        path, place, _num = self._index.place(index)
         return f"{str(path)!r}, sample {place}"
 
     def _bad(self, index: int, reason: str) -> BadSampleError:

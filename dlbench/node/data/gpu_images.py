@@ -103,9 +103,7 @@ class RegionDecoder:
             options=":fancy_upsampling=1",  # colours interpolated between pixels, as libjpeg's
         )
         self._params = library.DecodeParams(
-            apply_exif_orientation=False,
-            color_spec=library.ColorSpec.SRGB,
-            sample_format=library.SampleFormat.I_RGB,
+            apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB, sample_format=library.SampleFormat.I_RGB
         )
 
     def __call__(self, batch: Batch) -> tuple[Batch, object]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.images.image_set import ImageSet, JpegTree, open_image_set
 from dlbench.datasets.images.jpeg_decode import Decoding
-from dlbench.datasets.images.jpeg_tree import JpegTree
-from dlbench.datasets.images.packing import class_labels
-from dlbench.datasets.images.shard_scan import ShardIndex
-from dlbench.datasets.images.shards import ImageShards
+from dlbench.datasets.images.shards import ImageShards, ShardIndex
+from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.errors import UserError
 from dlbench.node.data.jpeg import JpegReader
 from dlbench.node.data.one_lister import ALONE, Lister

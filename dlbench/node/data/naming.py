@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
-from dlbench.datasets.making.manifest import Manifest, read_manifest
+from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.splits import NAMES
-from dlbench.datasets.volumes.density import PUBLIC
+from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import UserError
 from dlbench.specs.workload import DataSpec, DensityData, ImageData
 

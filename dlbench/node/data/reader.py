@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dlbench.machine.storage import storage_reads
 from dlbench.node.data.sharding import Key
-from dlbench.specs.system.storage import Tier
+from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
 
 _SKIP_AT_MOST = 100

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from dlbench.datasets.shuffling.ownership import ownership_for
+from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource

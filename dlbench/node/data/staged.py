@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.staging.samples import Keeping
-from dlbench.datasets.staging.store import DamagedSampleError, SampleStore
+from dlbench.datasets.staging.samples import DamagedSampleError, Keeping, SampleStore
 from dlbench.node.data.reader import Around, BadSampleError, Raw, SampleReader, path_text
-from dlbench.specs.system.storage import StagingTier
+from dlbench.specs.system import StagingTier
 
 if TYPE_CHECKING:
     import numpy as np

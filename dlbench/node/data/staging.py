@@ -13,25 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.place import (
-    Room,
-    StagingFolder,
-    block_of,
-    staging_identity,
-    tier_path,
-)
-from dlbench.datasets.staging.replicate import changed_files, replicate
+from dlbench.datasets.staging.copying import Moved, Tally, changed_files, replicate, told_of_disk
+from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
 from dlbench.datasets.staging.samples import (
     Fetch,
     Keeping,
+    SampleStore,
     choose_kept,
     fill,
     find_whole,
     sample_sizes,
     stored_bytes,
 )
-from dlbench.datasets.staging.store import SampleStore
-from dlbench.datasets.staging.streams import Moved, Tally, told_of_disk
 from dlbench.errors import UserError
 from dlbench.machine.memory import lies_in_memory, memory_room
 from dlbench.node.data.reader import BadSampleError, SampleReader

@@ -1,6 +1,6 @@
 """Text becomes BERT batches: raw text, masked anew in every epoch, or samples prepared in HDF5, as they were stored.
 
-How pairs are drawn and tokens hidden: `dlbench.datasets.text.pretraining_samples`, `dlbench.datasets.text.masking`.
+How pairs are drawn and tokens hidden: `dlbench.datasets.text.pretraining_samples`.
 With S = sequence_length and P = max_predictions a sample is input_ids, token_type_ids, attention_mask (S,) int64;
 masked_positions, masked_ids (P,) int64, unused places 0; masked_weights (P,) float32, 0 for unused places;
 next_sentence () int64, 1 if B is random.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlbench.datasets.text.corpus import TextCorpus, open_corpus, read_corpus
+from dlbench.datasets.text.corpus import TextCorpus, Vocabulary, load_vocabulary, open_corpus, read_corpus
 from dlbench.datasets.text.pretraining_hdf5 import (
     LABEL,
     PER_PREDICTION,
@@ -25,7 +25,6 @@ from dlbench.datasets.text.pretraining_hdf5 import (
     sample_files,
 )
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
-from dlbench.datasets.text.vocabulary import Vocabulary, load_vocabulary
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text

@@ -25,14 +25,7 @@ from dlbench.node.memory.cut import UnitModule
 from dlbench.node.memory.install import Block, BlockFunction
 from dlbench.node.memory.room import BlockBytes, Room
 from dlbench.node.memory.running_pass import Pass
-from dlbench.node.memory.saved import (
-    Checksum,
-    Handle,
-    HeldByOthers,
-    Packed,
-    activation_storage,
-    weak_reference,
-)
+from dlbench.node.memory.saved import Checksum, Handle, HeldByOthers, Packed, activation_storage, weak_reference
 from dlbench.node.memory.spans import BACKWARD, FORWARD, ComputeLane, HostMoments, LaneSpan, Moments, Watch
 from dlbench.node.memory.tiers.tier import Tier
 from dlbench.specs.memory.plan import PlannedBlock

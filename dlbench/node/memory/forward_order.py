@@ -33,13 +33,7 @@ class ForwardOrder:
         is_hooked: False: nothing is hooked and order is that of definition (a compiled network has no such moments).
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        reach: Callable[[nn.Module], None],
-        *,
-        is_hooked: bool = True,
-    ) -> None:
+    def __init__(self, model: nn.Module, reach: Callable[[nn.Module], None], *, is_hooked: bool = True) -> None:
         self._model = model
         self._reach = reach
         self._modules = dict(model.named_modules())

@@ -24,7 +24,7 @@ from dlbench.node.memory.tiers.tier import Tier
 from dlbench.specs.base import Spec
 from dlbench.specs.memory.chain import Chain, TransferRates, Unit
 from dlbench.specs.memory.plan import BlockPlan
-from dlbench.specs.system.storage import StorageSpec, TierSpec
+from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 Batch = dict[str, Tensor]

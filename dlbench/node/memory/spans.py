@@ -33,7 +33,7 @@ class LaneSpan:
 
 
 class Moments(Protocol):
-    """Moments of a device; `dlbench.node.sync.clocks.Clock` is one."""
+    """Moments of a device; `dlbench.node.sync.timing.Clock` is one."""
 
     def mark(self) -> Any:
         """This moment, on the stream in force."""

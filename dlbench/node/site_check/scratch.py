@@ -14,7 +14,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.storage import file_system_of
 from dlbench.opening import read_bytes
 from dlbench.records.answers.preflight import SeenScratch
-from dlbench.specs.system.storage import StagingTier, StorageSpec
+from dlbench.specs.system import StagingTier, StorageSpec
 
 _TRIAL_BYTES = 1 << 20
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.own.groups import Communicators
+from dlbench.node.sync.groups import Communicators
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting

@@ -1,15 +1,28 @@
-"""torch.distributed's store for the ranks of one run: a client of rank 0's `KeyServer`."""
+"""Keys and values by which ranks find each other, served by rank 0 over HTTP to those who know the run's secret.
+
+Horovod's Gloo client knows GET, PUT and DELETE of a path and nothing else, so the secret is the first part of the path:
+`/SECRET/scope/key`. It is looked at before anything but the request's first line is read. torch's store asks by POST
+with JSON (`RunStore`). torch's own TCPStore and Horovod's own server, which this one stands in for, listen on every
+interface and serve whoever comes. Nothing is encrypted: who can read the packets of the network reads the secret.
+"""
 
 from __future__ import annotations
 
 import base64
 import datetime
+import hmac
 import http.client
 import json
 import os
 import secrets
+import socket
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +34,221 @@ from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import MeetingPlace
-from dlbench.node.sync.key_server import LONGEST_WAIT_S, KeyServer
+
+MAX_BODY_BYTES = 16 * 2**20
+"""Of one request: addresses of some ten thousand ranks."""
+PATIENCE_S = 30.0
+"""How long a connection may take to say what it wants."""
+_REMEMBERED = 1 << 16
+"""Changes that are known again when a client, having lost the connection, asks for them a second time."""
+LONGEST_WAIT_S = 20.0
+"""How long one request waits for keys; who wants to wait longer asks again."""
+
+
+class KeyServer:
+    """Serves on threads of its own, until `close` or the end of the process.
+
+    Args:
+        address: IPv4 address to listen at.
+
+    Raises:
+        OSError: cannot listen at this address.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.secret = secrets.token_hex(16)
+        self._listener = _Listener(address, self.secret)
+        self.port = int(self._listener.server_address[1])
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="key server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listens no longer."""
+        self._is_closed = True
+        with suppress(OSError):
+            self._listener.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join()
+        self._listener.server_close()
+
+    def _serve(self) -> None:
+        # Not serve_forever: that wakes twice a second, on the cores that are measured.
+        while not self._is_closed:
+            try:
+                connection, peer = self._listener.socket.accept()
+            except OSError:
+                # The caller is gone again, or this process has no descriptors left: later, and not in a busy loop.
+                time.sleep(0.01)
+                continue
+            self._listener.process_request(connection, peer)
+
+
+class Keys:
+    """The keys themselves; all calls may come from any thread."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._done: OrderedDict[str, bytes | None] = OrderedDict()
+
+    def put(self, values: Mapping[str, bytes]) -> None:
+        """Sets keys."""
+        with self._changed:
+            self._values |= values
+            self._changed.notify_all()
+
+    def change(self, key: str, update: Callable[[bytes | None], bytes | None], *, request: str = "") -> bytes | None:
+        """Replaces a key's value by what `update` makes of it (None: no such key), and returns that.
+
+        `request` is a name that no other change has: asked for again, it is answered again and done once.
+        """
+        with self._changed:
+            if request and request in self._done:
+                return self._done[request]
+            new = update(self._values.get(key))
+            if request:
+                self._done[request] = new
+                while len(self._done) > _REMEMBERED:
+                    self._done.popitem(last=False)
+            if new is None:
+                self._values.pop(key, None)
+            else:
+                self._values[key] = new
+            self._changed.notify_all()
+            return new
+
+    def get(self, keys: list[str], wait_s: float) -> list[bytes] | None:
+        """The values of keys once all are there; None if they are not within `wait_s` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(key in self._values for key in keys), wait_s):
+                return None
+            return [self._values[key] for key in keys]
+
+    def names(self) -> list[str]:
+        """All keys."""
+        with self._changed:
+            return list(self._values)
+
+
+class _Listener(ThreadingHTTPServer):
+    request_queue_size = 1024  # all ranks come at once
+    daemon_threads = True
+
+    def __init__(self, address: str, secret: str) -> None:
+        self.secret = secret.encode()
+        self.keys = Keys()
+        super().__init__((address, 0), _Handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's, which asks the name service for the name of the address.
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that goes away or talks nonsense is no failure of the run."""
+        if not isinstance(sys.exc_info()[1], (OSError, ValueError)):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = PATIENCE_S
+    server: _Listener
+    raw_requestline: bytes
+
+    def parse_request(self) -> bool:
+        """Refuses who does not know the secret, before the request's headers are read."""
+        words = self.raw_requestline.split(b" ")
+        said = words[1].split(b"/", 2) if len(words) == 3 else []
+        if len(said) != 3 or not hmac.compare_digest(said[1], self.server.secret):
+            self.close_connection = True
+            with suppress(OSError):
+                self.wfile.write(b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            return False
+        return super().parse_request()
+
+    def log_message(self, *args: object) -> None:
+        """Nothing is logged: the line would hold the secret."""
+
+    def do_GET(self) -> None:
+        """Horovod's Gloo: the value, or 404."""
+        found = self.server.keys.get([self._key], 0)
+        self._answer(200 if found else 404, found[0] if found else b"")
+
+    def do_PUT(self) -> None:
+        """Horovod's Gloo: sets a value."""
+        body = self._body()
+        if body is not None:
+            self.server.keys.put({self._key: body})
+            self._answer(200, b"")
+
+    def do_DELETE(self) -> None:
+        """Horovod's Gloo: a rank has read all it wants."""
+        self.server.keys.change(self._key, lambda _: None)
+        self._answer(200, b"")
+
+    def do_POST(self) -> None:
+        """One operation of torch's store as JSON; its result as JSON."""
+        body = self._body()
+        if body is not None:
+            try:
+                result = operate(self.server.keys, json.loads(body))
+            except (KeyError, TypeError, ValueError):
+                self._answer(400, b"")
+                return
+            self._answer(200, json.dumps(result).encode())
+
+    @property
+    def _key(self) -> str:
+        return self.path.split("/", 2)[2]
+
+    def _body(self) -> bytes | None:
+        said = self.headers.get("Content-Length", "")
+        if not said.isascii() or not said.isdigit() or len(said) > 9 or int(said) > MAX_BODY_BYTES:
+            self._answer(413, b"")
+            return None
+        return self.rfile.read(int(said))
+
+    def _answer(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
+    """Does one operation of torch's store; values are base64.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    name = order["op"]
+    if name == "set":
+        keys.put({str(key): base64.b64decode(value) for key, value in order["values"].items()})
+        return None
+    if name == "get":
+        found = keys.get([str(key) for key in order["keys"]], min(float(order["wait_s"]), LONGEST_WAIT_S))
+        return None if found is None else [base64.b64encode(value).decode() for value in found]
+    if name == "names":
+        return keys.names()
+    key, request = str(order["key"]), str(order.get("request", ""))
+    if name == "add":
+        amount = int(order["amount"])
+        return int(keys.change(key, lambda old: str(int(old or b"0") + amount).encode(), request=request) or b"0")
+    if name == "append":
+        more = base64.b64decode(order["value"])
+        keys.change(key, lambda old: (old or b"") + more, request=request)
+        return None
+    if name == "delete":
+        was_there = keys.get([key], 0) is not None
+        keys.change(key, lambda _: None)
+        return was_there
+    if name == "compare_set":
+        expected, desired = base64.b64decode(order["expected"]), base64.b64decode(order["desired"])
+        # As torch's stores: a key that is not there counts as an empty one, and is then told as what was expected.
+        new = keys.change(key, lambda old: desired if (old or b"") == expected else old, request=request)
+        return base64.b64encode(expected if new is None else new).decode()
+    raise ValueError(f"no operation {name!r}")
+
 
 _ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 

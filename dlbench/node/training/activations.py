@@ -33,8 +33,8 @@ from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers.tier import Tier
 from dlbench.node.models.build import Loss
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine
+from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan

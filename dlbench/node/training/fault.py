@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dlbench.node.models.build import Batch, Loss
-from dlbench.specs.fault import FaultSpec
+from dlbench.specs.watch import FaultSpec
 
 BACKWARD_PER_FORWARD = 2
 """A backward pass counts as two forward passes, as in the count of FLOPs: gradients of inputs and of weights."""

@@ -12,7 +12,7 @@ from dlbench.node.cores import Seat, settle
 from dlbench.node.data.naming import data_set
 from dlbench.node.devices import together
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
-from dlbench.node.sync.horovod.autotune import with_tuning_cost
+from dlbench.node.sync.horovod.report import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
 from dlbench.node.training.instruments import watch_result
 from dlbench.node.training.loop import LoopResult

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dlbench.datasets.staging.streams import Moved
+from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.source import BatchSource
 from dlbench.node.memory.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.step_schedule import Course
 from dlbench.node.watching.agent import NodeSampler, window_ranks
 from dlbench.node.watching.core_load import CoreLoad

@@ -36,7 +36,7 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import StepWriter
-from dlbench.specs.system.slurm import WARNING_S
+from dlbench.specs.launch import WARNING_S
 from dlbench.specs.training import TrainSpec
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without

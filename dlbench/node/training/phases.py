@@ -4,7 +4,7 @@ On a GPU an event only enters the stream's queue, so nothing waits for it; times
 later, when the events have passed. The input wait measured so is the part the GPU really idled.
 
 **Where a step lies on the host's clock.** Wherever the device stands still between steps, an event is tied to
-CLOCK_MONOTONIC (`dlbench.node.sync.clocks.anchored`); from there starts are summed up step by step, so that steps
+CLOCK_MONOTONIC (`dlbench.node.sync.timing.anchored`); from there starts are summed up step by step, so that steps
 neither overlap nor leave gaps. They are not taken from the anchor in one go: CUDA gives the time between two events as
 a float32 of milliseconds, which after ten minutes resolves 62 microseconds, and within a step of 100 ms 8 nanoseconds.
 How far both clocks have come apart is seen at the next standstill; `clock_error_ns` bounds it.
@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from dlbench.node.sync.clocks import Anchor, anchored
+from dlbench.node.sync.timing import Anchor, anchored
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 
 INPUT, H2D, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = range(len(PHASES))

@@ -45,8 +45,8 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.record import RankResult, Record
 from dlbench.records.rows.steps import StepWriter
+from dlbench.specs.launch import WARNING_S
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.slurm import WARNING_S
 from dlbench.units import utc_now
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbench.datasets.shuffling.ownership import exchanged_slots
+from dlbench.datasets.shuffling import exchanged_slots
 from dlbench.node.data.shuffling.audit import Audited, doubtful_epochs
 from dlbench.node.data.source import BatchSource
 from dlbench.node.training import sanity

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlbench.datasets.shuffling.ownership import ownership_for
+from dlbench.datasets.shuffling import ownership_for
 from dlbench.errors import PeerLostError
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData

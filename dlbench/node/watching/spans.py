@@ -202,7 +202,7 @@ _LEAF_NUMBER = 2**64 - 1
 
 
 class MomentClock(Protocol):
-    """Moments of a device; `dlbench.node.sync.clocks.Clock` is one."""
+    """Moments of a device; `dlbench.node.sync.timing.Clock` is one."""
 
     def mark(self) -> Any:
         """This moment."""

@@ -55,8 +55,7 @@ class Contents:
 def contents_of(found: Survey) -> Contents:
     """Everything that the ranks of a Python load, in the order of their names.
 
-    Raises:
-        UserError: a folder of it cannot be read.
+    Raises `UserError`: a folder of it cannot be read.
     """
     contents = Contents()
     is_editable = found.prefix not in found.dlbench.parents

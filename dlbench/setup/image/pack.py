@@ -19,7 +19,7 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError, refused
 from dlbench.opening import file_sha256, open_file, why_unreadable
 from dlbench.setup.image.contents import Contents, Entry, contents_of
 from dlbench.setup.image.survey import Survey
-from dlbench.specs.system.image import ImageDescription, description_of
+from dlbench.specs.container import ImageDescription, description_of
 from dlbench.units import utc_now
 
 SUFFIXES = (".tar", ".tar.zst", ".sqsh", ".squashfs")
@@ -54,15 +54,9 @@ class _Hashed:
 def pack(found: Survey, file: Path, say: Callable[[str], None]) -> ImageDescription:
     """Writes the image of a Python, and its description beside it; returns the latter.
 
-    Args:
-        found: the Python.
-        file: the image; its name says its kind.
-        say: told what is done.
-
-    Raises:
-        UserError: the name is of no kind, or a file of the environment cannot be read.
-        EnvironmentLacksError: the program that packs this kind is not installed.
-        RunError: the file cannot be written.
+    `file`: the image; its name says its kind.
+    Raises `UserError`: the name is of no kind, or a file of the environment cannot be read. `EnvironmentLacksError`:
+    the program that packs this kind is not installed. `RunError`: the file cannot be written.
     """
     command = _packer(file)
     contents = contents_of(found)
@@ -85,9 +79,7 @@ def pack(found: Survey, file: Path, say: Callable[[str], None]) -> ImageDescript
 def _packer(file: Path) -> Sequence[str]:
     """The program that a tar stream goes through; none for FILE.tar.
 
-    Raises:
-        UserError: the name is of no kind.
-        EnvironmentLacksError: the program is not installed.
+    Raises `UserError`: the name is of no kind. `EnvironmentLacksError`: the program is not installed.
     """
     if file.name.endswith(".tar"):
         return ()
@@ -150,11 +142,7 @@ def _written(found: Survey, contents: Contents, file: Path, command: Sequence[st
 
 @contextmanager
 def _sink(file: Path, command: Sequence[str]) -> Iterator[_Hashed]:
-    """Where the tar stream goes; when it is closed the file is whole.
-
-    Raises:
-        RunError: the program failed.
-    """
+    """Where the tar stream goes; when it is closed the file is whole. Raises `RunError`: the program failed."""
     if not command:
         with file.open("wb", buffering=_PIECE) as plain:
             yield _Hashed(plain)

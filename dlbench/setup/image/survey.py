@@ -63,9 +63,8 @@ class Survey:
 def survey(python: str) -> Survey:
     """Asks a Python.
 
-    Raises:
-        EnvironmentLacksError: it cannot be executed, or has no dlbench.
-        UserError: it has no environment of its own.
+    Raises `EnvironmentLacksError`: it cannot be executed, or has no dlbench. `UserError`: it has no environment of its
+    own.
     """
     try:
         done = subprocess.run(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from dlbench.specs.base import Flag, Form, FromText, Spec
-from dlbench.specs.system.storage import FolderOfNode
+from dlbench.specs.system import FolderOfNode
 from dlbench.units import parse_bytes
 
 Recompute = Literal["none", "blocks", "planned"]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import CAUSES, EXCHANGE_PHASE
 from dlbench.reading.late_ranks import Straggler
 from dlbench.reading.scaling import Point
-from dlbench.records.data_path import ReadingResult
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
+from dlbench.specs.hostlist import compressed
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
-from dlbench.specs.system.hostlist import compressed
-from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
 from dlbench.views.reading import WARM_SHARE, complement, fetch_share, storage_share
@@ -103,94 +101,14 @@ class Case:
         return self.run.plan.workload.train.batch_per_rank
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Experiment:
-    """One row of the table."""
+    """Something that makes sense to try."""
 
-    text: Callable[[Case], str]
+    text: str
     """What to do, with the option that does it."""
-    when: Callable[[Case], bool] = lambda case: True
-    """Whether it makes sense."""
-    way: Callable[[Case], Way] | None = None
+    way: Way | None = None
     """The changed exchange, for a forecast; None where there is nothing to forecast from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """What a cause is called and what helps."""
-
-    name: str
-    """Of the diagnosis."""
-    experiments: tuple[Experiment, ...]
-
-
-_PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data samples"}
-"""What makes another form of a kind of data that is cheaper to read."""
-
-
-def _may(case: Case, **changes: str) -> bool:
-    """Whether settings of the exchange are possible here, and another than now."""
-    plan = case.run.plan
-    if not plan.engine.kind.synchronises or all(getattr(plan.sync, key) == value for key, value in changes.items()):
-        return False
-    changed = plan.sync.model_copy(update=changes)
-    layout = plan.layout
-    return layout_problem(changed, engine=plan.engine.name, ranks=layout.ranks, nodes=layout.nodes) is None
-
-
-def _way(case: Case, *, exchange: str | None = None, fusion: str = AS_IT_RAN, wire: str | None = None) -> Way:
-    plan, result = case.run.plan, case.exchange
-    return Way(
-        exchange=exchange or (plan.sync.exchange if result is None else result.exchange),
-        fusion=fusion,
-        wire=wire or (plan.sync.wire if result is None else result.wire),
-        group_size=plan.group_size,
-    )
-
-
-def _is_flat_over_nodes(case: Case) -> bool:
-    flat = case.run.plan.sync.exchange == "flat" and case.run.plan.sync.inside == "backend"
-    return flat and case.point.nodes > 1 and _may(case, exchange="hierarchical")
-
-
-def _fusion(case: Case) -> str:
-    return case.run.plan.sync.fusion_in_force if case.exchange is None else case.exchange.fusion
-
-
-def _mgwfbp_text(case: Case) -> str:
-    short = case.run.plan.measure.warmup_steps < MGWFBP_STEPS
-    more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
-    return f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})"
-
-
-def _is_wide_wire(case: Case) -> bool:
-    """fp32 on the wire; not Gloo on a CPU, which adds half-precision numbers one by one and is slower with them."""
-    if case.run.plan.sync.wire != "fp32" or not _may(case, wire="fp16"):
-        return False
-    record, result = case.run.record, case.exchange
-    on_cpu = record is None or record.ranks[0].device.startswith("cpu")
-    return not (on_cpu and (result is None or "gloo" in result.carrier))
-
-
-def _straggler_text(case: Case) -> str:
-    late = case.main_straggler
-    if late is None:
-        return "look for jitter: ranks take turns at being last (other work on the cores, uneven samples)"
-    its = "its ranks'" if late.rank is None else "its"
-    where = {
-        "input": f"{its} input (storage of that node, loader workers)",
-        "compute": f"{its} computing (clocks, temperature, other work on its cores)",
-        "host": f"{'the' if late.rank is None else its} host between the steps (other processes, logging)",
-        "unexplained": f"its link or other work on its cores, because nothing of {its} own work explains it",
-    }
-    who = late.host if late.rank is None else f"rank {late.rank} on {late.host}"
-    return f"look at {who}: {where[late.late_by]}"
-
-
-def _without(case: Case) -> str:
-    hosts = compressed(case.exclude)
-    option = f"--exclude={hosts}" if case.run.plan.system.scheduler == "slurm" else hosts
-    return f"run without the slow nodes ({option})"
 
 
 def throttling_remedy(*, on_gpu: bool) -> str:
@@ -200,283 +118,192 @@ def throttling_remedy(*, on_gpu: bool) -> str:
     return "raise the CPU quota of the job or container (cpu.max of its control group)"
 
 
-def _is_waited_host_slow(case: Case) -> bool:
-    return any(late.host in case.exclude for late in case.hosts[:1])
+def _for_exchange(case: Case) -> Iterator[Experiment]:
+    plan, result = case.run.plan, case.exchange
+
+    def may(**changes: str) -> bool:
+        """Whether settings of the exchange are possible here, and another than now."""
+        if plan.engine.name == "single" or all(getattr(plan.sync, key) == value for key, value in changes.items()):
+            return False
+        changed = plan.sync.model_copy(update=changes)
+        layout = plan.layout
+        return layout_problem(changed, engine=plan.engine.name, ranks=layout.ranks, nodes=layout.nodes) is None
+
+    def way(**changes: str) -> Way:
+        sync = plan.sync if result is None else result
+        now = {"exchange": sync.exchange, "fusion": AS_IT_RAN, "wire": sync.wire}
+        return Way(**{**now, **changes}, group_size=plan.group_size)
+
+    is_flat = plan.sync.exchange == "flat" and plan.sync.inside == "backend"
+    if is_flat and case.point.nodes > 1 and may(exchange="hierarchical"):
+        text = "use the hierarchical exchange (--set sync.exchange=hierarchical)"
+        yield Experiment(text, way(exchange="hierarchical"))
+    fusion = plan.sync.fusion_in_force if result is None else result.fusion
+    if fusion in ("own:none", "own:single") and may(fusion="own:mgwfbp"):
+        short = plan.measure.warmup_steps < MGWFBP_STEPS
+        more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
+        text = f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})"
+        yield Experiment(text, way(fusion="mgwfbp"))
+    if fusion == "own:none" and may(fusion="own:single"):
+        yield Experiment("send one message (--set sync.fusion=own:single)", way(fusion="single"))
+    if fusion == "none":
+        yield Experiment("fuse gradients (--set sync.fusion=auto)")
+    record = case.run.record
+    on_cpu = record is None or record.ranks[0].device.startswith("cpu")
+    # Gloo on a CPU adds half-precision numbers one by one and is slower with them.
+    is_gloo = on_cpu and (result is None or "gloo" in result.carrier)
+    if plan.sync.wire == "fp32" and may(wire="fp16") and not is_gloo:
+        yield Experiment("send half the bytes (--set sync.wire=fp16; check the loss too)", way(wire="fp16"))
+    yield from _larger_batch(case)
 
 
-def _reading(case: Case) -> list[ReadingResult]:
-    records = (run.record for run in case.runs)
-    return [record.reading for record in records if record is not None and record.reading is not None]
+def _for_stragglers(case: Case) -> Iterator[Experiment]:
+    if any(late.host in case.exclude for late in case.hosts[:1]):
+        hosts = compressed(case.exclude)
+        option = f"--exclude={hosts}" if case.run.plan.system.scheduler == "slurm" else hosts
+        yield Experiment(f"run without the slow nodes ({option})")
+    late = case.main_straggler
+    if late is None:
+        yield Experiment("look for jitter: ranks take turns at being last (other work on the cores, uneven samples)")
+        return
+    its = "its ranks'" if late.rank is None else "its"
+    where = {
+        "input": f"{its} input (storage of that node, loader workers)",
+        "compute": f"{its} computing (clocks, temperature, other work on its cores)",
+        "host": f"{'the' if late.rank is None else its} host between the steps (other processes, logging)",
+        "unexplained": f"its link or other work on its cores, because nothing of {its} own work explains it",
+    }
+    who = late.host if late.rank is None else f"rank {late.rank} on {late.host}"
+    yield Experiment(f"look at {who}: {where[late.late_by]}")
 
 
-def _fetching(case: Case) -> Estimate | None:
-    """Share of the readers' time that went into fetching, the rest into preparing; None: the runs do not say."""
-    return fetch_share({("", number): one for number, one in enumerate(_reading(case))})
+_PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data samples"}
+"""What makes another form of a kind of data that is cheaper to read: of single JPEGs, and of raw text that is masked
+while it is read."""
 
 
-def _is_fetch_bound(case: Case) -> bool:
-    share = _fetching(case)
-    return share is not None and share.value >= 0.5
-
-
-def _reason(case: Case) -> str:
-    """What readers spend their time in, in brackets; empty where the runs do not say."""
-    share = _fetching(case)
-    if share is None:
-        return ""
-    if share.value >= 0.5:
-        return f"; readers spend {figure_text(share)} of their time in fetching samples"
-    return f"; readers spend {figure_text(complement(share))} of their time in preparing samples (decode, augment)"
-
-
-def _can_be_staged(case: Case) -> bool:
-    """Fetching is the larger part, and samples are read in place and not from the page cache, as far as one knows."""
-    if case.is_synthetic or not _is_fetch_bound(case) or case.run.plan.workload.data.staging != "none":
-        return False
-    share = storage_share([epoch for one in _reading(case) for epoch in one.epochs])
-    return share is None or share > WARM_SHARE
-
-
-def _staged_text(case: Case) -> str:
-    """The strategy that goes with how the runs shuffle."""
-    is_global = case.run.plan.workload.data.shuffle == "global"
-    return f"stage samples near the node (--set data.staging={'replicate' if is_global else 'shard'}{_reason(case)})"
-
-
-def _few_workers(case: Case) -> bool:
-    """Another number of readers may help: fewer than the rank has cores, by hand or by measurement."""
-    if case.is_synthetic or case.run.plan.workload.data.loader_workers == "auto":
-        return False
-    return case.run.plan.most_loader_workers < case.run.plan.layout.cores_per_rank
-
-
-def _workers_text(case: Case) -> str:
-    cores = case.run.plan.layout.cores_per_rank
-    reason = "" if _is_fetch_bound(case) else _reason(case)
-    return f"use more readers (--set data.loader_workers=auto measures how many of up to {cores} per rank{reason})"
-
-
-def _tiers_text(case: Case) -> str:
-    """The series that says by difference what fetching and preparing cost."""
+def _for_input(case: Case) -> Iterator[Experiment]:
+    if case.is_synthetic:
+        yield Experiment("look at what else uses the ranks' cores: synthetic data is made in memory")
+        return
     plan = case.run.plan
-    command = f"dlbench io {shlex.quote(plan.workload.name)} --preset {shlex.quote(plan.workload.preset)}"
-    command += (
-        f" --data {shlex.quote(plan.workload.data.source)} --ranks {case.point.ranks} --tiers --repeats {MIN_RUNS}"
-    )
-    return f"separate storage from preparing with synthetic, cached and cold data: {command}"
-
-
-def _can_be_packed(case: Case) -> bool:
-    """Trees of single JPEGs, and raw text that is masked while it is read."""
+    data, cores = plan.workload.data, plan.layout.cores_per_rank
+    records = [run.record for run in case.runs if run.record is not None]
+    reading = [record.reading for record in records if record.reading is not None]
+    # Of the readers' time, the rest goes into preparing; None: the runs do not say.
+    share = fetch_share({("", number): one for number, one in enumerate(reading)})
+    is_fetch_bound = share is not None and share.value >= 0.5
+    reason = ""
+    if share is not None and is_fetch_bound:
+        reason = f"; readers spend {figure_text(share)} of their time in fetching samples"
+    elif share is not None:
+        spent = figure_text(complement(share))
+        reason = f"; readers spend {spent} of their time in preparing samples (decode, augment)"
+    # Samples that are read in place and not from the page cache, as far as one knows.
+    stored = storage_share([epoch for one in reading for epoch in one.epochs])
+    if is_fetch_bound and data.staging == "none" and (stored is None or stored > WARM_SHARE):
+        strategy = "replicate" if data.shuffle == "global" else "shard"
+        yield Experiment(f"stage samples near the node (--set data.staging={strategy}{reason})")
+    if data.loader_workers != "auto" and plan.most_loader_workers < cores:
+        why = "" if is_fetch_bound else reason
+        up_to = f"--set data.loader_workers=auto measures how many of up to {cores} per rank"
+        yield Experiment(f"use more readers ({up_to}{why})")
     record = case.run.record
-    return not case.is_synthetic and record is not None and record.data.get("kind") in _PACKED_BY
+    if record is not None and record.data.get("kind") in _PACKED_BY:
+        yield Experiment(f"prepare the data once ({_PACKED_BY[str(record.data['kind'])]})")
+    name, preset, source = map(shlex.quote, (plan.workload.name, plan.workload.preset, data.source))
+    tiers = f"--data {source} --ranks {case.point.ranks} --tiers --repeats {MIN_RUNS}"
+    command = f"dlbench io {name} --preset {preset} {tiers}"
+    yield Experiment(f"separate storage from preparing with synthetic, cached and cold data: {command}")
 
 
-def _packed_text(case: Case) -> str:
-    record = case.run.record
-    return "" if record is None else f"prepare the data once ({_PACKED_BY[str(record.data.get('kind'))]})"
-
-
-def _is_weak(case: Case) -> bool:
+def _larger_batch(case: Case) -> Iterator[Experiment]:
     """Under strong scaling all points share the batch of all ranks; another one is another question."""
-    return case.run.plan.series.scaling == "weak"
+    if case.run.plan.series.scaling == "weak":
+        option = f"--set train.batch_per_rank={2 * case.batch}"
+        yield Experiment(f"use a larger batch per rank ({option}): fewer steps for the same samples")
 
 
-def _larger_batch(case: Case) -> str:
-    return (
-        f"use a larger batch per rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
-    )
+def _for_launches(case: Case) -> Iterator[Experiment]:
+    yield from _larger_batch(case)
+    train = case.run.plan.workload.train
+    # Where the host hands over each kernel by a call of its own.
+    if train.cuda_graphs == "none" and train.compile not in ("reduce-overhead", "max-autotune"):
+        options = "--set train.compile=reduce-overhead, or --set train.cuda_graphs=network"
+        yield Experiment(f"launch fewer kernels, or a whole step at once ({options})")
+
+
+def _for_throttling(case: Case) -> Iterator[Experiment]:
+    record = case.run.record
+    on_gpu = record is not None and record.ranks[0].device.startswith("cuda")
+    yield Experiment(throttling_remedy(on_gpu=on_gpu))
+
+
+def _for_memory(case: Case) -> Iterator[Experiment]:
+    train = case.run.plan.workload.train
+    records = (run.record.memory for run in case.runs if run.record is not None)
+    memory = next((one for one in records if one is not None), None)
+    if memory is not None:
+        asked, in_core = memory.plan.capacity_bytes, memory.in_core_bytes
+        if not train.recompute == train.swap == "planned":
+            # A plan for what the method at hand holds.
+            capacity = bytes_option(asked or memory.plan.predicted.peak_bytes)
+            options = "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity="
+            yield Experiment(f"plan keeping, swapping and recomputing ({options}{capacity})")
+        if asked is not None and 0 < asked < in_core:
+            more = bytes_option(min(in_core, round(1.25 * asked)))
+            option = f"--set train.memory.capacity={more}; in core training holds {format_bytes(in_core)}"
+            yield Experiment(f"use a larger capacity, if the device has it ({option})")
+    if case.batch > 1:
+        parts = train.gradient_accumulation
+        if case.batch % (2 * parts) == 0:
+            yield Experiment(f"split the batch into smaller passes (--set train.gradient_accumulation={2 * parts})")
+        else:
+            smaller = max(parts, case.batch // 2 // parts * parts)
+            yield Experiment(f"use a smaller batch per rank (--set train.batch_per_rank={smaller})")
 
 
 _COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer"}
 
 
-def _could_be_spread(case: Case) -> bool:
-    """Whether the same ranks fit on more nodes: a scheduler gives them, or several were used."""
-    plan = case.run.plan
-    return plan.layout.ranks_per_node > 1 and (plan.layout.nodes > 1 or plan.system.scheduler != "none")
+def _for_compute(case: Case) -> Iterator[Experiment]:
+    plan, record = case.run.plan, case.run.record
+    if plan.series.scaling != "weak":
+        # A rank's batch shrinks, and what does not depend on it (the optimizer) stays.
+        at_smallest = round(2 * case.batch * case.point.ideal_speedup)
+        text = (
+            f"use a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or "
+            "weak scaling (--scaling weak), in which work that does not shrink weighs less"
+        )
+        largest = max(case.compute_parts, key=lambda part: part.lost.value)
+        more = f": the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else ""
+        yield Experiment(text + more)
+    elif plan.layout.ranks_per_node > 1 and (plan.layout.nodes > 1 or plan.system.scheduler != "none"):
+        # The same ranks fit on more nodes.
+        yield Experiment("place fewer ranks per node, to see whether they share memory or caches (--ranks-per-node)")
+    if record is not None and record.clock == "monotonic" and case.exchange is not None and case.exchange.hidden_s:
+        # On CPUs threads of the exchange run on the cores that compute, while the backward pass goes on.
+        yield Experiment(
+            "measure what the exchange takes from the backward pass, since both share the ranks' cores "
+            "(--decompose runs pairs without exchange)"
+        )
+    yield Experiment("look at clocks and memory of these nodes, and at other work on their cores")
 
 
-def _computes_beside_exchange(case: Case) -> bool:
-    """Whether threads of the exchange run on the cores that compute: on CPUs, while the backward pass goes on."""
-    record = case.run.record
-    on_cpu = record is not None and record.clock == "monotonic"
-    return on_cpu and case.exchange is not None and bool(case.exchange.hidden_s)
+def _for_the_rest(case: Case) -> Iterator[Experiment]:
+    option = f"--set measure.measured_steps={2 * case.run.plan.measure.measured_steps}"
+    yield Experiment(f"measure longer, so that ends weigh less ({option})")
 
 
-def _less_fixed_work(case: Case) -> str:
-    """Under strong scaling a rank's batch shrinks, and what does not depend on it (the optimizer) stays."""
-    at_smallest = round(2 * case.batch * case.point.ideal_speedup)
-    text = (
-        f"use a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or "
-        "weak scaling (--scaling weak), in which work that does not shrink weighs less"
-    )
-    largest = max(case.compute_parts, key=lambda part: part.lost.value)
-    return f"{text}: the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else text
-
-
-def _launches_singly(case: Case) -> bool:
-    """Whether the host hands over each kernel by a call of its own."""
-    train = case.run.plan.workload.train
-    return train.cuda_graphs == "none" and train.compile not in ("reduce-overhead", "max-autotune")
-
-
-def _memory(case: Case) -> MemoryResult | None:
-    """What a run of the point says of its activations."""
-    found = (run.record.memory for run in case.runs if run.record is not None)
-    return next((one for one in found if one is not None), None)
-
-
-def _can_hold_more(case: Case) -> bool:
-    """A plan was made for less than training holds in core."""
-    told = _memory(case)
-    return told is not None and (told.plan.capacity_bytes or told.in_core_bytes) < told.in_core_bytes
-
-
-def _more_capacity_text(case: Case) -> str:
-    told = _memory(case)
-    if told is None or told.plan.capacity_bytes is None:
-        return ""
-    more = min(told.in_core_bytes, round(1.25 * told.plan.capacity_bytes))
-    return (
-        f"use a larger capacity, if the device has it (--set train.memory.capacity={bytes_option(more)}; in core "
-        f"training holds {format_bytes(told.in_core_bytes)})"
-    )
-
-
-def _is_unplanned(case: Case) -> bool:
-    train = case.run.plan.workload.train
-    return _memory(case) is not None and not (train.recompute == train.swap == "planned")
-
-
-def _planned_text(case: Case) -> str:
-    """A plan for what the method at hand holds."""
-    told = _memory(case)
-    if told is None:
-        return ""
-    capacity = told.plan.capacity_bytes or told.plan.predicted.peak_bytes
-    return (
-        "plan keeping, swapping and recomputing (--set train.recompute=planned --set train.swap=planned --set "
-        f"train.memory.capacity={bytes_option(capacity)})"
-    )
-
-
-def _smaller_batch(case: Case) -> str:
-    parts = case.run.plan.workload.train.gradient_accumulation
-    if case.batch % (2 * parts) == 0:
-        return f"split the batch into smaller passes (--set train.gradient_accumulation={2 * parts})"
-    return f"use a smaller batch per rank (--set train.batch_per_rank={max(parts, case.batch // 2 // parts * parts)})"
-
-
-RULES: Mapping[str, Rule] = {
-    "exchange": Rule(
-        name="network-bound",
-        experiments=(
-            Experiment(
-                text=lambda case: "use the hierarchical exchange (--set sync.exchange=hierarchical)",
-                when=_is_flat_over_nodes,
-                way=lambda case: _way(case, exchange="hierarchical"),
-            ),
-            Experiment(
-                text=_mgwfbp_text,
-                when=lambda case: _fusion(case) in ("own:none", "own:single") and _may(case, fusion="own:mgwfbp"),
-                way=lambda case: _way(case, fusion="mgwfbp"),
-            ),
-            Experiment(
-                text=lambda case: "send one message (--set sync.fusion=own:single)",
-                when=lambda case: _fusion(case) == "own:none" and _may(case, fusion="own:single"),
-                way=lambda case: _way(case, fusion="single"),
-            ),
-            Experiment(
-                text=lambda case: "fuse gradients (--set sync.fusion=auto)", when=lambda case: _fusion(case) == "none"
-            ),
-            Experiment(
-                text=lambda case: "send half the bytes (--set sync.wire=fp16; check the loss too)",
-                when=_is_wide_wire,
-                way=lambda case: _way(case, wire="fp16"),
-            ),
-            Experiment(text=_larger_batch, when=_is_weak),
-        ),
-    ),
-    "straggler": Rule(
-        name="straggler-bound",
-        experiments=(Experiment(text=_without, when=_is_waited_host_slow), Experiment(text=_straggler_text)),
-    ),
-    "input": Rule(
-        name="input-bound",
-        experiments=(
-            Experiment(text=_staged_text, when=_can_be_staged),
-            Experiment(text=_workers_text, when=_few_workers),
-            Experiment(text=_packed_text, when=_can_be_packed),
-            Experiment(text=_tiers_text, when=lambda case: not case.is_synthetic),
-            Experiment(
-                text=lambda case: "look at what else uses the ranks' cores: synthetic data is made in memory",
-                when=lambda case: case.is_synthetic,
-            ),
-        ),
-    ),
-    "host": Rule(name="host-bound", experiments=(Experiment(text=_larger_batch, when=_is_weak),)),
-    "launch": Rule(
-        name="launch-bound",
-        experiments=(
-            Experiment(text=_larger_batch, when=_is_weak),
-            Experiment(
-                text=lambda case: (
-                    "launch fewer kernels, or a whole step at once (--set train.compile=reduce-overhead, or --set "
-                    "train.cuda_graphs=network)"
-                ),
-                when=_launches_singly,
-            ),
-        ),
-    ),
-    "throttling": Rule(
-        name="throttled",
-        experiments=(
-            Experiment(
-                text=lambda case: throttling_remedy(
-                    on_gpu=case.run.record is not None and case.run.record.ranks[0].device.startswith("cuda")
-                )
-            ),
-        ),
-    ),
-    "memory": Rule(
-        name="memory-bound",
-        experiments=(
-            Experiment(text=_planned_text, when=_is_unplanned),
-            Experiment(text=_more_capacity_text, when=_can_hold_more),
-            Experiment(text=_smaller_batch, when=lambda case: case.batch > 1),
-        ),
-    ),
-    "compute": Rule(
-        name="compute-bound",
-        experiments=(
-            Experiment(text=_less_fixed_work, when=lambda case: not _is_weak(case)),
-            Experiment(
-                text=lambda case: (
-                    "place fewer ranks per node, to see whether they share memory or caches (--ranks-per-node)"
-                ),
-                when=lambda case: _is_weak(case) and _could_be_spread(case),
-            ),
-            Experiment(
-                text=lambda case: (
-                    "measure what the exchange takes from the backward pass, since both share the ranks' cores "
-                    "(--decompose runs pairs without exchange)"
-                ),
-                when=_computes_beside_exchange,
-            ),
-            Experiment(text=lambda case: "look at clocks and memory of these nodes, and at other work on their cores"),
-        ),
-    ),
-    "rest": Rule(
-        name="unbalanced",
-        experiments=(
-            Experiment(
-                text=lambda case: (
-                    "measure longer, so that ends weigh less (--set measure.measured_steps="
-                    f"{2 * case.run.plan.measure.measured_steps})"
-                )
-            ),
-        ),
-    ),
+RULES: Mapping[str, tuple[str, Callable[[Case], Iterator[Experiment]]]] = {
+    "exchange": ("network-bound", _for_exchange),
+    "straggler": ("straggler-bound", _for_stragglers),
+    "input": ("input-bound", _for_input),
+    "host": ("host-bound", _larger_batch),
+    "launch": ("launch-bound", _for_launches),
+    "throttling": ("throttled", _for_throttling),
+    "memory": ("memory-bound", _for_memory),
+    "compute": ("compute-bound", _for_compute),
+    "rest": ("unbalanced", _for_the_rest),
 }
-"""By cause."""
+"""By cause: the name of the diagnosis, and what makes sense to try, in order."""

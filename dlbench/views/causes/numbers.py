@@ -1,4 +1,4 @@
-"""The one account of the lost percent: what is lost to which part, who was waited for, what to try.
+"""The one account of the lost percent: what is lost to which part, who was waited for, how sure that is, what to try.
 
 The seconds of each run by part are those of `dlbench.reading.causes`; figures over the runs of a point, and lost shares
 that sum to 1 - efficiency, are made by `dlbench.reading.attribution`. Everything that a report says of lost points, in
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dlbench.reading.attribution import Part, attribute, complement
 from dlbench.reading.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
@@ -20,11 +21,323 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
+from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, repeat_text, units_text
 from dlbench.specs.collectives.network import NetworkModel
-from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
-from dlbench.views.causes.diagnosis import Verdict, adjusted_p, diagnose
-from dlbench.views.causes.experiments import Case
+from dlbench.stats.verdicts import placed
+from dlbench.views.causes.exchange_forecast import forecast, upper_bound
+from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
+
+WORTH_EXPLAINING = 0.01
+"""Fraction of efficiency below which a loss is not explained."""
+
+LIKELY_RUNS = 4
+"""Runs or sessions from which a cause may be likely: of three equal ones a side one report in ten would name one."""
+_PRINTED = 0.0005
+"""Fraction of efficiency that is printed as 0.1 points."""
+MOST_NAMED = 3
+"""Causes that are named in a line."""
+
+Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "likely", "found"]
+
+_LATE_TITLES = {
+    "input": "by {} input",
+    "compute": "by {} computing",
+    "host": "between {} steps",
+    "unexplained": "not by {} own work",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextExperiment:
+    """Something to try."""
+
+    text: str
+    forecast_gain: float | None
+    """Forecast growth of the throughput, a fraction."""
+    forecast_low: float | None
+    """Ends of its 95 % interval; None: too few runs of the network's fit or of the point."""
+    forecast_high: float | None
+    basis: str
+    """What the forecast was computed from, or why there is none; empty where none was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The diagnosis of a point."""
+
+    line: str
+    """In one sentence, without the place and the last full stop."""
+    next: str
+    """What to do next, likewise; empty where nothing suggests itself."""
+    finding: Finding
+    """`found`: a cause stands out of the noise of enough runs, all causes counted. `likely`: of four runs, every one
+    lost, and to this cause, and a t test of the whole finds a loss. Otherwise why nothing does."""
+    name: str
+    """network-bound, straggler-bound, input-bound, ...; empty unless found or likely."""
+    cause: str
+    """The cause that costs most, of those that stand out if any does; at the baseline, that takes most of the step
+    beside computing. Empty where none costs anything worth explaining."""
+    bound: float | None
+    """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
+    experiments: tuple[NextExperiment, ...]
+    """In order; empty unless found or likely."""
+
+
+def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
+    """The p values of losses to causes, after Holm over all causes of all points and Bonferroni over groups.
+
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %.
+
+    Args:
+        points: the causes of each rank count of a group that were measured, the baseline's too.
+        num_groups: groups of the report with several rank counts.
+
+    Returns:
+        For each point, by cause; nothing of the baseline, and of causes that took no time anywhere.
+    """
+    tested = [
+        (place, part.name, part.p)
+        for place, parts in enumerate(points)
+        for part in parts
+        if part.p is not None and (part.seconds.value or part.ideal_seconds)
+    ]
+    found: list[dict[str, float]] = [{} for _ in points]
+    for (place, name, _), adjusted in zip(tested, holm([p for *_, p in tested]), strict=True):
+        found[place][name] = min(1.0, num_groups * adjusted)
+    return found
+
+
+def stands_out(part: Part, adjusted: float) -> bool:
+    """Whether a cause loses something for certain: after the correction (`adjusted_p`), and by its own interval."""
+    return adjusted < LEVEL and placed(part.lost, 0, 0) == "above"
+
+
+def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
+    """The diagnosis of a point.
+
+    Args:
+        case: the point with its causes.
+        network: fitted costs, for forecasts; None: only bounds.
+    """
+    largest = _largest(case)
+    finding = _finding(case, largest)
+    name, cause, bound = "", "", None
+    experiments: list[NextExperiment] = []
+    if largest is not None and finding not in ("no loss", "small loss", "above ideal"):
+        cause = largest.name
+        share = _share(case, largest) if case.is_baseline else largest.lost.value
+        bound = upper_bound(share) if 0 < share < 1 else None
+        if finding in ("found", "likely"):
+            name, tries = RULES[cause]
+            experiments = [_next(one, case, network) for one in tries(case)]
+            # In the order of the rule, but what is forecast to gain comes first and what is forecast to lose last.
+            experiments.sort(key=lambda one: -(one.forecast_gain or 0.0))
+    return Verdict(
+        line=_line(case, finding, largest),
+        next=_next_text(case, finding, largest, experiments),
+        finding=finding,
+        name=name,
+        cause=cause,
+        bound=bound,
+        experiments=tuple(experiments),
+    )
+
+
+def _largest(case: Case) -> Part | None:
+    if case.is_baseline:
+        beside = [part for part in case.parts if part.name != "compute"]
+        found = max(beside, key=lambda part: part.seconds.value)
+        return found if found.seconds.value > 0 else None
+    found = max(case.parts, key=lambda part: (_stands_out(case, part), part.lost.value))
+    return found if found.lost.value > 0 else None
+
+
+def _stands_out(case: Case, part: Part) -> bool:
+    return stands_out(part, case.adjusted_p.get(part.name, 1.0))
+
+
+def _finding(case: Case, largest: Part | None) -> Finding:
+    if case.is_baseline:
+        return "baseline"
+    lost = case.whole.lost
+    where = placed(lost, -WORTH_EXPLAINING, WORTH_EXPLAINING)
+    if where == "insufficient":
+        return "likely" if largest is not None and _is_likely(case.whole, largest) else "too few runs"
+    if where == "below":
+        return "above ideal"
+    if where == "within":
+        return "small loss" if lost.value >= _PRINTED else "no loss"
+    is_found = lost.value >= WORTH_EXPLAINING and largest is not None and _stands_out(case, largest)
+    return "found" if is_found else "within noise"
+
+
+def _is_likely(whole: Part, largest: Part) -> bool:
+    """Whether every one of these few runs lost, and to this part, and their mean loss stands out of their scatter."""
+    lows = (whole.lost.low, largest.lost.low)
+    return (
+        whole.lost.units >= LIKELY_RUNS
+        and whole.lost.value >= WORTH_EXPLAINING
+        and all(low is not None and low > 0 for low in lows)
+        and whole.p is not None
+        and whole.p < LEVEL
+    )
+
+
+# Experiments
+
+
+_NO_FORECAST: Mapping[str, None] = dict.fromkeys(("forecast_gain", "forecast_low", "forecast_high"))
+
+
+def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> NextExperiment:
+    text = experiment.text
+    if network is None or experiment.way is None:
+        return NextExperiment(text=text, basis="", **_NO_FORECAST)
+    if case.exchange is None:
+        return NextExperiment(text=text, basis="the runs do not report their messages", **_NO_FORECAST)
+    found = forecast(
+        network,
+        case.exchange,
+        ranks=case.point.ranks,
+        new=experiment.way,
+        exchange=case.part("exchange").seconds,
+        step=case.whole.seconds,
+    )
+    if isinstance(found, str):
+        return NextExperiment(text=text, basis=found, **_NO_FORECAST)
+    return NextExperiment(
+        text=text, forecast_gain=found.gain, forecast_low=found.low, forecast_high=found.high, basis=found.basis
+    )
+
+
+def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[NextExperiment]) -> str:
+    if finding == "too few runs":
+        return repeat_text(case.whole.lost)
+    if finding == "within noise":
+        return repeat_text(case.whole.lost, 2 * max(MIN_RUNS, case.whole.lost.units))
+    if finding == "baseline":
+        # Against waiting for launches alone, which no other rank is needed to see.
+        if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
+            return ""
+        return next((one.text for one in RULES["launch"][1](case)), "")
+    advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
+    gain = f", forecast {experiment_gain(advised[0])}" if advised and advised[0].forecast_gain is not None else ""
+    confirm = repeat_text(case.whole.lost) if finding == "likely" else ""
+    return "; then ".join(filter(None, (confirm, f"{advised[0].text}{gain}" if advised else "")))
+
+
+# The line
+
+
+def _line(case: Case, finding: Finding, largest: Part | None) -> str:
+    if finding == "baseline":
+        text = f"baseline: {percent(_share(case, case.part('compute')))} of a step is compute"
+        if largest is None:
+            return text
+        return f"{text}, {percent(_share(case, largest))} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
+    if finding in ("found", "likely"):
+        assert largest is not None
+        return _named_line(case, largest, finding)
+    lost = case.whole.lost
+    if finding == "above ideal":
+        return f"{_gain(lost)} above 100 %: the baseline ran with a handicap, or its runs drifted"
+    if finding == "no loss" and not _gained(case):
+        return "nothing is lost"
+    if finding in ("no loss", "small loss"):
+        return f"no loss worth explaining ({_lost(case)})"
+    in_runs, is_loss = units_text(lost), lost.value >= 0
+    amount = f"loss of {lost_text(lost)}" if is_loss else f"gain of {_gain(lost)}"
+    if lost.low is None or lost.high is None:
+        why = f"a {amount} in single runs, which have no interval"
+    elif finding == "too few runs":
+        if lost.low <= 0 <= lost.high:
+            why = f"{in_runs} cannot tell the {amount} from noise"
+        else:
+            why = f"a {amount} in {in_runs}, too few to say what from"
+    elif lost.low > 0:
+        why = f"{_lost(case)} for certain, but no single part of it is certain in {in_runs}"
+    elif lost.high < 0:
+        why = f"whether the {amount} is of {percent(WORTH_EXPLAINING, 0)} or more is undecided"
+    else:
+        why = f"the {amount} is within the noise of {in_runs}"
+    most = max(case.parts, key=lambda part: part.lost.value)
+    if most.lost.value <= 0:
+        return why
+    return f"{why}; the largest part is {CAUSE_TITLES[most.name]}, {lost_value(most.lost)}{_late(case, most)}"
+
+
+def _share(case: Case, part: Part) -> float:
+    return part.seconds.value / case.whole.seconds.value
+
+
+def _gain(lost: Estimate) -> str:
+    """A negative loss the other way round, with its interval."""
+    return lost_text(lost.mapped(lambda value: -value, lost.unit))
+
+
+def _gained(case: Case) -> float:
+    """What parts gain together, where that is worth a word beside the loss, which is what the others lose less it."""
+    gained = -sum(part.lost.value for part in case.parts if part.lost.value < 0)
+    return gained if gained >= WORTH_EXPLAINING else 0.0
+
+
+def _lost(case: Case) -> str:
+    """What is lost in all, 1 - efficiency: ``20.0 points lost``, ``4.8 points lost in all, as others gain 19.0``."""
+    gained = _gained(case)
+    text = f"{lost_value(case.whole.lost)} lost"
+    return f"{text} in all, as other parts gain {points(gained)}" if gained else text
+
+
+def _named_line(case: Case, cause: Part, finding: Finding) -> str:
+    joint = "; " if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED else " of "
+    others = sorted(case.parts, key=lambda part: -part.lost.value)
+    sure = [part for part in others if part is not cause and part.lost.value >= WORTH_EXPLAINING]
+    sure = [part for part in sure if _stands_out(case, part)][: MOST_NAMED - 1]
+    also = "".join(f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}" for part in sure)
+    # A part that is larger than the one that is named, and not certain.
+    beyond = ""
+    if others[0] is not cause and others[0] not in sure:
+        beyond = f"; {CAUSE_TITLES[others[0].name]}, {lost_value(others[0].lost)}, is within the noise"
+    late = _late(case, cause)
+    lost = f"{late}{joint}{_lost(case)}" if joint == "; " else f"{joint}{_lost(case)}{late}"
+    return (
+        f"{'main' if finding == 'found' else 'likely'} cause: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}"
+        f"{lost}{also}{beyond}" + (f"; only {units_text(cause.lost)}" if finding == "likely" else "")
+    )
+
+
+def _late(case: Case, largest: Part) -> str:
+    """For whom ranks wait, where it is mostly one, or the ranks of one host."""
+    if largest.name != "straggler" or not case.hosts:
+        return ""
+    late = case.main_straggler
+    if late is None:
+        return ", for ranks in turns"
+    whose = "their" if late.rank is None else "its"
+    who = f"the ranks of {late.host}" if late.rank is None else f"rank {late.rank} on {late.host}"
+    return f", {percent(late.waited_share, 0)} for {who}, late {_LATE_TITLES[late.late_by].format(whose)}"
+
+
+def experiment_gain(one: NextExperiment) -> str:
+    """The forecast gain with its interval; `+18 % [12, 25] throughput`; a loss with its sign."""
+    gain = one.forecast_gain
+    if gain is None:
+        return ""
+    text = percent(gain, 0)
+    if one.forecast_low is not None and one.forecast_high is not None:
+        text = figure_text(Estimate(gain, one.forecast_low, one.forecast_high, MIN_RUNS, "fit", "fraction"))
+    return f"{'+' if gain >= 0 else ''}{text} throughput"
+
+
+def bound_text(bound: float) -> str:
+    """What it would be if all of it were gone: a limit, no forecast."""
+    return f"at most +{percent(bound, 0)}"
+
+
+# The account
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +486,10 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
     history = slow_nodes(table)
-    accounts = _adjusted([_account(point, group.baseline, table) for point in group.points], table)
+    accounts = [_account(point, group.baseline, table) for point in group.points]
+    measured = [[share for share in one.causes if share.is_measured] for one in accounts]
+    cells = table.figures[["group", "ranks", "nodes"]].drop_duplicates()["group"].value_counts()
+    adjusted = adjusted_p(measured, int((cells > 1).sum()))
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
     described = describe(group.sample)
     return LostPercent(
@@ -183,30 +499,23 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
             watch_cost=_watch_cost(group.runs),
             limits=_limits(table.runs[group.points[-1].run_ids[0]]),
             points=tuple(
-                _point(point, found, table, history.exclude, network)
-                for point, found in zip(group.points, accounts, strict=True)
+                _point(point, found, by_name, table, history.exclude, network)
+                for point, found, by_name in zip(group.points, accounts, adjusted, strict=True)
             ),
         ),
         nodes=dataclasses.replace(history, hosts=tuple(one for one in history.hosts if one.host in own)),
     )
 
 
-def _adjusted(points: Sequence[Account], table: RunTable) -> list[Account]:
-    """The same with p values that are adjusted over the report."""
-    cells = table.figures[["group", "ranks", "nodes"]].drop_duplicates()["group"].value_counts()
-    measured = [[share for share in one.causes if share.is_measured] for one in points]
-    found = adjusted_p(measured, int((cells > 1).sum()))
-    return [
-        dataclasses.replace(
-            one, causes=tuple(dataclasses.replace(share, adjusted_p=by_name.get(share.name)) for share in one.causes)
-        )
-        for one, by_name in zip(points, found, strict=True)
-    ]
-
-
 def _point(
-    point: Point, account: Account, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None
+    point: Point,
+    account: Account,
+    adjusted: Mapping[str, float],
+    table: RunTable,
+    exclude: tuple[str, ...],
+    network: NetworkModel | None,
 ) -> CausePoint:
+    causes = tuple(dataclasses.replace(share, adjusted_p=adjusted.get(share.name)) for share in account.causes)
     own = [table.causes[run_id] for run_id in point.run_ids]
     runs = tuple(table.runs[run_id] for run_id in point.run_ids)
     ranks, hosts = ranking(own)
@@ -214,10 +523,10 @@ def _point(
         runs=runs,
         point=point,
         is_baseline=point.is_baseline,
-        parts=account.causes,
+        parts=causes,
         whole=account.whole,
-        adjusted_p={share.name: share.adjusted_p for share in account.causes if share.adjusted_p is not None},
-        compute_parts=account.causes[CAUSES.index("compute")].parts,
+        adjusted_p=adjusted,
+        compute_parts=causes[CAUSES.index("compute")].parts,
         hosts=hosts,
         main_straggler=main_straggler(ranks, point.ranks) or main_host(hosts, own),
         exclude=exclude,
@@ -229,7 +538,7 @@ def _point(
         run_ids=point.run_ids,
         verdict=diagnose(case, network),
         efficiency=point.efficiency,
-        causes=account.causes,
+        causes=causes,
         exchange_phase=account.exchange_phase,
         whole=account.whole,
         pop=_pop({table.keys[run_id]: table.causes[run_id] for run_id in point.run_ids}),
@@ -258,12 +567,21 @@ def _pop(runs: Mapping[RunKey, Causes]) -> Pop | None:
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     """The parts of a point against the baseline."""
     own, base = ([table.causes[run_id] for run_id in one.run_ids] for one in (point, baseline))
-    unknown = _reasons([*own, *base])
-    knows_readers = all(one.knows_readers for one in (*own, *base))
-    inputs = INPUT_PARTS if knows_readers else WAIT_PARTS
+    both = (*own, *base)
+    # Causes of which some of these runs say nothing, and why, each reason once.
+    unknown = {
+        name: reasons
+        for name in CAUSES
+        if (reasons := tuple(dict.fromkeys(one.not_measured[name] for one in both if name in one.not_measured)))
+    }
+    inputs = INPUT_PARTS if all(one.knows_readers for one in both) else WAIT_PARTS
+
+    def seconds(of: Point) -> dict[RunKey, dict[str, float]]:
+        return {table.keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in of.run_ids}
+
     found = attribute(
-        _seconds(point, table, unknown),
-        _seconds(baseline, table, unknown),
+        seconds(point),
+        seconds(baseline),
         work=_work(point, baseline, table),
         names=CAUSES,
         beside=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
@@ -293,11 +611,6 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     )
 
 
-def _seconds(point: Point, table: RunTable, unknown: Collection[str]) -> dict[RunKey, dict[str, float]]:
-    keys = table.keys
-    return {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in point.run_ids}
-
-
 def _work(point: Point, baseline: Point, table: RunTable) -> float:
     """Samples per rank and step of a point over those of the baseline, over the runs that the efficiency is made of."""
     rows = table.figures.set_index("run_id")
@@ -307,25 +620,13 @@ def _work(point: Point, baseline: Point, table: RunTable) -> float:
     return ratio_estimate(own, base).value
 
 
-def _reasons(runs: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
-    """Causes of which some of these runs say nothing, and why, each reason once."""
-    return {
-        name: reasons
-        for name in CAUSES
-        if (reasons := tuple(dict.fromkeys(one.not_measured[name] for one in runs if name in one.not_measured)))
-    }
-
-
 def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     """How the runs of a point know a cause, or why it is 0."""
     if name == "input" and any(one.knows_readers for one in runs):
         return ("fetching and preparing share the wait for batches as they share the readers' time",)
-    told = {
-        "launch": [one.launch_evidence for one in runs],
-        "throttling": [one.throttling_evidence for one in runs],
-        "memory": [one.memory_evidence for one in runs],
-    }
-    return tuple(dict.fromkeys(filter(None, told.get(name, ()))))
+    if name not in ("launch", "throttling", "memory"):
+        return ()
+    return tuple(dict.fromkeys(filter(None, (getattr(one, f"{name}_evidence") for one in runs))))
 
 
 def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, float], ...]:
@@ -345,14 +646,8 @@ def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
     measured = [(plan, one) for plan, one in found if one is not None and one.method == "measured"]
     if measured:
         plan, newest = max(measured, key=lambda pair: (pair[0].created, pair[0].layout.ranks, pair[0].series.position))
-        return WatchCost(
-            value=newest.value,
-            low=newest.low,
-            high=newest.high,
-            method="measured",
-            ranks=plan.layout.ranks,
-            num_runs=newest.num_pairs,
-        )
+        ends = {"value": newest.value, "low": newest.low, "high": newest.high}
+        return WatchCost(**ends, method="measured", ranks=plan.layout.ranks, num_runs=newest.num_pairs)
     accounted = [one for _, one in found if one is not None]
     if not accounted:
         return None
@@ -368,8 +663,7 @@ def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
 
 def _limits(sample: Run) -> tuple[str, ...]:
     """What blurs the causes of these runs, each a sentence."""
-    record = sample.record
-    found = []
+    record, found = sample.record, []
     result = None if record is None else record.exchange
     how = sample.plan.sync.exchange if result is None else result.exchange
     if how == "none":
@@ -379,9 +673,8 @@ def _limits(sample: Run) -> tuple[str, ...]:
     if record is not None and record.clock == "cuda-events":
         found.append("Phases are times of the training stream: what overlaps on other streams is not charged.")
     elif record is not None and len(record.ranks) > 1:
-        found.append(
-            "On a CPU the exchange shares the ranks' cores: what it takes from the backward pass is part of compute."
-        )
+        shared = "what it takes from the backward pass is part of compute"
+        found.append(f"On a CPU the exchange shares the ranks' cores: {shared}.")
     if record is not None and record.phases == "synchronised":
         found.append("Phases are synchronised: the device is waited for after each, so exchange hides less than usual.")
     return tuple(found)

@@ -26,9 +26,17 @@ from dlbench.report.wording import (
 )
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.diagnosis import NextExperiment, bound_text, experiment_gain
 from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
-from dlbench.views.causes.numbers import CausePoint, CauseShare, Diagnosed, LostPercent, lost_percent
+from dlbench.views.causes.numbers import (
+    CausePoint,
+    CauseShare,
+    Diagnosed,
+    LostPercent,
+    NextExperiment,
+    bound_text,
+    experiment_gain,
+    lost_percent,
+)
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
 

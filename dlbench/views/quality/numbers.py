@@ -15,7 +15,7 @@ is not known, and to leave it out would favour the side that fails more often.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from dlbench.costs.training_time import Verdict, consistency
 from dlbench.reading.comparability import planned_id
@@ -243,16 +243,10 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         return None
     cells = _cells(group, table)
     rows = table.figures[table.figures["group"] == group.id]
-    keys = table.keys
     rates = dict(zip(rows["run_id"].astype(str), rows["throughput"].astype(float), strict=True))
     unit = "error" if result.metric == "mae" else "fraction"
-    points: list[QualityPoint] = []
-    for place in sorted(cells):
-        cell = cells[place]
-        factors = None
-        if len(cells) > 1:
-            factors = _factors(cell, cells[min(cells)], keys, rates, is_baseline=place == min(cells))
-        points.append(_point(place, cell, factors, keys, rates, unit))
+    base = cells[min(cells)] if len(cells) > 1 else None
+    points = [_point(place, cells[place], base, table.keys, rates, unit) for place in sorted(cells)]
     title, wanted = METRIC_TITLES[result.metric], group.sample.plan.workload.quality
     assert wanted is not None
     return Quality(
@@ -269,7 +263,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
             f"{title} of {'at least' if result.higher_is_better else 'at most'} {number_text(result.target, unit)}",
         ),
         points=tuple(points),
-        batches=_batches(list(cells.values()), keys),
+        batches=_batches(list(cells.values()), table.keys),
         curves=_curves(group),
     )
 
@@ -283,15 +277,12 @@ def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
     place = place_text(last.ranks, last.nodes)
     if last.factors is None or len(points) == 1:
         return (DASH if last.time is None else value_text(last.time)), f"to {goal} at {place}"
-    factor = last.factors.speedup
-    return (
-        times_value(factor),
-        f"as soon at {goal} with {place} as with {place_text(base.ranks, base.nodes)}; {basis_text(factor)}",
-    )
+    factor, before = last.factors.speedup, place_text(base.ranks, base.nodes)
+    return times_value(factor), f"as soon at {goal} with {place} as with {before}; {basis_text(factor)}"
 
 
 def _curves(group: Group) -> tuple[Curve, ...]:
-    names = [field.name for field in fields(Evaluation)]
+    names = [one.name for one in fields(Evaluation)]
     return tuple(
         Curve(
             run_id=run.plan.run_id,
@@ -307,13 +298,16 @@ def _curves(group: Group) -> tuple[Curve, ...]:
     )
 
 
-@dataclass(kw_only=True)
+Keys = Mapping[str, RunKey]
+
+
+@dataclass
 class _Cell:
     """Runs of one place, by what became of them."""
 
-    valid: list[Run]
-    invalid: list[Run]
-    lost: list[Run]
+    valid: list[Run] = field(default_factory=list)
+    invalid: list[Run] = field(default_factory=list)
+    lost: list[Run] = field(default_factory=list)
 
     @property
     def reached(self) -> list[Run]:
@@ -335,7 +329,7 @@ def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
     others = [item.run for item in table.without if item.state != "damaged" and planned_id(item.run) == wanted]
     for run in (*group.runs, *others):
         layout = run.plan.layout
-        cell = cells.setdefault((layout.ranks, layout.nodes), _Cell(valid=[], invalid=[], lost=[]))
+        cell = cells.setdefault((layout.ranks, layout.nodes), _Cell())
         if run.state == "valid":
             # A valid run that says nothing of its quality is not one that reached it.
             (cell.valid if run.record and run.record.quality else cell.invalid).append(run)
@@ -345,14 +339,9 @@ def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
 
 
 def _point(
-    place: tuple[int, int],
-    cell: _Cell,
-    factors: Factors | None,
-    keys: Mapping[str, RunKey],
-    rates: Mapping[str, float],
-    unit: str,
+    place: tuple[int, int], cell: _Cell, base: _Cell | None, keys: Keys, rates: Mapping[str, float], unit: str
 ) -> QualityPoint:
-    """`unit`: of the metric."""
+    """`base`: the baseline of several points; `unit`: of the metric."""
     results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
     reached = {keys[run.plan.run_id]: quality_of(run) for run in cell.reached}
     accounts = {key: account(result) for key, result in results.items()}
@@ -388,7 +377,7 @@ def _point(
         training=mean(lambda whole, training, evaluation: training),
         evaluation=mean(lambda whole, training, evaluation: evaluation),
         other=mean(lambda whole, training, evaluation: max(0.0, whole - training - evaluation)),
-        factors=factors,
+        factors=None if base is None else _factors(cell, base, keys, rates),
         run_ids=tuple(run.plan.run_id for run in cell.valid),
     )
 
@@ -404,12 +393,10 @@ def _typical(values: Mapping[RunKey, float | None], unit: str) -> Estimate | Non
     return typical_estimate(known, unit) if known else None
 
 
-def _factors(
-    cell: _Cell, baseline: _Cell, keys: Mapping[str, RunKey], rates: Mapping[str, float], *, is_baseline: bool
-) -> Factors | None:
+def _factors(cell: _Cell, baseline: _Cell, keys: Keys, rates: Mapping[str, float]) -> Factors | None:
     if not (cell.all_reached and baseline.all_reached):
         return None
-    if is_baseline:
+    if cell is baseline:
         one = by_definition(1.0, len(cell.valid))
         return Factors(speedup=one, throughput=one, samples=one, rest=one)
     own, other = _by_run(cell, keys, rates), _by_run(baseline, keys, rates)
@@ -423,31 +410,27 @@ def _factors(
     )
 
 
-def _by_run(
-    cell: _Cell, keys: Mapping[str, RunKey], rates: Mapping[str, float]
-) -> dict[str, dict[RunKey, float]] | None:
+def _by_run(cell: _Cell, keys: Keys, rates: Mapping[str, float]) -> dict[str, dict[RunKey, float]] | None:
     """Time, throughput, samples, and time over samples/throughput, of each run; None if a record contradicts itself."""
     found: dict[str, dict[RunKey, float]] = {"time": {}, "rate": {}, "samples": {}, "rest": {}}
     for run in cell.valid:
-        result, key, rate = quality_of(run), keys[run.plan.run_id], rates[run.plan.run_id]
-        if not (result.time_to_quality_s and result.samples_to_quality):
+        result, rate = quality_of(run), rates[run.plan.run_id]
+        time, samples = result.time_to_quality_s, result.samples_to_quality
+        if not (time and samples):
             return None
-        found["time"][key] = result.time_to_quality_s
-        found["rate"][key] = rate
-        found["samples"][key] = result.samples_to_quality
-        found["rest"][key] = result.time_to_quality_s * rate / result.samples_to_quality
+        for name, value in {"time": time, "rate": rate, "samples": samples, "rest": time * rate / samples}.items():
+            found[name][keys[run.plan.run_id]] = value
     return found
 
 
-def _batches(cells: Sequence[_Cell], keys: Mapping[str, RunKey]) -> tuple[BatchPoint, ...]:
+def _batches(cells: Sequence[_Cell], keys: Keys) -> tuple[BatchPoint, ...]:
     """Points of equal global batch together, ascending: they do equal work, however many ranks share it."""
     by_batch: dict[int, list[_Cell]] = {}
     for cell in cells:
         by_batch.setdefault((*cell.valid, *cell.invalid)[0].plan.global_batch, []).append(cell)
     made: list[BatchPoint] = []
     smallest: Estimate | None = None
-    for batch in sorted(by_batch):
-        own = by_batch[batch]
+    for batch, own in sorted(by_batch.items()):
         reached = {keys[run.plan.run_id]: quality_of(run) for cell in own for run in cell.reached}
         count = sum(cell.num_runs for cell in own)
         samples = _typical({key: result.samples_to_quality for key, result in reached.items()}, "samples")

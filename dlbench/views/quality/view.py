@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, times_cell
@@ -25,7 +25,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Group
 from dlbench.views.quality.numbers import BatchPoint, Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
-from dlbench.views.view import GroupSource, GroupView, place_columns
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 WORTH_SAYING = 0.01
 """Factors nearer to 1 are called none."""
@@ -34,9 +34,7 @@ WORTH_SAYING = 0.01
 def quality_verdict(subject: str, quality: Quality) -> str:
     """How many runs reached the target, how soon, and why; no speed-up unless all did.
 
-    Args:
-        subject: the workload in words, with preset, engine, precision, batch and data source.
-        quality: what the runs say.
+    `subject`: the workload in words, with preset, engine, precision, batch and data source.
     """
     goal = goal_text(quality)
     base, last = quality.points[0], quality.points[-1]
@@ -53,9 +51,8 @@ def quality_verdict(subject: str, quality: Quality) -> str:
     if factor.value >= 1:
         how = f"get{s} there {times_text(factor)} sooner than"
     return (
-        f"{subject}: all {runs_text(runs)} met the target {goal}. {place_text(last.ranks, last.nodes)} "
-        f"{how} {place_text(base.ranks, base.nodes)} ({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: "
-        f"{_time_at(base)}, {sooner}."
+        f"{subject}: all {runs_text(runs)} met the target {goal}. {place_of(last)} {how} {place_of(base)} "
+        f"({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
     )
 
 
@@ -73,41 +70,32 @@ def quality_headline(quality: Quality) -> str:
     reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
     if reached < runs or last.time is None:
         return f"{reached_text(reached, runs)} met {goal}"
-    return f"{goal} in {value_text(last.time)} at {place_text(last.ranks, last.nodes)} ({runs_text(last.num_runs)})"
+    return f"{goal} in {value_text(last.time)} at {place_of(last)} ({runs_text(last.num_runs)})"
 
 
 def _not_reached(quality: Quality, goal: str, reached: int, runs: int) -> str:
-    counts = ", ".join(
-        f"{point.num_reached} of {point.num_runs} at {place_text(point.ranks, point.nodes)}" for point in quality.points
-    )
+    counts = ", ".join(f"{point.num_reached} of {point.num_runs} at {place_of(point)}" for point in quality.points)
     if reached == 0:
-        known = [point for point in quality.points if point.best]
-        pick = max if quality.higher_is_better else min
-        best = pick(known, key=lambda point: point.best.value if point.best else 0.0) if known else None
-        found = (
-            f" The best median is {figure_text(best.best)} at {place_text(best.ranks, best.nodes)}."
-            if best and best.best
-            else ""
-        )
+        known = [(point.best, point) for point in quality.points if point.best]
+        found = ""
+        if known:
+            best, at = (max if quality.higher_is_better else min)(known, key=lambda one: one[0].value)
+            found = f" The best median is {figure_text(best)} at {place_of(at)}."
         return f"none of {runs_text(runs)} met the target {goal} within {quality.limit}.{found}"
     times = "; ".join(f"{_time_at(point)} ({point.num_reached} of {point.num_runs})" for point in quality.points)
+    # Where it is missing; no words where the baseline did not get there, because then it is missing everywhere.
+    base, *others = quality.points
+    where = ""
+    if base.num_reached == base.num_runs and others:
+        where = f" at {', '.join(place_of(point) for point in others if point.factors is None)}"
     return (
         f"{reached_text(reached, runs)} met the target {goal} within {quality.limit} ({counts}): no speed-up of the "
-        f"time to accuracy{_without_speedup(quality)}. Median time of those that did: {times}."
+        f"time to accuracy{where}. Median time of those that did: {times}."
     )
-
-
-def _without_speedup(quality: Quality) -> str:
-    """Where it is missing; no words where the baseline did not get there, because then it is missing everywhere."""
-    base, *others = quality.points
-    if base.num_reached < base.num_runs or not others:
-        return ""
-    return f" at {', '.join(place_text(point.ranks, point.nodes) for point in others if point.factors is None)}"
 
 
 def _time_at(point: QualityPoint) -> str:
-    time = "none" if point.time is None else figure_text(point.time)
-    return f"{time} at {place_text(point.ranks, point.nodes)}"
+    return f"{'none' if point.time is None else figure_text(point.time)} at {place_of(point)}"
 
 
 def _why(factors: Factors) -> str:
@@ -117,18 +105,14 @@ def _why(factors: Factors) -> str:
     samples = factors.samples
     if abs(samples.value - 1) < WORTH_SAYING and placed(samples, 1 - WORTH_SAYING, 1 + WORTH_SAYING) != "undecided":
         second = "as many samples were needed"
-    elif samples.value < 1:
-        second = f"{times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
     else:
-        second = f"only {times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
+        only = "" if samples.value < 1 else "only "
+        second = f"{only}{times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
     joint = ", and " if (samples.value < 1 - WORTH_SAYING) is not faster else ", but "
-    rest = factors.rest
-    verb = "cost" if rest.value < 1 else "gain"
-    third = (
-        ""
-        if abs(rest.value - 1) < WORTH_SAYING
-        else f"; evaluation, checkpoints and waits {verb} a factor of {times_text(rest).replace('x', '')}{_noise(rest)}"
-    )
+    rest, third = factors.rest, ""
+    if abs(rest.value - 1) >= WORTH_SAYING:
+        verb = f"{'cost' if rest.value < 1 else 'gain'} a factor of {times_text(rest).replace('x', '')}"
+        third = f"; evaluation, checkpoints and waits {verb}{_noise(rest)}"
     return f"{first}{joint}{second}{third}"
 
 
@@ -149,26 +133,25 @@ def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> 
     """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
     if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
-    name = found.metric_title[0].upper() + found.metric_title[1:]
-    return [
-        _chart(group, found, table, "samples", f"{name} over samples", f"{group.sample_unit} trained"),
-        _chart(group, found, table, "wall_s", f"{name} over time", "time since the start of training, s"),
-    ]
-
-
-def _chart(group: Group, found: Quality, table: Sheet[QualityPoint], axis: Axis, title: str, axis_title: str) -> Chart:
     import altair as alt
 
-    rows = _rows(found)
-    return finish(
-        alt.layer(*_rules(alt, found), *_lines(alt, found, rows, axis, axis_title)),
-        group,
-        name=f"quality-{'samples' if axis == 'samples' else 'time'}",
-        title=title,
-        alt=_words(found, axis),
-        table=table,
-        size=(WIDE, HEIGHT),
+    metric = found.metric_title[0].upper() + found.metric_title[1:]
+    axes: tuple[tuple[Axis, str, str], ...] = (
+        ("samples", "samples", f"{group.sample_unit} trained"),
+        ("wall_s", "time", "time since the start of training, s"),
     )
+    return [
+        finish(
+            alt.layer(*_rules(alt, found), *_lines(alt, found, _rows(found), axis, axis_title)),
+            group,
+            name=f"quality-{name}",
+            title=f"{metric} over {name}",
+            alt=_words(found, axis),
+            table=table,
+            size=(WIDE, HEIGHT),
+        )
+        for axis, name, axis_title in axes
+    ]
 
 
 def _rows(found: Quality) -> Rows:
@@ -198,7 +181,7 @@ def _rows(found: Quality) -> Rows:
 
 
 def _lines(alt: Any, found: Quality, rows: Rows, axis: Axis, axis_title: str) -> list[Any]:
-    places = list(dict.fromkeys(place_text(point.ranks, point.nodes) for point in found.points))
+    places = list(dict.fromkeys(map(place_of, found.points)))
     values = [row["value"] for row in rows] + [found.target, found.predictor_value]
     low, high = min(values), max(values)
     margin = (high - low or 1.0) * 0.08
@@ -214,8 +197,7 @@ def _lines(alt: Any, found: Quality, rows: Rows, axis: Axis, axis_title: str) ->
     shape = alt.Shape("place:N", title=None, sort=places).scale(domain=places)
     legend = {"orient": "bottom", "columns": 3, "symbolStrokeWidth": 2}
     tooltip = [
-        alt.Tooltip("place:N", title="at"),
-        alt.Tooltip("shown:N", title=found.metric_title),
+        *tooltips({"place:N": "at", "shown:N": found.metric_title}),
         alt.Tooltip("samples:Q", title="samples", format=","),
         alt.Tooltip("epoch:Q", title="epochs", format=".3~g"),
         alt.Tooltip("wall_s:Q", title="seconds", format=",.4~g"),
@@ -248,11 +230,9 @@ def _rules(alt: Any, found: Quality) -> list[Any]:
 def _words(found: Quality, axis: Axis) -> str:
     points = []
     for point in found.points:
-        count = reached_text(point.num_reached, point.num_runs)
-        figure = point.samples if axis == "samples" else point.time
-        unit = " samples" if axis == "samples" else ""
+        figure, unit = (point.samples, " samples") if axis == "samples" else (point.time, "")
         after = "" if figure is None else f" after {value_text(figure)}{unit}"
-        points.append(f"{place_text(point.ranks, point.nodes)}: {count} reached it{after}")
+        points.append(f"{place_of(point)}: {reached_text(point.num_reached, point.num_runs)} reached it{after}")
     goal = number_text(found.target, found.unit)
     skill = number_text(found.predictor_value, found.unit)
     return f"{found.metric_title} of every run; the target is {goal}, no skill {skill}. {'; '.join(points)}."
@@ -369,7 +349,7 @@ def _reached(point: QualityPoint) -> Cell:
 
 
 FACTOR_COLUMNS: tuple[Column[tuple[QualityPoint, Factors]], ...] = (
-    Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes), is_brief=True),
+    Column("", "At", lambda row: place_of(row[0]), is_brief=True),
     Column("", "Sooner by", lambda row: row[1].speedup, lambda row: times_cell(row[1].speedup), is_brief=True),
     Column("", "= throughput", lambda row: row[1].throughput, lambda row: times_cell(row[1].throughput), is_brief=True),
     Column("", "x samples needed", lambda row: row[1].samples, lambda row: times_cell(row[1].samples), is_brief=True),
@@ -421,7 +401,7 @@ def _account_sheet(found: Quality) -> Sheet[_Share]:
         pivot=Pivot(
             corner="Mean time",
             down=lambda row: row.title,
-            across=lambda row: place_text(row.point.ranks, row.point.nodes),
+            across=lambda row: place_of(row.point),
             cell=_seconds_and_share,
         ),
         kind=lambda row: row.kind,
@@ -437,17 +417,20 @@ def _seconds_and_share(row: _Share) -> Estimate | str | None:
 
 def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
     """Throughput, epochs and time in training steps: each row is one equation that was checked."""
-    rates = {(point.ranks, point.nodes): point.throughput for point in group.points}
-
-    def rate(point: QualityPoint) -> Estimate | None:
-        return rates.get((point.ranks, point.nodes))
+    rates = {place_of(point): point.throughput for point in group.points}
 
     def checked_rate(point: QualityPoint) -> Estimate | str | None:
-        return rate(point) if point.trained else "contradictory, see the warnings"
+        return rates.get(place_of(point)) if point.trained else "contradictory, see the warnings"
 
     columns: tuple[Column[QualityPoint], ...] = (
         *place_columns(),
-        Column("throughput_per_s", f"Throughput, {group.sample_unit}/s", rate, checked_rate, has_interval=True),
+        Column(
+            "throughput_per_s",
+            f"Throughput, {group.sample_unit}/s",
+            lambda point: rates.get(place_of(point)),
+            checked_rate,
+            has_interval=True,
+        ),
         Column("trained_epochs", "Epochs trained", lambda point: point.trained_epochs, has_interval=True),
         Column("trained_s", "Time in training steps", lambda point: point.trained, has_interval=True),
     )

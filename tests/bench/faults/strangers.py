@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 
 from dlbench.jobs.box.config import BoxPlan
-from dlbench.jobs.box.host import Process, start_ticks
-from dlbench.jobs.box.state import save
+from dlbench.jobs.box.host import Process, save_state, start_ticks
 from tests.bench.faults.catalogue import Fault
 from tests.bench.faults.processes import ENGINES, await_ranks, end_by_force, train
 from tests.bench.faults.workshop import NOBODY, RUN_S, CannotPlantError, DidNotHoldError, Workshop, await_that, short
@@ -119,7 +118,7 @@ def _box_state(name: str, shop: Workshop) -> None:
         )
         ticks = start_ticks(victim.pid)
         assert ticks is not None
-        save(plan, [Process("slurmctld", victim.pid, ticks)])
+        save_state(plan, [Process("slurmctld", victim.pid, ticks)])
         for path in (box, box / "box.json"):
             os.chown(path, NOBODY, NOBODY)
         shop.call("box", "stop", box).require((2, 4, 5))

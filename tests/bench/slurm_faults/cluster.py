@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlbench.errors import DlbenchError
-from dlbench.jobs.box import config, database, host, state
+from dlbench.jobs.box import config, host
 from dlbench.jobs.box.box import Box
-from dlbench.jobs.box.equipment import Equipment
+from dlbench.jobs.box.config import Equipment
 from dlbench.records.scan import Run, scan
 from tests.support.paths import ROOT
 
@@ -79,12 +79,12 @@ class Site:
             command = ["slurmctld", "-D", "-f", str(plan.conf)]
             argv = config.in_own_mounts(plan, config.CONTROLLER_HOST, command)
         elif role == "slurmdbd":
-            argv = database.slurmdbd_argv(plan)
+            argv = config.slurmdbd_argv(plan)
         else:
             argv = next(config.slurmd_argv(plan, node) for node in plan.nodes if role.endswith(node.name))
         self.box.processes[:] = [process for process in self.box.processes if process.role != role]
         self.box.processes.append(host.spawn(role, argv, plan.output(role), plan.mark))
-        state.save(plan, self.box.processes)
+        host.save_state(plan, self.box.processes)
 
     def heal(self, limit_s: float = 60) -> None:
         """Every daemon runs, no job is left, every node is idle."""

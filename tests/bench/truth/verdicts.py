@@ -26,8 +26,8 @@ from dlbench.records.scan import scan
 from dlbench.stats.estimates import paired_logs, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
 from dlbench.stats.selection import gain_of_best
-from dlbench.views.causes.diagnosis import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
 from dlbench.views.causes.experiments import Case
+from dlbench.views.causes.numbers import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
 from dlbench.views.decomposition import OWN_PARTS, difference
 from dlbench.views.scaling import verdict
 from dlbench.views.sweep.numbers import Draft, family_of

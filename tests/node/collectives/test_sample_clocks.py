@@ -13,8 +13,8 @@ from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.measure import Measurement
 from dlbench.node.collectives.sample_clocks import StreamSampleClock
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.own import calibration
-from dlbench.node.sync.timed_samples import LEAST_SAMPLE_S
+from dlbench.node.sync.own import route
+from dlbench.node.sync.timing import LEAST_SAMPLE_S
 from dlbench.specs.collectives.plan import CommSpec
 
 CPU = torch.device("cpu")
@@ -141,8 +141,8 @@ class StreamOfMessages(Gpu):
 
 def test_calibration_in_the_stream_finds_the_planted_line() -> None:
     gpu = StreamOfMessages()
-    counts = calibration.sizes_up_to(2**24, 1)
-    line = calibration.calibrate(
+    counts = route.sizes_up_to(2**24, 1)
+    line = route.calibrate(
         "planted",
         gpu.exchange,
         counts,

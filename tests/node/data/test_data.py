@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.volumes.density import index_density
+from dlbench.datasets.images.image_set import index_jpeg_tree
+from dlbench.datasets.volumes import index_density
 from dlbench.errors import RunError, UserError
 from dlbench.node.data import jpeg, reader
 from dlbench.node.data.density import VolumeReader

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.datasets.making.manifest import write_manifest
+from dlbench.datasets.manifest import write_manifest
 from dlbench.node.data.naming import data_set
 from dlbench.records.registry import data_title
 from dlbench.records.scan import read_run

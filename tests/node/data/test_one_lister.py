@@ -24,12 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dlbench.datasets.images.jpeg_tree import JpegTree, index_jpeg_tree
-from dlbench.datasets.images.packing import PackRecipe
+from dlbench.datasets.images.image_set import JpegTree, index_jpeg_tree
+from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.packed_index import packed, unpacked
-from dlbench.datasets.text.corpus import read_corpus, save_corpus
-from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.datasets.text.corpus import load_vocabulary, read_corpus, save_corpus
 from dlbench.errors import EnvironmentLacksError, ExitCode, PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import Lister

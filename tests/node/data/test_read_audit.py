@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from dlbench.datasets.shuffling.ownership import Ownership
+from dlbench.datasets.shuffling import Ownership
 from dlbench.errors import UserError
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.sharding import Key, Position, ShardedOrder

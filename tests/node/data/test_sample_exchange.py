@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dlbench.datasets.shuffling.ownership import Ownership
-from dlbench.datasets.staging.store import SampleStore
+from dlbench.datasets.shuffling import Ownership
+from dlbench.datasets.staging.samples import SampleStore
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
 from dlbench.node.data.reader import NotArrivedError
 from dlbench.node.data.shuffling import exchange as exchange_module

@@ -21,19 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.datasets.making.manifest import write_manifest
-from dlbench.datasets.shuffling.ownership import ownership_for
-from dlbench.datasets.staging import copying, replicate
+from dlbench.datasets.manifest import write_manifest
+from dlbench.datasets.shuffling import ownership_for
+from dlbench.datasets.staging import copying
 from dlbench.datasets.staging.place import tier_path
 from dlbench.datasets.staging.samples import STORE_BYTES, choose_kept
-from dlbench.errors import (
-    DlbenchError,
-    EnvironmentLacksError,
-    ExitCode,
-    IncompleteDataError,
-    PeerLostError,
-    UserError,
-)
+from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, PeerLostError, UserError
 from dlbench.node.data import staging
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.source import build_source, open_training
@@ -45,7 +38,7 @@ from dlbench.process_tree import HeldFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from dlbench.specs.system.storage import TierSpec
+from dlbench.specs.system import TierSpec
 from tests.support.jpeg_files import write_tree
 from tests.support.leftovers import Leftovers
 
@@ -235,7 +228,7 @@ def test_lazy_goes_on_without_a_disk_that_is_full(data: Path, place: Path, monke
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dlbench.datasets.staging.store.SampleStore.put", full)
+    monkeypatch.setattr("dlbench.datasets.staging.samples.SampleStore.put", full)
     assert [reader.fetch(1).tier for _ in range(2)] == ["shared", "shared"]
     _, warnings = work.finished()
     assert len(warnings) == 1
@@ -294,7 +287,7 @@ def test_a_kill_in_the_middle_is_taken_up_where_it_was(
     pid = os.fork()
     if pid == 0:
         copied: list[object] = []
-        copy = replicate.copy_file
+        copy = copying.copy_file
 
         def dies(*given: Any, **options: Any) -> Any:
             if len(copied) == 6:
@@ -302,7 +295,7 @@ def test_a_kill_in_the_middle_is_taken_up_where_it_was(
             copied.append(copy(*given, **options))
             return copied[-1]
 
-        monkeypatch.setattr(replicate, "copy_file", dies)
+        monkeypatch.setattr(copying, "copy_file", dies)
         begun(plan)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
@@ -482,7 +475,7 @@ def test_a_disk_that_fills_is_left_as_it_was(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     plan = plan_of(data, place, strategy, data__keep_staged=keep)
-    name = "replicate.copy_file" if strategy == "replicate" else "store.SampleStore.put"
+    name = "copying.copy_file" if strategy == "replicate" else "samples.SampleStore.put"
     monkeypatch.setattr(f"dlbench.datasets.staging.{name}", full)
     error = refused(plan)
     assert error.exit_code == ExitCode.ENVIRONMENT

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import RunError
-from dlbench.node.sync.clocks import HostClock
+from dlbench.node.sync.groups import Group, GroupRanks, RankGroups
 from dlbench.node.sync.own import buckets
-from dlbench.node.sync.own.calibration import sizes_up_to
-from dlbench.node.sync.own.exchange_times import WINDOW_STEPS, Moments, StepMoments
-from dlbench.node.sync.own.exchanges import Flat, Hierarchical, Hybrid, Leader
-from dlbench.node.sync.own.groups import Group, GroupRanks, RankGroups
-from dlbench.node.sync.own.worker import ExchangeThread
+from dlbench.node.sync.own.buckets import ExchangeThread
+from dlbench.node.sync.own.report import WINDOW_STEPS, Moments, StepMoments
+from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, sizes_up_to
+from dlbench.node.sync.timing import HostClock
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=30)
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dlbench.node.sync.clocks import HostClock
-from dlbench.node.sync.own import calibration
+from dlbench.node.sync.own import route
+from dlbench.node.sync.timing import HostClock
 
 STARTUP_S, PER_BYTE_S, SKEW_S = 20e-6, 1e-9, 100e-6
 
@@ -40,9 +40,9 @@ def test_the_start_up_of_a_message_holds_no_wait_for_the_start(
     monkeypatch: pytest.MonkeyPatch, largest_bytes: int
 ) -> None:
     ranks = Ranks()
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(monotonic=lambda: ranks.now_s))
-    counts = calibration.sizes_up_to(largest_bytes, 1)
-    line = calibration.calibrate(
+    monkeypatch.setattr(route, "time", SimpleNamespace(monotonic=lambda: ranks.now_s))
+    counts = route.sizes_up_to(largest_bytes, 1)
+    line = route.calibrate(
         "planted",
         ranks.exchange,
         counts,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dlbench.errors import RunError
-from dlbench.node.sync.gather_json import MAX_BYTES, gather_json
+from dlbench.node.sync.groups import MAX_BYTES, gather_json
 
 
 class Ranks:

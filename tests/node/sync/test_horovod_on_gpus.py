@@ -15,7 +15,7 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.horovod import library
+from dlbench.node.sync.horovod import report
 from dlbench.node.sync.horovod.engine import HorovodEngine
 from dlbench.specs.engine import HorovodSettings
 from tests.support.cuda_events import stand_in_cuda
@@ -66,7 +66,7 @@ def on_gpu(stand_in_cuda: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """An engine of rank 0 on a GPU, started; its Horovod knows the variables in force then."""
     for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(library, "loaded_library", lambda: None)
+    monkeypatch.setattr(report, "loaded_library", lambda: None)
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
     def start(ranks: int, *, nccl: bool = True, mpi: bool = True) -> tuple[HorovodEngine, FakeHorovod]:
@@ -111,7 +111,7 @@ def test_ranks_without_nccl_are_told_what_a_build_with_it_lacks(on_gpu: Any, mon
     assert "of torch's CUDA 99.0" in said or "nvcc of CUDA 99.0 is missing" in said
     assert said.endswith("or use --engine ddp")
     # Where all is there now, what helps is to build.
-    monkeypatch.setattr(library, "find_cuda_parts", lambda *_: ("NCCL", "nvcc"))
+    monkeypatch.setattr(report, "find_cuda_parts", lambda *_: ("NCCL", "nvcc"))
     with pytest.raises(EnvironmentLacksError, match=r"for one with it, run `dlbench setup horovod`.* --engine ddp"):
         on_gpu(2, nccl=False)
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -141,7 +141,7 @@ def test_a_horovod_that_would_trace_every_step_runs_without_its_timeline(
     assert result.evidence.startswith("Horovod's timeline: not measured here: ")
     (exchange,) = [row for row in engine.settings() if row.key == "sync.exchange"]
     assert exchange.effective is None
-    assert exchange.evidence == library.TRACES_ALWAYS
+    assert exchange.evidence == report.TRACES_ALWAYS
 
 
 def test_dlbenchs_build_traces_on_gpus_too(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_dlbenchs_build_traces_on_gpus_too(on_gpu: Any, monkeypatch: pytest.Monk
         return True
 
     monkeypatch.setattr(
-        library, "loaded_library", lambda: type("Library", (), {"horovod_closed_timeline_is_free": free})
+        report, "loaded_library", lambda: type("Library", (), {"horovod_closed_timeline_is_free": free})
     )
     _, fake = on_gpu(2)
     assert fake.variables["HOROVOD_TIMELINE"] == "DYNAMIC"
@@ -166,9 +166,9 @@ def test_a_library_that_is_not_found_is_named_with_exit_code_5(
     assert failure.reason == (
         "libnccl.so.2 is not found at run time: load the module that brings it, or install it again"
     )
-    refused = library.require_import(ImportError(said))
+    refused = report.require_import(ImportError(said))
     assert int(failure_of(refused).exit_code) == 5
     assert str(refused).startswith("engine horovod: Horovod was built with libnccl.so.2, which the loader does not")
-    assert str(library.require_import(ImportError("no\nsuch name"))).startswith(
+    assert str(report.require_import(ImportError("no\nsuch name"))).startswith(
         "engine horovod: Horovod cannot be imported (no such name); run `dlbench setup horovod`"
     )

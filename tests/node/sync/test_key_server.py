@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.node.rendezvous import LOOPBACK, MeetingPlace
-from dlbench.node.sync.key_server import MAX_BODY_BYTES, KeyServer
-from dlbench.node.sync.run_store import RunStore
+from dlbench.node.sync.run_store import MAX_BODY_BYTES, KeyServer, RunStore
 
 SOON = datetime.timedelta(seconds=0.2)
 

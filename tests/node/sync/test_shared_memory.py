@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from dlbench.errors import RunError
-from dlbench.node.sync.shared_memory.group import SharedMemoryGroup
-from dlbench.node.sync.shared_memory.segment import socket_address
+from dlbench.node.sync.shared_memory import SharedMemoryGroup, socket_address
 
 PATIENCE_S = 60.0
 """How long a test waits for an answer: far more than needed, so that only a hang is one."""
@@ -53,7 +52,7 @@ class Team:
     def __init__(self, num_ranks: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["torch", "dlbench.node.sync.shared_memory.group", "tests.node.sync.test_shared_memory"]
+            ["torch", "dlbench.node.sync.shared_memory", "tests.node.sync.test_shared_memory"]
         )
         self.connections, self.processes = [], []
         for _ in range(num_ranks):

@@ -18,14 +18,11 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.sync.clocks import CudaClock
-from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
-from dlbench.node.sync.gradient_times import BackwardWatch, WatchedStep, covered, ring_bytes
-from dlbench.node.sync.horovod.autotune import TuningWatch, parse_log, tuning_cost_s
-from dlbench.node.sync.horovod.timeline import parse_timeline
-from dlbench.node.sync.horovod.window import TimelineWindow
-from dlbench.node.sync.message_spans import passage_spans
-from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
+from dlbench.node.sync.ddp import WatchedHook, hook_for_ddp, require_sum, summarise
+from dlbench.node.sync.horovod.report import TuningWatch, parse_log, tuning_cost_s
+from dlbench.node.sync.horovod.timeline import TimelineWindow, parse_timeline
+from dlbench.node.sync.timing import BackwardWatch, CudaClock, WatchedStep, covered, ring_bytes
+from dlbench.node.sync.wire import CheckedFp16, OverflowCount
 from dlbench.specs.engine import HorovodSettings
 from tests.support.cuda_events import StandInEvent, stand_in_cuda
 from tests.support.paths import DATA
@@ -449,7 +446,7 @@ def train(wire: str, *, steps: int = 4, scale: float = 1.0, watch_from: int = 2)
 def test_every_bucket_of_ddp_is_noted(wire: str, share: float, alone: None) -> None:
     hook, watch = train(wire)
     seen = summarise(watch)
-    spans = passage_spans(watch.steps, watch.clock)
+    spans = watch.spans()
     assert [(span.step, span.number) for span in spans] == [
         (step, number) for step in range(2) for number in range(len(seen.messages))
     ]

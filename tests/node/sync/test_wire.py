@@ -15,8 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.node.sync.own.topk import TopkWire, entries_to_send, is_dense_cheaper
-from dlbench.node.sync.own.wire import WireFormat, build_wire
+from dlbench.node.sync.wire import TopkWire, WireFormat, build_wire, entries_to_send, is_dense_cheaper
 from dlbench.specs.sync import Wire
 
 T = TypeVar("T")

@@ -17,10 +17,9 @@ from dlbench.node.models import build
 from dlbench.node.models.metrics import meter_for
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, SingleEngine
-from dlbench.node.sync.overflow import OverflowCount, magnitudes
+from dlbench.node.sync.groups import Group
 from dlbench.node.sync.own import buckets
-from dlbench.node.sync.own.groups import Group
-from dlbench.node.sync.own.wire import build_wire
+from dlbench.node.sync.wire import OverflowCount, build_wire, magnitudes
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import StepTimes
 from dlbench.node.training.precision import Precision

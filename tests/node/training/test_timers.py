@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from dlbench.node.sync.clocks import CudaClock
+from dlbench.node.sync.timing import CudaClock
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CpuTimer, CudaTimer
 from dlbench.records.rows.steps import PHASES

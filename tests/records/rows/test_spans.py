@@ -24,7 +24,7 @@ from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.resnet import ResNet
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.clocks import HostClock
+from dlbench.node.sync.timing import HostClock
 from dlbench.node.watching import spans as node_spans
 from dlbench.node.watching.agent import span_bytes
 from dlbench.node.watching.spans import ANCHOR, LayerWatch, ProfileWindow, RankSpans

@@ -20,7 +20,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
-from dlbench.views.assemble import assemble
+from dlbench.views.scaling_report import assemble
 from dlbench.views.steps.numbers import MapRow, RankMap, StepTimes
 from dlbench.views.steps.view import (
     EDGES,

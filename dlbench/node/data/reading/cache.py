@@ -114,9 +114,5 @@ def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> Ca
     deed = at[2] or "left as it was"
     where = f", the farthest of {len(nodes)} nodes" if len(nodes) > 1 else ""
     return CacheState(
-        wanted=wanted,
-        share=share,
-        told=f"{deed}; {seen}{where}",
-        in_force=in_force,
-        known=known or wanted == "any",
+        wanted=wanted, share=share, told=f"{deed}; {seen}{where}", in_force=in_force, known=known or wanted == "any"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbench.node.data.reader import Fetched
 from dlbench.records.data_path import ReadEpoch
-from dlbench.specs.system.storage import Tier
+from dlbench.specs.system import Tier
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbench.datasets.shuffling.digest import Digest
+from dlbench.datasets.shuffling import Digest
 from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.records.data_path import ShuffleEpoch
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from dlbench.datasets.staging.store import SampleStore
+from dlbench.datasets.staging.samples import SampleStore
 from dlbench.node.data.reader import Around, NotArrivedError, Raw, SampleReader
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02

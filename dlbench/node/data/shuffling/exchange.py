@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dlbench.datasets.shuffling.ownership import Exchange, Ownership, released
-from dlbench.datasets.staging.store import DamagedSampleError, SampleStore
+from dlbench.datasets.shuffling import Exchange, Ownership, released
+from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
 from dlbench.node.data.shuffling.awaiting import lost_mark
 from dlbench.node.data.shuffling.connections import (
@@ -270,12 +270,7 @@ class SampleExchange:
         if len(self._out) >= OPEN_AT_ONCE and idle:
             self._out.pop(idle[0][1]).close()
         self._out[peer] = made = Outgoing(
-            self._selector,
-            peer,
-            self._addresses[peer],
-            secret=self._secret,
-            rank=self._rank,
-            on_stored=self._stored,
+            self._selector, peer, self._addresses[peer], secret=self._secret, rank=self._rank, on_stored=self._stored
         )
         return made
 
@@ -374,11 +369,7 @@ class SampleExchange:
         with suppress(OSError):
             self._in.add(
                 Incoming(
-                    self._selector,
-                    connection,
-                    secret=self._secret,
-                    ranks=self._ownership.ranks,
-                    on_arrival=self._take,
+                    self._selector, connection, secret=self._secret, ranks=self._ownership.ranks, on_arrival=self._take
                 )
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.shuffling.ownership import Ownership
+from dlbench.datasets.shuffling import Ownership
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 
 if TYPE_CHECKING:
@@ -29,13 +29,7 @@ class HeldOrder(ShardedOrder):
     """
 
     def __init__(
-        self,
-        ownership: Ownership,
-        *,
-        batch_size: int,
-        rank: int,
-        drop_last: bool = True,
-        start: Position | None = None,
+        self, ownership: Ownership, *, batch_size: int, rank: int, drop_last: bool = True, start: Position | None = None
     ) -> None:
         super().__init__(
             ownership.num_samples,

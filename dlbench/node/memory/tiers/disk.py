@@ -33,17 +33,7 @@ CHUNK_BYTES = 4 << 20
 class DiskTicket:
     """Bytes of one storage in the file; changed by the tier alone."""
 
-    __slots__ = (
-        "buffer",
-        "incoming",
-        "is_in",
-        "is_out",
-        "num_bytes",
-        "offset",
-        "place",
-        "recalled",
-        "storage",
-    )
+    __slots__ = ("buffer", "incoming", "is_in", "is_out", "num_bytes", "offset", "place", "recalled", "storage")
 
     def __init__(self, storage: torch.UntypedStorage, offset: int, place: int) -> None:
         self.storage: torch.UntypedStorage | None = storage

@@ -1,26 +1,49 @@
-"""dlbench's own exchange as an engine: a library finds the ranks and carries messages, dlbench does the rest."""
+"""dlbench's own all-reduce as an engine: a library finds the ranks and carries messages, dlbench does the rest.
+
+Hooks on the parameters copy each gradient, divided by the number of ranks, into the buffer of its message as soon as
+autograd has it; a complete message goes to the communication thread. Messages are made of gradients in the order in
+which rank 0's first backward pass had them ready; before that, in reverse order of the parameters.
+
+With fusion `own:mgwfbp` all gradients travel as one message (`own:single`) until the backward pass has been watched for
+a few steps: undisturbed by exchanges, as the model of MG-WFBP wants its times. A gradient's time is that of the slowest
+rank, as a collective ends for nobody before all are there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from dlbench.errors import UserError
+from dlbench.costs.overlap import best_merge
+from dlbench.errors import RunError, UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan
-from dlbench.node.sync.own import buckets
-from dlbench.node.sync.own.exchange_report import exchange_settings
-from dlbench.node.sync.own.exchanger import Exchanger
-from dlbench.node.sync.own.route import RouteBuilder
+from dlbench.node.sync.own.buckets import (
+    ExchangeThread,
+    all_in_one,
+    at_least,
+    fill,
+    one_each,
+    require_fp32,
+    split,
+)
+from dlbench.node.sync.own.report import Account, Moments, StepMoments, exchange_settings, gradient_times
+from dlbench.node.sync.own.route import Route, RouteBuilder
+from dlbench.node.sync.timing import Clock, clock_for
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.network import read_network
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import MGWFBP_STEPS, fusion_bytes
 
 
 class OwnExchange(EngineOverLibrary):
@@ -56,7 +79,7 @@ class OwnExchange(EngineOverLibrary):
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Makes groups, times messages where that is needed, makes parameters equal; model and optimizer stay plain."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        buckets.require_fp32(named)
+        require_fp32(named)
         clock = clock_for(self._device)
         communicators = self._library.communicators()
         communicators.broadcast_parameters(model)
@@ -110,3 +133,280 @@ class OwnExchange(EngineOverLibrary):
         if self._prepared is not None:
             self._prepared.stop()
         super().stop()
+
+
+WATCHED_STEPS = MGWFBP_STEPS - 1
+"""Backward passes that own:mgwfbp takes its times from; the first pass, which sets things up, is not among them."""
+
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class Exchanger:
+    """Exchanges gradients of some parameters, step by step: `begin`, the backward pass, `finish`, `arrange_anew`."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        named: NamedParameters,
+        route: Route,
+        clock: Clock,
+        gather: Callable[[Any], list[Any]],
+        num_ranks: int,
+    ) -> None:
+        """Hooks the parameters, all of which need a gradient; `gather` is `Engine.gather`."""
+        self.route = route
+        self._plan = plan
+        self._named = named
+        self._sizes = [p.numel() * p.element_size() for _, p in named]
+        self._clock = clock
+        self._gather = gather
+        self._num_ranks = num_ranks
+        self._steps = 0
+        self._is_held = False
+        self._is_watched = False
+        self._watched: list[SentStep] = []
+        self._overflows = 0
+        self._now: StepMoments | None = None
+        self._notes_gradients = True
+        self._taken: set[int] = set()
+        self._sequence: list[int] = []
+        self._fusion = "own:single" if plan.sync.fusion == "own:mgwfbp" else plan.sync.fusion_in_force
+        order = range(len(named) - 1, -1, -1)
+        self._arrange(order, self._counts(order))
+        self._thread = ExchangeThread(clock.enter_thread, self._exchange, self._describe)
+        for number, (_, parameter) in enumerate(named):
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._on_gradient, number)
+            )
+
+    def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
+        """Gradients of each message by the fusion in force."""
+        if self._fusion == "own:none":
+            return one_each(len(order))
+        least = fusion_bytes(self._fusion)
+        if least is None:
+            return all_in_one(len(order))
+        return at_least([self._sizes[n] for n in order], least)
+
+    def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
+        """Makes the messages: gradients in this order, so many in each."""
+        self._messages = split(order, counts)
+        parameters = [[self._named[n][1] for n in one] for one in self._messages]
+        self._buckets = fill(self.route.arena, parameters, self.route.multiple)
+        self._place_of = {n: (k, i) for k, one in enumerate(self._messages) for i, n in enumerate(one)}
+        self.route.wire.reset([[(self._named[n][0], self._named[n][1].numel()) for n in one] for one in self._messages])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._moments = Moments(clock=self._clock)
+        self._ways: list[Counter[str]] = [Counter() for _ in self._messages]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it hooks do nothing, and autograd adds up."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
+    def begin(self) -> None:
+        """The backward pass begins: the step's clock starts."""
+        count = len(self._buckets)
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+        self._sequence = []
+        self._taken.clear()
+        self._notes_gradients = self._clock.marks_are_free or self._is_watched or self._is_deciding
+        self._now = StepMoments(
+            begin=self._clock.mark(),
+            gradients=[None] * len(self._named),
+            ready=[None] * count,
+            start=[None] * count,
+            end=[None] * count,
+            ways=[""] * count,
+        )
+        self._thread.begin(count)
+
+    @property
+    def _is_deciding(self) -> bool:
+        """Whether the fusion follows from when the gradients of this step are ready."""
+        return self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
+
+    def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        if not self._is_held:
+            self._take(number)
+
+    def _take(self, number: int) -> None:
+        """Moves a gradient into its message; hands the message over if it is complete."""
+        now = self._now
+        assert now is not None
+        if number in self._taken:
+            raise RunError(
+                f"{self._named[number][0]}: its gradient came twice in one backward pass; dlbench's own exchange sends "
+                "each once, use sync.fusion auto with the exchange of Horovod or DDP"
+            )
+        message, place = self._place_of[number]
+        bucket = self._buckets[message]
+        bucket.take(place, 1 / self._num_ranks)
+        self._taken.add(number)
+        self._sequence.append(number)
+        is_last = len(self._sequence) == len(self._named)
+        if not (self._notes_gradients or is_last or bucket.missing == 0):
+            return
+        moment = self._clock.mark()
+        if self._notes_gradients:
+            now.gradients[number] = moment
+        if is_last:
+            now.backward_end = moment
+        if bucket.missing == 0:
+            now.ready[message] = moment
+            self._thread.hand_over(message)
+
+    def _exchange(self, message: int) -> None:
+        """On the communication thread."""
+        now = self._now
+        assert now is not None
+        with self._clock.exchanging(now.ready[message]):
+            now.start[message] = self._clock.mark()
+            way = self.route.exchange(message, self._buckets[message].vector)
+            self._ways[message][way] += 1
+            now.ways[message] = way
+            now.end[message] = self._clock.mark()
+
+    def _describe(self, message: int) -> str:
+        names = [self._named[n][0] for n in self._messages[message]]
+        some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return f"message {message + 1} of {len(self._messages)} ({len(names)} gradients, {some})"
+
+    def finish(self) -> None:
+        """Waits for the communication thread. Gradients that the loss does not depend on count as zeros, on all ranks.
+
+        Raises:
+            RunError: a message failed on this rank.
+        """
+        now = self._now
+        assert now is not None
+        with torch.no_grad():
+            for number in range(len(self._named)):
+                if number not in self._taken:
+                    self._take(number)
+        self._thread.wait()
+        self._clock.join()
+        self._moments.add(now)
+        if self._is_watched:
+            self._keep(now)
+        self._now = None
+        self._steps += 1
+
+    def watch(self, on: bool) -> None:
+        """Between it on and off the messages of every step are kept one by one."""
+        self._is_watched = on
+        if on:
+            self._clock.anchor()
+        else:
+            if self._watched:
+                self._clock.settle()
+            self._forget()  # the measured steps begin
+
+    def _keep(self, now: StepMoments) -> None:
+        messages = self._messages
+        self._watched.append(
+            SentStep(
+                moments=now,
+                num_bytes=tuple(sum(self._sizes[n] for n in one) for one in messages),
+                num_tensors=tuple(map(len, messages)),
+                methods=tuple(now.ways),
+            )
+        )
+
+    def message_spans(self) -> list[MessageSpan]:
+        """Messages of the watched steps; after `watch(False)`."""
+        return moment_spans(self._watched, self._clock)
+
+    def arrange_anew(self) -> None:
+        """After the update of a step: messages are arranged anew where enough has been seen, all in the warm-up."""
+        if self._steps == 1:
+            order = self._agreed(self._sequence)
+            self._arrange(order, self._counts(order))
+        elif self._plan.sync.fusion == "own:mgwfbp" and self._steps == 1 + WATCHED_STEPS:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank."""
+        assert self.route.line is not None
+        self._clock.settle()
+        slowest = [max(times) for times in zip(*self._gather(self._moments.gradients()), strict=True)]
+        order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
+        counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self.route.line)
+        self._fusion = "own:mgwfbp"
+        self._arrange(*self._agreed([order, list(counts)]))
+
+    def _agreed(self, value: Any) -> Any:
+        """Rank 0's, on all ranks: backward passes differ, and numbers may round differently elsewhere."""
+        return self._gather(value)[0]
+
+    def times_of_all_ranks(self) -> list[dict[str, float] | None]:
+        """For each rank the times of its step, as in `Account.result`; called by all ranks, after the last step."""
+        self._clock.settle()
+        own = dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
+        found: list[tuple[dict[str, float] | None, int]] = self._gather((own, self.route.wire.overflows))
+        self._overflows = min(count for _, count in found)
+        return [times for times, _ in found]
+
+    def account(self) -> Account:
+        """What was done so far."""
+        return Account(
+            names=[name for name, _ in self._named],
+            sizes=self._sizes,
+            messages=self._messages,
+            ways=self._ways,
+            elements=[bucket.vector.numel() for bucket in self._buckets],
+            fusion=self._fusion,
+            num_ranks=self._num_ranks,
+            route=self.route,
+            moments=self._moments,
+            gradient_times=self._gradient_times(),
+            overflows=self._overflows,
+        )
+
+    def _gradient_times(self) -> list[float]:
+        """By number of the parameter, of measured steps; of watched ones where marks are not free."""
+        return self._moments.gradients() or gradient_times([one.moments for one in self._watched], self._clock)
+
+    def stop(self) -> None:
+        """Ends the thread and lets go of shared memory."""
+        self._thread.stop()
+        self.route.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentStep:
+    """One watched step of dlbench's own exchange, with the messages as they were then: they may be arranged anew."""
+
+    moments: StepMoments
+    num_bytes: tuple[int, ...]
+    """Of gradients, by message; as the rest."""
+    num_tensors: tuple[int, ...]
+    methods: tuple[str, ...]
+
+
+def moment_spans(steps: Sequence[SentStep], clock: Clock) -> list[MessageSpan]:
+    """Messages of steps whose moments can be read."""
+    return [
+        MessageSpan(
+            step=number,
+            number=place,
+            ready_ns=clock.monotonic_ns(step.moments.ready[place]),
+            start_ns=clock.monotonic_ns(step.moments.start[place]),
+            end_ns=clock.monotonic_ns(step.moments.end[place]),
+            num_bytes=step.num_bytes[place],
+            num_tensors=step.num_tensors[place],
+            method=step.methods[place],
+        )
+        for number, step in enumerate(steps)
+        for place in range(len(step.num_bytes))
+    ]
+
+
+"""Steps kept; enough for medians, and a long run does not fill the memory."""

@@ -1,24 +1,42 @@
-"""By which groups, method and format the gradients of a run travel, and what a message costs by them."""
+"""By which groups, method and format the gradients of a run travel, and what a message costs by them.
+
+A message is summed over all ranks flat, in two levels, through leaders, or by size one way or the other. In what
+follows g is the number of ranks of a group, m of groups, p = g m, and n the bytes of the message. Every rank ends with
+the same bits: each element is summed by one rank (or, in an all-reduce, by the library in one order) and then only
+copied.
+
+Bytes are those of the ring and of the least that a reduce, a scatter or a broadcast can send, as means over ranks; a
+library may send more. Ranks lie in blocks, so a flat ring crosses from group to group m times and g - 1 of g ranks send
+inside theirs.
+
+What a message costs is a line through a few sizes timed before training, or comes from a file of fitted costs
+(`sync.network`, made by `dlbench comm fit`).
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
+from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.least_errors import fit_line
 from dlbench.costs.overlap import hybrid_threshold
+from dlbench.costs.predictions import predict
+from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.clocks import Clock
+from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.own.buckets import arena_elements
-from dlbench.node.sync.own.calibration import ELEMENT_BYTES, calibrate, sizes_up_to
-from dlbench.node.sync.own.exchanges import Flat, Hierarchical, Hybrid, Leader, Method
-from dlbench.node.sync.own.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
-from dlbench.node.sync.own.network_costs import given_line
-from dlbench.node.sync.own.wire import WireFormat, build_wire
-from dlbench.node.sync.shared_memory.group import SharedMemoryGroup
+from dlbench.node.sync.shared_memory import SharedMemoryGroup
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, Clock
+from dlbench.node.sync.wire import WireFormat, build_wire
+from dlbench.records.network import read_network
 from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
@@ -227,3 +245,270 @@ class RouteBuilder:
         }
         seconds = [lines[method.way(size * width)].time(size * width) for size in sizes]
         return fit_line(name, self._place.size, sizes, seconds)
+
+
+Sent = tuple[float, float]
+"""Bytes that a rank sends inside its group and to other groups, mean over ranks."""
+
+
+class Method(Protocol):
+    """One exchange."""
+
+    name: str
+
+    def sum(self, vector: torch.Tensor) -> str:
+        """`vector` becomes the sum over all ranks, in place. Returns how it went: flat, hierarchical or leader.
+
+        Args:
+            vector: (n,), floating; n must be a multiple of the group size where the method has groups.
+        """
+
+    def way(self, num_bytes: float) -> str:
+        """How a vector of so many bytes goes."""
+
+    def sent(self, num_bytes: float) -> Sent:
+        """What a rank sends for a vector of so many bytes."""
+
+
+class Flat:
+    """One all-reduce over all ranks: 2 (p - 1) / p n bytes leave each rank (Patarasuk and Yuan 2009)."""
+
+    name = "flat"
+
+    def __init__(self, world: Group, group_size: int) -> None:
+        """`group_size` only tells bytes inside a group from those across."""
+        self._world = world
+        self._group_size = group_size
+
+    def sum(self, vector: torch.Tensor) -> str:
+        self._world.sum(vector)
+        return self.name
+
+    def way(self, num_bytes: float) -> str:
+        return self.name
+
+    def sent(self, num_bytes: float) -> Sent:
+        size = len(self._world.ranks)
+        total = 2 * (size - 1) / size * num_bytes
+        crossing = 1 / self._group_size if size > self._group_size else 0.0
+        return total * (1 - crossing), total * crossing
+
+
+class Hierarchical:
+    """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
+
+    2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across for each rank (the 2D form; Horovod's hierarchical and
+    torus all-reduce on GPUs).
+    """
+
+    name = "hierarchical"
+
+    def __init__(self, groups: RankGroups) -> None:
+        self._groups = groups
+
+    def sum(self, vector: torch.Tensor) -> str:
+        share = self._groups.inside.reduce_scatter(vector)
+        self._groups.across.sum(share)
+        self._groups.inside.all_gather(share, vector)
+        return self.name
+
+    def way(self, num_bytes: float) -> str:
+        return self.name
+
+    def sent(self, num_bytes: float) -> Sent:
+        g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
+        return 2 * (g - 1) / g * num_bytes, 2 * (m - 1) / m * num_bytes / g
+
+
+class Leader:
+    """Jia et al. 2018 (arXiv 1807.11205), grouped all-reduce: reduce to the group's first rank, ring among these,
+    broadcast.
+
+    2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
+    """
+
+    name = "leader"
+
+    def __init__(self, groups: RankGroups, *, reduce_is_sum: bool) -> None:
+        """`reduce_is_sum`: the library has no reduce and sums on every rank of the group instead."""
+        self._groups = groups
+        self._reduce_share = 2.0 if reduce_is_sum else 1.0
+
+    def sum(self, vector: torch.Tensor) -> str:
+        groups = self._groups
+        groups.inside.reduce(vector, 0)
+        if groups.inside.index == 0:
+            groups.across.sum(vector)
+        groups.inside.broadcast(vector, 0)
+        return self.name
+
+    def way(self, num_bytes: float) -> str:
+        return self.name
+
+    def sent(self, num_bytes: float) -> Sent:
+        g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
+        inside = (self._reduce_share + 1) * (g - 1) / g * num_bytes
+        return inside, 2 * (m - 1) / m * num_bytes / g
+
+
+class Hybrid:
+    """Small messages hierarchical, where start-ups decide, large ones flat (Jia et al. 2018, hybrid all-reduce)."""
+
+    name = "hybrid"
+
+    def __init__(self, flat: Flat, hierarchical: Hierarchical, threshold_bytes: int) -> None:
+        """`threshold_bytes`: size from which a message goes flat."""
+        self.parts = (flat, hierarchical)
+        self.threshold_bytes = threshold_bytes
+
+    def sum(self, vector: torch.Tensor) -> str:
+        return self._chosen(vector.numel() * vector.element_size()).sum(vector)
+
+    def way(self, num_bytes: float) -> str:
+        return self._chosen(num_bytes).name
+
+    def sent(self, num_bytes: float) -> Sent:
+        return self._chosen(num_bytes).sent(num_bytes)
+
+    def _chosen(self, num_bytes: float) -> Method:
+        flat, hierarchical = self.parts
+        return hierarchical if num_bytes < self.threshold_bytes else flat
+
+
+SMALLEST_BYTES = 4096
+REPEATS = 5
+"""Timed samples of a size, after two messages that are not: one is cold, one tells how many make a sample."""
+
+ELEMENT_BYTES = 4
+
+
+def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
+    """Elements of the vectors to time: a factor of four apart from 4 KiB to the largest, each a multiple of `multiple`.
+
+    At least two, as a line needs.
+    """
+    sizes = [SMALLEST_BYTES]
+    while sizes[-1] * 4 < largest_bytes:
+        sizes.append(sizes[-1] * 4)
+    sizes.append(max(largest_bytes, sizes[-1] * 4 if len(sizes) == 1 else 0))
+    return sorted({-(-size // (ELEMENT_BYTES * multiple)) * multiple for size in sizes})
+
+
+def calibrate(
+    name: str,
+    exchange: Callable[[int, torch.Tensor], object],
+    counts: list[int],
+    *,
+    world: Group,
+    clock: Clock,
+    arena: torch.Tensor,
+    budget_s: float,
+    gather: Callable[[Any], list[Any]],
+) -> LineCost:
+    """The cost line of an exchange, the same on all ranks.
+
+    A time is that of the slowest rank, from a start in step; of the repeats of a size the median. Ranks do not leave
+    that start at once: short messages are timed several back to back, each in a place of the arena of its own. Larger
+    sizes are left out once rank 0 has used the budget; two sizes are always timed.
+
+    Args:
+        name: of the line.
+        exchange: called with the position of a size and a vector of it.
+        counts: elements of the vectors, ascending; two or more.
+        world: all ranks.
+        clock: of the device.
+        arena: where vectors lie, as those of training do; it is overwritten.
+        budget_s: time to spend, seconds.
+        gather: `Engine.gather`.
+    """
+    began = time.monotonic()
+    timed: list[list[float]] = []
+    for number, count in enumerate(counts):
+
+        def sample(messages: int, number: int = number, count: int = count) -> float:
+            vectors = torch.split(arena[: messages * count].normal_(), count)  # sums of sums would overflow
+
+            def send() -> None:
+                for vector in vectors:
+                    exchange(number, vector)
+
+            return _seconds(send, world, clock, arena.device) / messages
+
+        # The last rank to start waits for nobody: its time is the message's.
+        single = min(gather([sample(1), sample(1)][1]))
+        messages = min(len(arena) // count, max(1, math.ceil(LEAST_SAMPLE_S / max(single, 1e-9))))
+        timed.append([sample(messages) for _ in range(REPEATS)])
+        is_over = world.index == 0 and time.monotonic() - began > budget_s
+        if _any(world, arena.device, is_over) and number > 0:
+            break
+    everyone = gather(timed)
+    slowest = [
+        statistics.median(max(repeat) for repeat in zip(*(times[size] for times in everyone), strict=True))
+        for size in range(len(timed))
+    ]
+    sizes = [count * ELEMENT_BYTES for count in counts[: len(timed)]]
+    # Every rank fits the same numbers, and yet rank 0 decides: processors may round differently.
+    line = fit_line(name, len(world.ranks), sizes, slowest)
+    return LineCost.model_validate(gather(line.model_dump(mode="json"))[0])
+
+
+def _seconds(send: Callable[[], None], world: Group, clock: Clock, device: torch.device) -> float:
+    """Seconds of some messages, from a start in step: by the host's clock, or where it only orders work in the stream.
+
+    There a second meeting is ordered in the stream, so that neither the way out of the first, nor launches, nor waiting
+    for the device are in the time.
+    """
+    _in_step(world, device)
+    clock.settle()
+    if clock.marks_are_free:
+        start = time.monotonic()
+        send()
+        return time.monotonic() - start
+    world.sum(torch.zeros(1, device=device))
+    begin = clock.mark()
+    send()
+    end = clock.mark()
+    clock.settle()
+    return clock.between(begin, end)
+
+
+def _in_step(world: Group, device: torch.device) -> None:
+    _any(world, device, False)
+
+
+def _any(world: Group, device: torch.device, here: bool) -> bool:
+    """Whether it is so on any rank; all ranks leave together."""
+    flag = torch.full((1,), float(here), device=device)
+    world.sum(flag)
+    return flag.item() > 0
+
+
+_ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
+"""By which algorithm of `dlbench comm` an exchange is predicted; libraries sum by a ring (Gloo) or as fast (MPI)."""
+
+
+def given_line(path: str, name: str, method: str, who: GroupRanks, *, largest_bytes: int) -> LineCost:
+    """The line of an exchange: of its name and rank count if the file has it, else through predictions.
+
+    Args:
+        path: the file.
+        name: of the line, e.g. gloo hierarchical.
+        method: flat, hierarchical or leader.
+        who: ranks and groups.
+        largest_bytes: predictions go up to this size.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a level that the prediction needs.
+        IncompleteDataError: it is damaged.
+    """
+    network = read_network(Path(path))
+    for line in network.collectives:
+        if line.name == name and line.ranks == who.size:
+            return line
+    layout = Layout(ranks=who.size, group_size=who.group_size)
+    sizes = [count * ELEMENT_BYTES for count in sizes_up_to(largest_bytes, who.size)]
+    try:
+        seconds = [predict("allreduce", _ALGORITHMS[method], size, layout, network) for size in sizes]
+    except UserError as error:
+        raise UserError(f"sync.network {path}: {error}") from None
+    return fit_line(f"{name}, predicted", who.size, sizes, seconds)

@@ -1,0 +1,169 @@
+"""HDF5 and .npy files: opened and read so that damage is an error of one line; HDF5 made with checksums."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.opening import open_file, require_file
+
+if TYPE_CHECKING:
+    import h5py
+    from numpy.typing import NDArray
+
+
+OPEN_AT_MOST = 32
+"""Files kept open by one process."""
+
+_SMALLEST_SHARE = 1 / 1100
+"""Of its bytes that compression leaves of a dataset; gzip leaves 1/1032."""
+
+
+_HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")
+"""How a global heap begins, and how it tells sizes."""
+
+
+@contextmanager
+def damage_told() -> Iterator[None]:
+    """Around everything that reads HDF5: what h5py raises on damaged metadata becomes an OSError with one line.
+
+    Which error it is depends on the byte: RuntimeError, KeyError, TypeError, MemoryError for a size that cannot be.
+    ValueError passes, for it is also what our own checks raise.
+
+    Raises:
+        OSError: the file is damaged.
+    """
+    try:
+        yield
+    except (RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].strip("'\"")
+        raise OSError(f"damaged HDF5: {reason}") from None
+
+
+def open_hdf5(path: Path) -> h5py.File:
+    """A file, for reading.
+
+    Raises:
+        OSError: it is missing, no regular file, damaged or truncated; of damage the message is HDF5's.
+    """
+    import h5py
+
+    require_file(path)
+    with damage_told():
+        # Nobody writes a data set during a run, and network file systems often lack locks.
+        return h5py.File(path, "r", locking=False)
+
+
+def make_hdf5(path: Path) -> h5py.File:
+    """A new file, whose bytes depend on its content and the version of the HDF5 library alone.
+
+    Its metadata carry checksums, which HDF5 has since 1.10; datasets have them if they are made with `fletcher32`.
+
+    Raises:
+        OSError: the file exists already, or the disk refuses.
+    """
+    import h5py
+
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access))
+
+
+def require_plausible(dataset: Any) -> None:
+    """Before anything of that size is allocated.
+
+    Raises:
+        ValueError: the shape of a dataset is larger than its file can hold, however well it is compressed.
+    """
+    size = dataset.file.id.get_filesize()
+    if math.prod(dataset.shape) * dataset.dtype.itemsize * _SMALLEST_SHARE > size:
+        raise ValueError(f"{dataset.name.lstrip('/')} of shape {dataset.shape} cannot lie in a file of {size} bytes")
+
+
+class OpenFiles:
+    """Opens files at first use in each process, so that its owner may be pickled or forked."""
+
+    def __init__(self) -> None:
+        self._handles: dict[Path, Any] = {}
+        self._owner = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_handles": {}, "_owner": -1}
+
+    def get(self, path: Path) -> h5py.File:
+        """The open file; the one opened first gives way when there are too many.
+
+        Raises:
+            OSError: as `open_hdf5`.
+        """
+        if self._owner != os.getpid():  # handles of a parent must not be used, nor closed, in its child
+            self._handles, self._owner = {}, os.getpid()
+        if path not in self._handles:
+            if len(self._handles) >= OPEN_AT_MOST:
+                self._handles.pop(next(iter(self._handles))).close()
+            self._handles[path] = open_hdf5(path)
+        return self._handles[path]
+
+    def close(self) -> None:
+        """Closes all files; getting one opens it again."""
+        for handle in self._handles.values():
+            handle.close()
+        self._handles.clear()
+
+
+def heap_fault(path: Path) -> str | None:
+    """What is wrong with the heaps in which HDF5 keeps rows of variable length, or none.
+
+    To be asked before such rows are read: over an object without a size the library goes round without end. What refers
+    to the heaps is not looked at. Layout: HDF5 file format specification 3.0, section III.E.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        start = -1
+        while (start := content.find(_HEAP, start + 1)) >= 0:
+            (size,) = _SIZE.unpack_from(content, start + 8) if start + 16 <= len(content) else (0,)
+            end, place = start + size, start + 16
+            if not 16 < size <= len(content) - start:
+                return f"damaged HDF5: the heap at byte {start} has a size of {size}"
+            while place + 16 <= end:
+                number = int.from_bytes(content[place : place + 2], "little")
+                (length,) = _SIZE.unpack_from(content, place + 8)
+                # Object 0 is the free rest: its size counts its own head.
+                taken = length if number == 0 else 16 + length + -length % 8
+                if taken < 16 or taken > end - place:
+                    return f"damaged HDF5: object {number} at byte {place} of a heap has a size of {length}"
+                place += taken
+    return None
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The array of a file, read-only and mapped; the file is opened once, where `numpy.load` opens it three times.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is damaged, cut off, or holds Python objects.
+    """
+    import numpy as np
+
+    with open_file(path) as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"version {version} of .npy, which only arrays with named fields have")
+        if dtype.hasobject:
+            raise ValueError("holds Python objects")
+        order: Any = "F" if is_fortran else "C"
+        return np.memmap(file, dtype=dtype, shape=shape, order=order, mode="r", offset=file.tell())

@@ -1,1 +1,0 @@
-"""Container formats of other libraries: TFRecord, tf.Example, HDF5."""

@@ -1,0 +1,286 @@
+"""Universes in small: four cosmological parameters become counts of particles at four epochs, and a data set of them.
+
+A log-normal model (Coles and Jones, "A lognormal model for the cosmological mass distribution", MNRAS 248, 1, 1991), no
+simulation: gravity moves nothing, so that there are neither filaments nor haloes. Per volume:
+
+1. A Gaussian field G of the linear power spectrum of `matter_power`, periodic in a box of `size` cells of CELL Mpc.
+2. At each redshift the density rho = exp(D G - D^2 var(G) / 2), of mean 1, with D the linear growth. All epochs show
+   the same realisation. The spectrum is that of ln rho; the density's own is higher where it is strongly clustered.
+3. Counts from a Poisson distribution of mean N rho, where N = MEAN_COUNT (Omega_m h^2) / (0.3 * 0.7^2): particles have
+   one mass (solar masses) and cells one volume (Mpc^3), so that N follows the mean density of matter.
+
+The parameters are those of the public cosmoUniverse set. NARROW ranges are near the published ones (Mathuriya et al.,
+"CosmoFlow", SC18, have Omega_m, sigma_8 and n_s; the range of h is our own). In a small volume such small differences
+drown in the few modes it holds: WIDE ranges are for volumes of 32^3, and leave the universe that we know.
+
+The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological constant, in a flat
+universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlbench.datasets.arrays import make_hdf5
+from dlbench.datasets.making.production import Part
+from dlbench.datasets.splits import Split
+from dlbench.datasets.tfrecord import RecordWriter
+from dlbench.datasets.volumes import encode_volume
+from dlbench.errors import EnvironmentLacksError
+
+if TYPE_CHECKING:
+    from dlbench.datasets.volumes import Volume
+
+
+_THETA = 2.7255 / 2.7
+"""Temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu."""
+_LOG_K = (-5.0, 2.0, 1024)
+"""Decades of the wave number over which sigma is integrated, and how many points."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosmology:
+    """The four parameters that the volumes differ in."""
+
+    omega_m: float
+    """Density of matter over the critical density, today."""
+    sigma_8: float
+    """Standard deviation of the linear density contrast today in spheres of 8 Mpc / h."""
+    n_s: float
+    """Power of the wave number in the primordial spectrum."""
+    h: float
+    """Hubble constant over 100 km / s / Mpc."""
+
+
+def transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
+    """Transfer function at wave numbers k > 0 in 1/Mpc, 1 at small k.
+
+    Eisenstein and Hu, "Baryonic Features in the Matter Transfer Function" (ApJ 496, 605, 1998), equations 28 and 29:
+    the fit without wiggles, for no baryons, where its Gamma_eff is Omega_m h.
+    """
+    q = k * _THETA**2 / (cosmology.omega_m * cosmology.h**2)
+    logarithm = np.log(2 * math.e + 1.8 * q)
+    fit: NDArray[np.float64] = logarithm / (logarithm + (14.2 + 731 / (1 + 62.5 * q)) * q * q)
+    return fit
+
+
+def _unscaled(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
+    spectrum: NDArray[np.float64] = k**cosmology.n_s * transfer(k, cosmology) ** 2
+    return spectrum
+
+
+def top_hat(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Fourier transform of a sphere of radius R and volume 1, of x = k R > 0."""
+    # The closed form loses its digits near 0, where the series does not.
+    series = 1 - x * x / 10
+    closed = 3 * (np.sin(x) - x * np.cos(x)) / x**3
+    window: NDArray[np.float64] = np.where(x < 1e-2, series, closed)
+    return window
+
+
+def matter_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
+    """Linear power spectrum today at wave numbers k > 0 in 1/Mpc, in Mpc^3, scaled to sigma_8.
+
+    sigma^2(R) is the integral of k^3 P(k) / (2 pi^2) W^2(k R) over ln k, at R = 8 Mpc / h (Peebles, "The Large-Scale
+    Structure of the Universe", 1980).
+    """
+    low, high, points = _LOG_K
+    grid = np.logspace(low, high, points)
+    integrand = grid**3 / (2 * np.pi**2) * _unscaled(grid, cosmology) * top_hat(grid * 8 / cosmology.h) ** 2
+    step = (high - low) * math.log(10) / (points - 1)
+    variance = float(integrand.sum() * step)  # the ends are negligible, so the trapezoidal rule is the sum
+    return _unscaled(k, cosmology) * (cosmology.sigma_8**2 / variance)
+
+
+def growth(redshift: float, omega_m: float) -> float:
+    """Linear growth since a redshift: the contrast then over that of today, 1 at redshift 0.
+
+    Carroll, Press and Turner, "The Cosmological Constant" (ARA&A 30, 499, 1992), equation 29, in a flat universe.
+    """
+    return _growth_suppression(redshift, omega_m) / (1 + redshift) / _growth_suppression(0.0, omega_m)
+
+
+def _growth_suppression(redshift: float, omega_m: float) -> float:
+    matter = omega_m * (1 + redshift) ** 3
+    m = matter / (matter + 1 - omega_m)
+    return 2.5 * m / (math.pow(m, 4 / 7) - (1 - m) + (1 + m / 2) * (1 + (1 - m) / 70))
+
+
+VERSION = 1
+"""Raised whenever the same settings make other volumes."""
+REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
+"""Of the channels, from early to late."""
+CELL = 4.0
+"""Edge of a cell, Mpc."""
+MEAN_COUNT = 4.0
+"""Particles in a cell on average at Omega_m = 0.3, h = 0.7."""
+GZIP_LEVEL = 1
+"""Of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller."""
+Ranges = Mapping[str, tuple[float, float]]
+NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
+"""What targets from -1 to 1 span, in the order of the targets."""
+WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8), "h": (0.4, 1.0)}
+"""As NARROW, for small volumes."""
+_SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
+
+
+def cosmology_of(targets: Sequence[float] | NDArray[np.float32], ranges: Ranges) -> Cosmology:
+    """Four targets in [-1, 1] (Omega_m, sigma_8, n_s, h) as parameters."""
+    values = {
+        name: low + (high - low) * (float(target) + 1) / 2
+        for target, (name, (low, high)) in zip(targets, ranges.items(), strict=True)
+    }
+    return Cosmology(**values)
+
+
+@lru_cache(maxsize=2)
+def _squared_waves(size: int) -> NDArray[np.int64]:
+    """(size, size, size // 2 + 1) squares of the wave numbers of a box of edge 2 pi: integers."""
+    full = np.rint(np.fft.fftfreq(size) * size).astype(np.int64) ** 2
+    half = np.arange(size // 2 + 1, dtype=np.int64) ** 2
+    squares: NDArray[np.int64] = full[:, None, None] + full[None, :, None] + half[None, None, :]
+    return squares
+
+
+def gaussian_field(
+    cosmology: Cosmology, size: int, generator: np.random.Generator
+) -> tuple[NDArray[np.float32], float]:
+    """A field (size, size, size) of the linear spectrum of today, and its variance over all realisations.
+
+    The mean of each field is 0: a box of the mean density.
+    """
+    waves = _squared_waves(size)
+    unit = 2 * math.pi / (size * CELL)
+    # Power depends on the square of the wave number alone, of which there are few.
+    power = np.zeros(3 * (size // 2) ** 2 + 1)
+    power[1:] = matter_power(unit * np.sqrt(np.arange(1, len(power))), cosmology) / CELL**3
+    modes = np.fft.rfftn(generator.standard_normal((size, size, size), dtype=np.float32))
+    spectrum = power[waves]
+    modes *= np.sqrt(spectrum).astype(np.float32)
+    # Each mode but those of the first and (of an even size) last plane stands for two.
+    planes = spectrum.sum(axis=(0, 1))
+    variance = (2 * planes.sum() - planes[0] - (planes[-1] if size % 2 == 0 else 0.0)) / size**3
+    field = np.fft.irfftn(modes, s=(size, size, size), axes=(0, 1, 2)).astype(np.float32, copy=False)
+    return field, float(variance)
+
+
+def density_sample(
+    targets: Sequence[float] | NDArray[np.float32], size: int, generator: np.random.Generator, ranges: Ranges = WIDE
+) -> NDArray[np.int16]:
+    """One volume (size, size, size, 4) of counts for four targets in [-1, 1]: Omega_m, sigma_8, n_s, h."""
+    cosmology = cosmology_of(targets, ranges)
+    field, variance = gaussian_field(cosmology, size, generator)
+    mean = MEAN_COUNT * cosmology.omega_m * cosmology.h**2 / (0.3 * 0.7**2)
+    largest = np.iinfo(np.int16).max
+    volume = np.empty((size, size, size, len(REDSHIFTS)), dtype=np.int16)
+    for channel, redshift in enumerate(REDSHIFTS):
+        grown = growth(redshift, cosmology.omega_m)
+        expected = mean * np.exp(grown * field - grown**2 * variance / 2, dtype=np.float64)
+        counts = generator.poisson(np.minimum(expected, largest))
+        volume[..., channel] = np.minimum(counts, largest)
+    return volume
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensityRecipe:
+    """A data set of volumes, for `production`: what it consists of and how each file is made.
+
+    Universes of training and validation are drawn from generators of their own, and none is in both.
+    """
+
+    num_train: int
+    num_validation: int
+    size: int = 128
+    """Edge of a volume, cells."""
+    container: Literal["hdf5", "tfrecord"] = "hdf5"
+    """`tfrecord` is gzip-compressed, as the public set is."""
+    seed: int = 0
+    samples_per_file: int = 1
+    wide: bool = False
+    """Whether parameters span WIDE ranges, for small volumes, or NARROW ones."""
+    kind: str = "density"
+
+    @property
+    def made_with(self) -> Mapping[str, str | int | float | bool]:
+        """Everything that decides the bytes, ranges of the parameters included."""
+        ranges = {f"range_{name}": f"{low:g} to {high:g}" for name, (low, high) in self._ranges.items()}
+        return {
+            "generator": f"dlbench log-normal density fields, version {VERSION}",
+            "num_train": self.num_train,
+            "num_validation": self.num_validation,
+            "size": self.size,
+            "container": self.container,
+            "seed": self.seed,
+            "samples_per_file": self.samples_per_file,
+            "wide": self.wide,
+            **ranges,
+            "redshifts": ", ".join(f"{z:g}" for z in REDSHIFTS),
+            "cell_mpc": CELL,
+            "mean_count": MEAN_COUNT,
+            "gzip_level": GZIP_LEVEL,
+        }
+
+    @property
+    def _ranges(self) -> Ranges:
+        return WIDE if self.wide else NARROW
+
+    def parts(self) -> Sequence[Part]:
+        suffix = "h5" if self.container == "hdf5" else "tfrecord"
+        parts = []
+        totals: Mapping[Split, int] = {"train": self.num_train, "validation": self.num_validation}
+        for split, total in totals.items():
+            for number, first in enumerate(range(0, total, self.samples_per_file)):
+                count = min(self.samples_per_file, total - first)
+                name = f"{split}/density-{number:05d}.{suffix}"
+                parts.append(Part(name=name, split=split, first=first, count=count))
+        return parts
+
+    def sample(self, split: Split, number: int) -> Volume:
+        """One sample: a function of the recipe, the split and the sample's number in it."""
+        generator = np.random.default_rng([self.seed, _SPLIT_NUMBERS[split], number])
+        targets = generator.uniform(-1, 1, 4).astype(np.float32)
+        return density_sample(targets, self.size, generator, self._ranges), targets
+
+    def write(self, part: Part, path: Path) -> None:
+        samples = (self.sample(part.split, number) for number in range(part.first, part.first + part.count))
+        if self.container == "hdf5":
+            _write_hdf5(path, samples, part.count, self.size)
+            return
+        with RecordWriter(path, gzip=True, level=GZIP_LEVEL) as writer:
+            for x, y in samples:
+                writer.write(encode_volume(x, y))
+
+    def finish(self, folder: Path) -> None:
+        """Nothing stands beside the volumes."""
+
+
+def _write_hdf5(path: Path, samples: Iterator[Volume], count: int, size: int) -> None:
+    try:
+        made = make_hdf5(path)
+    except ImportError:
+        raise EnvironmentLacksError("h5py is not installed; pip install 'dlbench[data]'") from None
+
+    shape = (count, size, size, size, len(REDSHIFTS))
+    with made as file:
+        # fletcher32 finds a flipped bit that gzip lets pass.
+        x = file.create_dataset(
+            "x",
+            shape,
+            dtype="int16",
+            chunks=(1, *shape[1:]),
+            compression="gzip",
+            compression_opts=GZIP_LEVEL,
+            shuffle=True,
+            fletcher32=True,
+        )
+        y = file.create_dataset("y", (count, 4), dtype="float32", chunks=(1, 4), fletcher32=True)
+        for place, (counts, targets) in enumerate(samples):
+            x[place], y[place] = counts, targets

@@ -1,0 +1,515 @@
+"""Labelled images as a data set: photographs that Python packages carry, and shards of any images.
+
+Photographs become classes: which part is this cut from? The photographs are read from the installed packages
+scikit-image and scikit-learn; nothing is downloaded. With up to 10 classes each is one photograph; with more, each
+photograph is divided into a grid, and each cell is a class. An image is a cut of its photograph or cell at a random
+place and scale, with grain like a sensor's, so that a network has something to learn and a JPEG has the size that
+photographs have.
+
+Validation cuts are drawn from other random numbers than training cuts, so none is equal to one; but both come from the
+same photographs and overlap in area. So accuracy on them says that a network learns, not how well it would generalise.
+
+Shards are tar as webdataset reads it, or TFRecords as TensorFlow's ImageNet scripts make them. The encoded bytes are
+copied as they are. Samples are written in an order that mixes the classes, drawn from a seed, so that reading a shard
+from front to back sees all of them. Sample k of the order is called k in its shard, 8 digits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.images.shards import (
+    FILENAME,
+    IMAGE,
+    INDEX,
+    LABEL,
+    LABEL_SUFFIX,
+    SYNSET,
+    ImageShards,
+    save_index,
+    scan_shards,
+)
+from dlbench.datasets.making.production import Part
+from dlbench.datasets.splits import Split
+from dlbench.errors import EnvironmentLacksError, UserError, refused
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+Container = Literal["tar", "tfrecord"]
+SAMPLES_PER_SHARD = 1252
+"""ImageNet's 1,281,167 training images in 1,024 shards."""
+FIRST_LABEL: dict[Container, int] = {"tar": 0, "tfrecord": 1}
+"""Number of the first class in a shard; the public ImageNet records keep 0 for the background."""
+VERSION = 1
+"""Raised whenever packing changes what it writes."""
+
+
+class Packed(NamedTuple):
+    """One sample on its way into a shard."""
+
+    key: str
+    data: bytes
+    label: int
+    """Counted from 0."""
+    filename: str
+
+
+def shard_parts(split: Split, num_samples: int, container: Container, samples_per_shard: int) -> list[Part]:
+    """The shards of one split, `<split>/shard-00000.<container>`, ...; the last may be smaller."""
+    return [
+        Part(f"{split}/shard-{number:05d}.{container}", split, first, min(samples_per_shard, num_samples - first))
+        for number, first in enumerate(range(0, num_samples, samples_per_shard))
+    ]
+
+
+def write_shard(path: Path, container: Container, samples: Iterable[Packed], classes: Sequence[str]) -> None:
+    """Writes one shard; the same samples give the same bytes. One sample at a time is in memory.
+
+    Raises:
+        OSError: it cannot be written.
+        EnvironmentLacksError: google-crc32c is not installed (TFRecord).
+    """
+    if container == "tar":
+        _write_tar(path, samples)
+    else:
+        _write_records(path, samples, classes)
+
+
+def _write_tar(path: Path, samples: Iterable[Packed]) -> None:
+    # A TarInfo made by hand has time, owner and group 0.
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for sample in samples:
+            label = str(sample.label + FIRST_LABEL["tar"]).encode("ascii")
+            for suffix, content in (("jpg", sample.data), (LABEL_SUFFIX, label)):
+                member = tarfile.TarInfo(f"{sample.key}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
+
+
+def _write_records(path: Path, samples: Iterable[Packed], classes: Sequence[str]) -> None:
+    from dlbench.datasets.tfrecord import RecordWriter, encode_example
+
+    with RecordWriter(path) as writer:
+        for sample in samples:
+            features: dict[str, bytes | NDArray[np.int64]] = {
+                IMAGE: sample.data,
+                LABEL: np.array([sample.label + FIRST_LABEL["tfrecord"]], dtype=np.int64),
+                SYNSET: classes[sample.label].encode("utf-8", "surrogateescape"),
+                FILENAME: sample.filename.encode("utf-8", "surrogateescape"),
+            }
+            writer.write(encode_example(features))
+
+
+def index_split(folder: Path, container: Container, classes: Sequence[str]) -> None:
+    """Scans the shards of one split, which `write_shard` has written, and writes their index.
+
+    Raises:
+        UserError: a shard is damaged.
+        OSError: the index cannot be written.
+    """
+    save_index(scan_shards(folder, classes=classes, first_label=FIRST_LABEL[container]), folder)
+
+
+def index_foreign(folder: Path, progress: Callable[[int, int], None] | None = None) -> int:
+    """Writes the index of shards that dlbench did not write, so that opening them need not read all headers.
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        UserError: a shard is damaged or not of a known form, or the folder cannot be written.
+    """
+    index = scan_shards(folder, progress=progress)
+    try:
+        save_index(index, folder)
+    except OSError as error:
+        raise refused(error, f"{str(folder / INDEX)!r}: cannot be written: {error.strerror}", UserError) from None
+    return len(index.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackRecipe:
+    """How one image set, a tree or shards, becomes shards; a `Recipe` of dlbench.datasets.making.production."""
+
+    train: Path
+    """The training images: a folder that `open_image_set` takes."""
+    validation: Path | None = None
+    """The validation images; their classes must be among those of the training images."""
+    container: Container = "tar"
+    samples_per_shard: int = SAMPLES_PER_SHARD
+    seed: int = 0
+    """Of the order."""
+
+    def __post_init__(self) -> None:
+        if self.samples_per_shard < 1:
+            raise UserError(f"samples_per_shard is {self.samples_per_shard}, 1 is the least")
+
+    @property
+    def kind(self) -> str:
+        return "image-shards"
+
+    @property
+    def estimated_bytes(self) -> int | None:
+        if not all(isinstance(images, ImageShards) for images in self._sets.values()):
+            return None
+        return sum(sum(images.index.sizes) for images in self._sets.values() if isinstance(images, ImageShards))
+
+    @property
+    def made_with(self) -> Mapping[str, str | int | float | bool]:
+        """Container, shard size, seed, version, and for each split the digest of its index.
+
+        The digests of trees are over names; a file that changes under its name is not noticed.
+        """
+        digests = {f"{split}_index_sha256": images.sha256 for split, images in self._sets.items()}
+        return {
+            "version": VERSION,
+            "container": self.container,
+            "samples_per_shard": self.samples_per_shard,
+            "seed": self.seed,
+            **digests,
+        }
+
+    def parts(self) -> Sequence[Part]:
+        """All shards of all splits.
+
+        Raises:
+            UserError: a source is missing or damaged, or a validation class is not among the training classes.
+        """
+        parts: list[Part] = []
+        for split, images in self._sets.items():
+            self._labels(split)  # wrong classes are told before the first shard is written
+            parts += shard_parts(split, images.num_samples, self.container, self.samples_per_shard)
+        return parts
+
+    def write(self, part: Part, path: Path) -> None:
+        order = self._orders[part.split][part.first : part.first + part.count]
+        samples = _samples(self._sets[part.split], order, part.first, self._labels(part.split))
+        write_shard(path, self.container, samples, self._sets["train"].classes)
+
+    def finish(self, folder: Path) -> None:
+        for split in self._sets:
+            index_split(folder / split, self.container, self._sets["train"].classes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process opens the sources itself, once.
+        return {key: value for key, value in self.__dict__.items() if not key.startswith("_")}
+
+    @cached_property
+    def _sets(self) -> dict[Split, ImageSet]:
+        return {split: open_image_set(path) for split, path in self._sources().items()}
+
+    @cached_property
+    def _orders(self) -> dict[Split, NDArray[np.int64]]:
+        generators = {split: np.random.default_rng([self.seed, len(split)]) for split in self._sets}
+        return {split: generators[split].permutation(images.num_samples) for split, images in self._sets.items()}
+
+    def _sources(self) -> dict[Split, Path]:
+        found: dict[Split, Path] = {"train": self.train}
+        if self.validation is not None:
+            found["validation"] = self.validation
+        return found
+
+    def _labels(self, split: Split) -> tuple[int, ...]:
+        return class_labels(self._sets[split], self._sets["train"].classes)
+
+
+def class_labels(images: ImageSet, classes: Sequence[str]) -> tuple[int, ...]:
+    """Of each class of a set, its label among other classes, by name.
+
+    Raises:
+        UserError: a class is not among them; up to three are named.
+    """
+    known = {name: label for label, name in enumerate(classes)}
+    strange = [name for name in images.classes if name not in known]
+    if strange:
+        named = ", ".join(map(repr, strange[:3])) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+        raise UserError(
+            f"{str(images.root)!r}: not among the {len(classes)} training classes: {named}; "
+            "give each class the same name in both splits"
+        )
+    return tuple(known[name] for name in images.classes)
+
+
+def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Sequence[int]) -> Iterable[Packed]:
+    for place, index in enumerate(order.tolist()):
+        try:
+            data = source.read(index)
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise UserError(f"{source.name(index)}: {reason}; repair or remove it, then pack again") from None
+        yield Packed(f"{first + place:08d}", data, labels[source.label(index)], source.filename(index))
+
+
+PHOTO_VERSION = 2
+"""Raised whenever the recipe changes what it makes."""
+LICENCES = "LICENSES.txt"
+MOST_CLASSES = 1000
+"""Cells become 30 pixels wide; smaller ones would show nothing."""
+_SHARES = (0.25, 0.75)
+"""Smallest and largest edge of the cut of a photograph, as a share of the largest that fits."""
+_CELL_SHARES = (0.6, 1.0)
+"""The same for a cell of a photograph, which is small already."""
+_SPLITS: tuple[Split, ...] = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photograph in an installed package and what its own documentation says about rights."""
+
+    class_name: str
+    package: str
+    distribution: str
+    file: str
+    licence: str
+
+
+_SKIMAGE = ("skimage", "scikit-image")
+_CC0 = "Creative Commons CC0 1.0"
+_CC_BY = "Creative Commons Attribution 2.0 (https://creativecommons.org/licenses/by/2.0/)"
+PHOTOS = (
+    Photo("astronaut", *_SKIMAGE, "data/astronaut.png", "NASA; no known copyright restrictions, public domain"),
+    Photo("brick-wall", *_SKIMAGE, "data/brick.png", f"{_CC0}, from CC0Textures, Bricks25"),
+    Photo("cat", *_SKIMAGE, "data/chelsea.png", f"{_CC0} by the photographer, Stefan van der Walt"),
+    Photo("coffee-cup", *_SKIMAGE, "data/coffee.png", f"{_CC0} by the photographer, Rachel Michetti"),
+    Photo("galaxies", *_SKIMAGE, "data/hubble_deep_field.jpg", "NASA, Hubble eXtreme Deep Field; public domain"),
+    Photo("retina", *_SKIMAGE, "data/retina.jpg", f"{_CC0}, Mikael Haggstrom, Wikimedia Commons"),
+    Photo("rocket", *_SKIMAGE, "data/rocket.jpg", "SpaceX, launch of DSCOVR; released into the public domain"),
+    Photo("tissue", *_SKIMAGE, "data/ihc.png", "Center for Microscopy and Molecular Imaging; no known restrictions"),
+    Photo(
+        "flower",
+        "sklearn",
+        "scikit-learn",
+        "datasets/images/flower.jpg",
+        f"{_CC_BY}; the package's note names danielbuechele and links to flickr.com/photos/vultilion/6056698931",
+    ),
+    Photo(
+        "temple",
+        "sklearn",
+        "scikit-learn",
+        "datasets/images/china.jpg",
+        f"{_CC_BY}; by danielbuechele, flickr.com/photos/danielbuechele/6061409035",
+    ),
+)
+
+
+def photo_path(photo: Photo) -> Path:
+    """Where an installed package keeps a photograph; the package itself is not imported.
+
+    Raises:
+        EnvironmentLacksError: the package is not installed, or its wheel lacks the file.
+    """
+    spec = importlib.util.find_spec(photo.package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / photo.file
+        if path.is_file():
+            return path
+    raise EnvironmentLacksError(
+        f"the photograph {photo.file} of {photo.distribution} is not installed; pip install 'dlbench[demo]'"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoRecipe:
+    """Labelled photographs as a tree of JPEGs or as shards; a `Recipe` of dlbench.datasets.making.production.
+
+    The defaults are of ImageNet's form: 500 x 375 pixels, about 105 kB an image (ImageNet: 115 kB).
+    Image k of a class is the same in all containers, and whatever the number of images.
+    """
+
+    train_images: int
+    """Over all classes, as evenly as they divide."""
+    validation_images: int
+    """0, or at least one a class."""
+    num_classes: int = len(PHOTOS)
+    container: Literal["tree", "tar", "tfrecord"] = "tree"
+    width: int = 500
+    """Pixels; of the largest image if they vary."""
+    height: int = 375
+    """Pixels."""
+    vary: float = 0.0
+    """Each image is smaller than `width` x `height` by a random share of up to this much."""
+    quality: int = 95
+    """Of the JPEG, 1 to 100."""
+    grain: int = 16
+    """Largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform."""
+    samples_per_shard: int = SAMPLES_PER_SHARD
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key, low, high in (
+            ("num_classes", 2, MOST_CLASSES),
+            ("train_images", self.num_classes, None),
+            ("width", 8, 65_500),
+            ("height", 8, 65_500),
+            ("quality", 1, 100),
+            ("grain", 0, 127),
+            ("samples_per_shard", 1, None),
+        ):
+            value = getattr(self, key)
+            if value < low or (high is not None and value > high):
+                allowed = f"{low} is the least" if high is None else f"expected {low} to {high}"
+                raise UserError(f"{key} is {value}, {allowed}")
+        if self.validation_images and self.validation_images < self.num_classes:
+            raise UserError(f"validation_images is {self.validation_images}, expected 0 or at least one a class")
+        if not 0 <= self.vary < 1:
+            raise UserError(f"vary is {self.vary}, expected 0 up to, not including, 1")
+
+    @property
+    def kind(self) -> str:
+        return "images" if self.container == "tree" else "image-shards"
+
+    @property
+    def made_with(self) -> Mapping[str, str | int | float | bool]:
+        """All fields, this recipe's version, and Pillow's, whose encoder decides the bytes."""
+        return {"version": PHOTO_VERSION, "pillow": _pillow_version(), **self.__dict__}
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Of all images together, from one of each of up to 20 classes."""
+        tried = range(0, self.num_classes, max(1, self.num_classes // 20))
+        mean = sum(len(self.image("train", label, 0)) for label in tried) / len(tried)
+        return round(mean * (self.train_images + self.validation_images))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, sorted; the position is the label."""
+        return tuple(sorted(_regions(self.num_classes)))
+
+    def parts(self) -> Sequence[Part]:
+        parts: list[Part] = []
+        for split in _SPLITS:
+            if self.container != "tree":
+                parts += shard_parts(split, self._images(split), self.container, self.samples_per_shard)
+                continue
+            first = 0
+            for label, name in enumerate(self.classes if self._images(split) else ()):
+                parts.append(Part(f"{split}/{name}", split, first, self._of_class(split, label)))
+                first += parts[-1].count
+        return parts
+
+    def write(self, part: Part, path: Path) -> None:
+        split = part.split
+        if self.container != "tree":
+            write_shard(path, self.container, self._mixed(split, part), self.classes)
+            return
+        name = Path(part.name).name
+        path.mkdir()
+        for number in range(part.count):
+            (path / f"{name}-{number:03d}.jpg").write_bytes(self.image(split, self.classes.index(name), number))
+
+    def finish(self, folder: Path) -> None:
+        (folder / LICENCES).write_text(_licences(), encoding="utf-8")
+        for split in _SPLITS:
+            if self.container != "tree" and self._images(split):
+                index_split(folder / split, self.container, self.classes)
+
+    def image(self, split: Split, label: int, number: int) -> bytes:
+        """The JPEG of image `number` of a class: a function of the recipe's seed, sizes, quality and grain."""
+        from PIL import Image
+
+        generator = np.random.default_rng([self.seed, _SPLITS.index(split), label, number])
+        photo, left, top, width, height, shares = _regions(self.num_classes)[self.classes[label]]
+        picture = _picture(photo)
+        left, width = left * picture.width, width * picture.width
+        top, height = top * picture.height, height * picture.height
+        # The largest cut of the wanted form that fits, made smaller by a random share.
+        scale = min(width / self.width, height / self.height) * generator.uniform(*shares)
+        w, h = self.width * scale, self.height * scale
+        x, y = left + generator.random() * max(0, width - w), top + generator.random() * max(0, height - h)
+        shrink = 1 - generator.uniform(0, self.vary)
+        size = max(1, round(self.width * shrink)), max(1, round(self.height * shrink))
+        cut = picture.resize(size, Image.Resampling.BILINEAR, box=_inside(picture, x, y, x + w, y + h))
+        if self.grain:
+            grain = generator.integers(-self.grain, self.grain + 1, (size[1], size[0], 1), dtype=np.int16)
+            cut = Image.fromarray(np.clip(np.asarray(cut) + grain, 0, 255).astype(np.uint8))
+        buffer = io.BytesIO()
+        cut.save(buffer, "JPEG", quality=self.quality)
+        return buffer.getvalue()
+
+    def _images(self, split: Split) -> int:
+        return self.train_images if split == "train" else self.validation_images
+
+    def _of_class(self, split: Split, label: int) -> int:
+        share, rest = divmod(self._images(split), self.num_classes)
+        return share + (label < rest)
+
+    def _mixed(self, split: Split, part: Part) -> Iterator[Packed]:
+        """The samples of one shard. Sample n is image n // C of a class; every C samples hold each class once."""
+        of_round, order = -1, np.arange(0)
+        for sample in range(part.first, part.first + part.count):
+            number, place = divmod(sample, self.num_classes)
+            if number != of_round:
+                # The last round is not full: its classes are the first ones, as in a tree.
+                left = min(self.num_classes, self._images(split) - number * self.num_classes)
+                generator = np.random.default_rng([self.seed, _SPLITS.index(split), number])
+                of_round, order = number, generator.permutation(left)
+            label = int(order[place])
+            filename = f"{self.classes[label]}/{self.classes[label]}-{number:03d}.jpg"
+            yield Packed(f"{sample:08d}", self.image(split, label, number), label, filename)
+
+
+Region = tuple[Photo, float, float, float, float, tuple[float, float]]
+"""A photograph; left, top, width and height of the cell, as shares of it; smallest and largest share of a cut."""
+
+
+@lru_cache(maxsize=4)
+def _regions(num_classes: int) -> Mapping[str, Region]:
+    """What each class is cut from, by name: whole photographs, or cells of equally fine grids on all of them."""
+    cells = -(-num_classes // len(PHOTOS))
+    if cells == 1:
+        photos = sorted(PHOTOS, key=lambda photo: photo.class_name)[:num_classes]
+        return {photo.class_name: (photo, 0.0, 0.0, 1.0, 1.0, _SHARES) for photo in photos}
+    edge = math.ceil(math.sqrt(cells))
+    found: dict[str, Region] = {}
+    for cell in range(cells):
+        row, column = divmod(cell, edge)
+        for photo in PHOTOS[: num_classes - len(found)]:
+            name = f"{photo.class_name}-{cell:03d}"
+            found[name] = (photo, column / edge, row / edge, 1 / edge, 1 / edge, _CELL_SHARES)
+    return found
+
+
+def _inside(picture: Image, left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
+    # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
+    return left, top, min(right, picture.width), min(bottom, picture.height)
+
+
+@lru_cache(maxsize=len(PHOTOS))
+def _picture(photo: Photo) -> Image:
+    from PIL import Image
+
+    with Image.open(photo_path(photo)) as opened:
+        return opened.convert("RGB")
+
+
+def _pillow_version() -> str:
+    try:
+        import PIL
+    except ImportError:
+        raise EnvironmentLacksError("Pillow is not installed; pip install 'dlbench[demo]'") from None
+    return PIL.__version__
+
+
+def _licences() -> str:
+    lines = [f"{p.class_name}: {p.package}/{p.file} of {p.distribution}. {p.licence}" for p in PHOTOS]
+    head = [
+        "The images in this folder are cuts from the photographs below: cropped, resized and encoded as JPEG again.",
+        "Rights as stated by the package that carries each photograph.",
+        "",
+    ]
+    return "\n".join(head + lines) + "\n"

@@ -1,0 +1,417 @@
+"""TFRecord files without TensorFlow: framed records with checksums, plain or gzip.
+
+One record is: length (uint64), masked CRC-32C of those 8 bytes (uint32), payload, masked CRC-32C of the payload; all
+little-endian (tensorflow.org, "TFRecord and tf.train.Example"). A file is records, one after the other, the whole
+perhaps gzip-compressed. A payload is most often a `tf.train.Example`.
+
+Damage is a ValueError that says which record and at which byte of the uncompressed file; the caller names the file.
+
+The messages (tensorflow/core/example/example.proto and feature.proto): Example{features = 1}, Features{map<string,
+Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list = 3}, each list{repeated value = 1}. The
+encoding is that of protobuf.dev, "Encoding": numbers are packed or not, unknown fields are passed over, of a name that
+comes twice the last counts.
+"""
+
+from __future__ import annotations
+
+import gzip as python_gzip
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.opening import open_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+_HEAD = struct.Struct("<QI")
+_TAIL = struct.Struct("<I")
+FRAME = _HEAD.size + _TAIL.size
+"""Bytes of a record beside its payload."""
+_LARGEST = 2**31 - 1
+"""Bytes of a payload: the largest protocol buffer."""
+_EXPANDS = 1032
+"""What deflate makes of one byte at most (zlib.net, "zlib technical details")."""
+
+
+@lru_cache(maxsize=1)
+def _codec() -> tuple[str, ModuleType, ModuleType]:
+    try:
+        return "isal", import_module("isal.isal_zlib"), import_module("isal.igzip")
+    except ImportError:  # the same streams, at about a third of the speed
+        return "zlib", zlib, python_gzip
+
+
+@lru_cache(maxsize=1)
+def _crc32c() -> Any:
+    try:
+        return import_module("google_crc32c").value
+    except ImportError:
+        raise EnvironmentLacksError("google-crc32c is not installed; pip install 'dlbench[data]'") from None
+
+
+def decompressor() -> str:
+    """Which library takes gzip apart here: `isal`, or Python's own `zlib`."""
+    return _codec()[0]
+
+
+def masked_crc32c(data: bytes | NDArray[np.uint8]) -> int:
+    """The checksum that TFRecord stores: CRC-32C (RFC 3720, appendix B.4) rotated by 15 bits, plus a constant."""
+    crc = int(_crc32c()(data))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _length(head: bytes, record: int, at: int) -> int:
+    length, checksum = _HEAD.unpack(head)
+    if masked_crc32c(head[:8]) != checksum:
+        raise ValueError(f"record {record} at byte {at}: the checksum of its length differs")
+    if length > _LARGEST:
+        raise ValueError(f"record {record} at byte {at}: {length} bytes long, at most {_LARGEST} are possible")
+    return int(length)
+
+
+def _whole(got: int, wanted: int, record: int, at: int) -> None:
+    if got != wanted:
+        raise ValueError(f"record {record} at byte {at}: cut off, {got} of {wanted} bytes are there")
+
+
+def _checked(payload: Any, tail: bytes, record: int, at: int) -> None:
+    if masked_crc32c(payload) != _TAIL.unpack(tail)[0]:
+        raise ValueError(f"record {record} at byte {at}: the checksum of its payload differs")
+
+
+def is_gzip(start: bytes) -> bool:
+    """Whether a file that starts with these (at least 12) bytes is gzip and not a record that begins like it."""
+    if not start.startswith(b"\x1f\x8b"):
+        return False
+    return len(start) < _HEAD.size or masked_crc32c(start[:8]) != _HEAD.unpack_from(start)[1]
+
+
+def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
+    """The payloads of a file, one after the other; memory holds one at a time.
+
+    Args:
+        gzip: whether it is compressed; None looks at its first bytes.
+
+    Raises:
+        OSError: it cannot be opened or read.
+        ValueError: it is damaged or cut off.
+        EnvironmentLacksError: google-crc32c is not installed.
+    """
+    with open_file(path) as file:
+        if gzip is None:
+            gzip = is_gzip(file.read(_HEAD.size))
+            file.seek(0)
+        if not gzip:
+            yield from _records(file)
+            return
+        _name, codec, opener = _codec()
+        try:
+            with opener.open(file, "rb") as stream:
+                yield from _records(stream)
+        except (codec.error, zlib.error, python_gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"not a whole gzip file: {error}") from None
+
+
+def _records(stream: IO[bytes]) -> Iterator[bytes]:
+    record = at = 0
+    while head := stream.read(_HEAD.size):
+        _whole(len(head), _HEAD.size, record, at)
+        length = _length(head, record, at)
+        body = stream.read(length + _TAIL.size)
+        _whole(len(body), length + _TAIL.size, record, at)
+        payload = body[:length]
+        _checked(payload, body[length:], record, at)
+        yield payload
+        record, at = record + 1, at + FRAME + length
+
+
+def gunzip(data: bytes) -> bytes:
+    """A whole gzip file, of one or several members, taken apart at once.
+
+    Raises:
+        ValueError: it is damaged or cut off.
+    """
+    _name, codec, _opener = _codec()
+    # The last four bytes say how much a file of one member holds: with one byte more, one buffer is enough. Of a
+    # damaged file they say anything, hence the bounds.
+    expected = max(4 * len(data), min(int.from_bytes(data[-4:], "little"), _EXPANDS * len(data))) + 1
+    blocks, position = [], len(data)
+    try:
+        while data:
+            engine = codec.decompressobj(31)
+            while not engine.eof:
+                blocks.append(engine.decompress(data, expected))
+                data = engine.unconsumed_tail
+                if not data and not engine.eof and len(blocks[-1]) < expected:
+                    raise ValueError(f"gzip: cut off after {position} bytes")
+            data = engine.unused_data.lstrip(b"\0")  # padding is allowed
+    except (codec.error, zlib.error) as error:
+        raise ValueError(f"gzip: damaged: {error}") from None
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def unframe(data: bytes) -> Iterator[memoryview]:
+    """The payloads of an uncompressed file that is in memory, checked and not copied.
+
+    Raises:
+        ValueError: it is damaged or cut off.
+    """
+    import numpy as np
+
+    view, array = memoryview(data), np.frombuffer(data, dtype=np.uint8)
+    record = at = 0
+    while at < len(data):
+        _whole(min(_HEAD.size, len(data) - at), _HEAD.size, record, at)
+        length = _length(data[at : at + _HEAD.size], record, at)
+        start, end = at + _HEAD.size, at + _HEAD.size + length
+        _whole(min(length + _TAIL.size, len(data) - start), length + _TAIL.size, record, at)
+        _checked(array[start:end], data[end : end + _TAIL.size], record, at)
+        yield view[start:end]
+        record, at = record + 1, end + _TAIL.size
+
+
+def record_offsets(path: Path) -> NDArray[np.int64]:
+    """Where each record of a plain file starts, in bytes: (num_records,). Payloads are passed over, not read.
+
+    Raises:
+        OSError: it cannot be opened or read.
+        ValueError: it is compressed, damaged or cut off.
+    """
+    import numpy as np
+
+    offsets: list[int] = []
+    with open_file(path) as file:
+        at, end = 0, os.fstat(file.fileno()).st_size
+        if is_gzip(os.pread(file.fileno(), _HEAD.size, 0)):
+            raise ValueError("gzip has no places to jump to; decompress it, or read it from its start")
+        while at < end:
+            head = os.pread(file.fileno(), _HEAD.size, at)
+            _whole(len(head), _HEAD.size, len(offsets), at)
+            length = _length(head, len(offsets), at)
+            _whole(min(FRAME + length, end - at), FRAME + length, len(offsets), at)
+            offsets.append(at)
+            at += FRAME + length
+    return np.array(offsets, dtype=np.int64)
+
+
+def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
+    """The payload of the record that starts at a byte of a plain file, given as a descriptor or an open file.
+
+    A descriptor's position is neither used nor moved, so that processes may share it.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: no whole record starts there, or it is damaged.
+    """
+    descriptor = file if isinstance(file, int) else file.fileno()
+    head = os.pread(descriptor, _HEAD.size, offset)
+    where = f"record at byte {offset}"
+    if len(head) < _HEAD.size:
+        raise ValueError(f"{where}: the file ends before it")
+    length, checksum = _HEAD.unpack(head)
+    if masked_crc32c(head[:8]) != checksum or length > _LARGEST:
+        raise ValueError(f"{where}: the checksum of its length differs")
+    wanted, body = length + _TAIL.size, b""
+    while len(body) < wanted and (block := os.pread(descriptor, wanted - len(body), offset + _HEAD.size + len(body))):
+        body = body + block if body else block
+    if len(body) < wanted:
+        raise ValueError(f"{where}: cut off, {len(body)} of {wanted} bytes are there")
+    payload = body[:length]
+    if masked_crc32c(payload) != _TAIL.unpack_from(body, length)[0]:
+        raise ValueError(f"{where}: the checksum of its payload differs")
+    return payload
+
+
+class RecordWriter:
+    """Writes records into a new file; a context manager.
+
+    The same records give the same bytes: a compressed file holds neither a time nor its name.
+
+    Args:
+        level: of the compression, 1 (fast) to 9.
+    """
+
+    def __init__(self, path: Path, gzip: bool = False, level: int = 6) -> None:
+        self._file: IO[bytes] = path.open("wb")
+        self._engine = zlib.compressobj(level, wbits=31) if gzip else None
+        self._at = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def write(self, payload: bytes) -> None:
+        """Adds a record."""
+        head = struct.pack("<Q", len(payload))
+        for part in (head + _TAIL.pack(masked_crc32c(head)), payload, _TAIL.pack(masked_crc32c(payload))):
+            self._file.write(part if self._engine is None else self._engine.compress(part))
+        self._at += FRAME + len(payload)
+
+    def tell(self) -> int:
+        """The byte of the uncompressed file at which the next record will start."""
+        return self._at
+
+    def close(self) -> None:
+        """Ends the file; twice does no harm."""
+        if not self._file.closed:
+            with self._file:
+                if self._engine is not None:
+                    self._file.write(self._engine.flush())
+
+
+_VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | NDArray[Any]]:
+    """As `decode_example`, but lists of bytes are views into the payload: nothing is copied."""
+    found: dict[str, list[memoryview] | NDArray[Any]] = {}
+    for features in _fields(memoryview(payload), 1):
+        for entry in _fields(features, 1):
+            # In a map's entry field 1 is the key and field 2 the value; either may be left out if it is empty.
+            name = b"".join(bytes(part) for part in list(_fields(entry, 1))[-1:])
+            value = list(_fields(entry, 2))[-1:]
+            try:
+                found[name.decode("utf-8")] = _feature(value[0]) if value else []
+            except UnicodeDecodeError:
+                raise ValueError(f"Example: a feature's name is not UTF-8: {name!r}") from None
+    return found
+
+
+def decode_example(payload: bytes | memoryview) -> dict[str, list[bytes] | NDArray[Any]]:
+    """The features of one Example by name: a list of bytes, or an array (n,) of float32 or of int64.
+
+    A feature without content is an empty list, for its kind is not known.
+
+    Raises:
+        ValueError: it is no Example; the message says what does not fit.
+    """
+    views = example_views(payload)
+    return {name: [bytes(v) for v in value] if isinstance(value, list) else value for name, value in views.items()}
+
+
+def encode_example(
+    features: Mapping[str, bytes | Sequence[bytes] | NDArray[np.floating[Any]] | NDArray[np.integer[Any]]],
+) -> bytes:
+    """An Example: bytes and lists of bytes as they are, arrays flattened as float32 or int64 (packed), names sorted.
+
+    Raises:
+        ValueError: an array holds neither floating-point numbers nor integers.
+    """
+    entries = []
+    for name in sorted(features):
+        feature = _sized(1, name.encode("utf-8")) + _sized(2, _encoded(name, features[name]))
+        entries.append(_sized(1, feature))
+    return _sized(1, b"".join(entries))
+
+
+def _encoded(name: str, value: Any) -> bytes:
+    import numpy as np
+
+    if isinstance(value, bytes):
+        value = [value]
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "f":
+            return _sized(_FLOAT_LIST, _sized(1, value.astype("<f4").tobytes()))
+        if value.dtype.kind not in "iu":
+            raise ValueError(f"Example: feature {name!r} is {value.dtype}, neither floating-point nor integer")
+        return _sized(_INT64_LIST, _sized(1, b"".join(_varint(int(v) & 0xFFFFFFFFFFFFFFFF) for v in value.flat)))
+    return _sized(_BYTES_LIST, b"".join(_sized(1, v) for v in value))
+
+
+def _sized(field: int, content: bytes) -> bytes:
+    return bytes([field << 3 | _SIZED]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _feature(message: memoryview) -> list[memoryview] | NDArray[Any]:
+    import numpy as np
+
+    kind = 0
+    parts: list[tuple[int, memoryview]] = []
+    for field, wire, content in _all_fields(message):
+        if field not in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) or wire != _SIZED:
+            continue
+        if field != kind:  # of a `oneof` the last counts
+            kind, parts = field, []
+        parts += [(w, c) for f, w, c in _all_fields(content) if f == 1]
+    if kind in (0, _BYTES_LIST):
+        return [content for wire, content in parts if wire == _SIZED]
+    if kind == _FLOAT_LIST:
+        joined = b"".join(content for wire, content in parts if wire in (_SIZED, _FIXED32))
+        if len(joined) % 4:
+            raise ValueError(f"Example: a list of floats has {len(joined)} bytes, no multiple of 4")
+        return np.frombuffer(joined, dtype="<f4")
+    return _integers(b"".join(content for wire, content in parts if wire in (_SIZED, _VARINT)))
+
+
+def _integers(packed: bytes) -> NDArray[np.int64]:
+    import numpy as np
+
+    small = np.frombuffer(packed, dtype=np.uint8)
+    if not (small & 0x80).any():  # one byte a number
+        return small.astype(np.int64)
+    values, at, view = [], 0, memoryview(packed)
+    while at < len(packed):
+        value, at = _read_varint(view, at)
+        values.append(value)
+    return np.array(values, dtype=np.uint64).view(np.int64)
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise ValueError("Example: ends inside a number")
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+    raise ValueError("Example: a number of more than 10 bytes")
+
+
+def _all_fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Field number, wire type and content of each field; of a number the content is its encoding."""
+    at = 0
+    while at < len(message):
+        tag, start = _read_varint(message, at)
+        field, wire = tag >> 3, tag & 7
+        if field == 0:
+            raise ValueError("Example: not a protocol buffer (field number 0)")
+        if wire == _VARINT:
+            _value, at = _read_varint(message, start)
+        elif wire == _SIZED:
+            length, start = _read_varint(message, start)
+            at = start + length
+        elif wire in (_FIXED64, _FIXED32):
+            at = start + (8 if wire == _FIXED64 else 4)
+        else:
+            raise ValueError(f"Example: not a protocol buffer (wire type {wire})")
+        if at > len(message):
+            raise ValueError(f"Example: field {field} of {at - start} bytes is cut off")
+        yield field, wire, message[start:at]
+
+
+def _fields(message: memoryview, number: int) -> Iterator[memoryview]:
+    return (content for field, wire, content in _all_fields(message) if field == number and wire == _SIZED)

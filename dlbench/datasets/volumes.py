@@ -1,0 +1,529 @@
+"""A folder of density volumes becomes an index, single samples and a verdict, whatever container they lie in.
+
+The container follows from the files' names, which may lie in the folder and in its subfolders, one level deep:
+
+- HDF5: `x`, int16 counts, (n, S, S, S, C) or one sample (S, S, S, C), and `y`, float32 parameters scaled to [-1, 1],
+  (n, T) or (T,). One chunk per sample reads best. The published CosmoFlow samples have S = 128, C = 4, T = 4.
+- TFRecord, in the form of the public cosmoUniverse set of MLPerf HPC (github.com/mlcommons/hpc, cosmoflow): each record
+  is an Example with `x`, the bytes of the counts in C order, and `y`, T floats; one gzip file per sample. Files of
+  several records are read too; of a gzip file that reads all records before the one that is wanted. `x` has no shape of
+  its own: C is 4 if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
+- Pairs of .npy files, `<name>_x.npy` and `<name>_y.npy`, of the shapes of HDF5. They have no checksum: only a manifest
+  tells an altered file from a whole one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from dlbench import pool
+from dlbench.datasets.arrays import OpenFiles, damage_told, map_array, open_hdf5, require_plausible
+from dlbench.datasets.splits import is_split_name
+from dlbench.datasets.tfrecord import (
+    encode_example,
+    example_views,
+    gunzip,
+    is_gzip,
+    read_record_at,
+    read_records,
+    record_offsets,
+    unframe,
+)
+from dlbench.errors import UserError
+from dlbench.opening import open_file, read_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]
+    """Counts (S, S, S, C) and parameters (T,) of one sample."""
+else:
+    Volume = tuple
+
+MAX_SAMPLE = 1 << 33
+"""Bytes of a file of one sample at most: 512 by 512 by 512 voxels of 16 channels in two bytes have half as many."""
+PUBLIC = {"train": (524_288, 262_144), "validation": (65_536,)}
+"""Samples of the public set, of MLPerf HPC v1.0 and later, then of v0.7 (mlcommons/hpc, cosmoflow/README.md)."""
+_CHANNELS = (4, 1, 2, 3, *range(5, 17))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileShape:
+    """How many samples of which shape one file holds."""
+
+    num: int
+    size: int
+    """Edge of a volume, voxels."""
+    channels: int
+    num_targets: int
+    spans: bool = False
+    """Whether reading one sample decompresses others."""
+
+    def fits(self, other: FileShape) -> bool:
+        """Whether volumes and targets have the same shapes."""
+        return (self.size, self.channels, self.num_targets) == (other.size, other.channels, other.num_targets)
+
+    def __str__(self) -> str:
+        return f"volumes of {self.size}^3 x {self.channels} with {self.num_targets} targets"
+
+
+class Volumes:
+    """Reads files of one container; picklable while nothing has been read. Files are open only while they are read."""
+
+    LAYOUT: ClassVar[str]
+    SUFFIXES: ClassVar[tuple[str, ...]]
+
+    @staticmethod
+    def inspect(path: Path) -> FileShape:
+        """How many volumes of which shape; volumes of HDF5 and .npy are not read.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is damaged or empty, or lacks `x` or `y`, or has them in another type or shape.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def samples(path: Path) -> Iterator[Volume]:
+        """All samples of a file, in order; raises as `inspect` does."""
+        raise NotImplementedError
+
+    def read(self, path: Path, place: int, num: int) -> Volume:
+        """The sample at a place of a file that holds `num` of them.
+
+        Raises:
+            OSError, KeyError, ValueError or IndexError: the file is damaged or has gone.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes open files; reading again opens them again."""
+
+
+class Hdf5Volumes(Volumes):
+    """`x` and `y` of an HDF5 file; it may be forked, too."""
+
+    LAYOUT = ".h5 files with x (int16, (n, S, S, S, C)) and y (float32, (n, T))"
+    SUFFIXES = (".h5", ".hdf5")
+
+    def __init__(self) -> None:
+        self._files = OpenFiles()
+
+    @staticmethod
+    def inspect(path: Path) -> FileShape:
+        try:
+            with damage_told(), open_hdf5(path) as file:
+                x, y = _dataset(file, "x", "int16", (4, 5)), _dataset(file, "y", "float32", (1, 2))
+                shape, several = x.shape, x.ndim == 5
+                spans = bool(several and x.chunks and x.chunks[0] > 1)
+                targets = y.shape
+        except OSError as error:
+            raise ValueError(f"not a readable HDF5 file: {str(error).splitlines()[0]}") from None
+        volume = shape[1:] if several else shape
+        if len(set(volume[:3])) != 1 or 0 in shape:
+            raise ValueError(f"x has shape {shape}, expected (n, S, S, S, C) or (S, S, S, C)")
+        if len(targets) != (2 if several else 1) or (several and targets[0] != shape[0]):
+            raise ValueError(f"y has shape {targets}, which does not fit x of shape {shape}")
+        num = shape[0] if several else 1
+        return FileShape(num=num, size=volume[0], channels=volume[3], num_targets=targets[-1], spans=spans)
+
+    @staticmethod
+    def samples(path: Path) -> Iterator[Volume]:
+        num = Hdf5Volumes.inspect(path).num
+        with damage_told(), open_hdf5(path) as file:
+            for place in range(num):
+                yield _hdf5_sample(file, place)
+
+    def read(self, path: Path, place: int, num: int) -> Volume:
+        with damage_told():  # HDF5 itself refuses a place beyond its end
+            return _hdf5_sample(self._files.get(path), place)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> Any:
+    import h5py
+
+    if key not in file:  # not `get`, which would hide damage
+        raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")
+    found = file[key]
+    if not isinstance(found, h5py.Dataset):
+        raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")  # noqa: TRY004 -- the file is wrong
+    if found.dtype != dtype or found.ndim not in dimensions:
+        raise ValueError(f"{key} is {found.dtype} of shape {found.shape}; expected {Hdf5Volumes.LAYOUT}")
+    require_plausible(found)
+    return found
+
+
+def _hdf5_sample(file: Any, place: int) -> Volume:
+    x, y = file["x"], file["y"]
+    return (x[place], y[place]) if x.ndim == 5 else (x[...], y[...])
+
+
+class TfrecordVolumes(Volumes):
+    """Examples in TFRecord files, plain or gzip."""
+
+    LAYOUT = "TFRecord files of Examples with x (bytes of int16, (S, S, S, C)) and y (floats, (T,))"
+    SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+
+    def __init__(self) -> None:
+        self._offsets: dict[Path, NDArray[np.int64]] = {}
+        """Where the records of plain files start."""
+
+    @staticmethod
+    def inspect(path: Path) -> FileShape:
+        # All of the file is read, for a TFRecord has no table of contents.
+        with open_file(path) as file:
+            compressed = is_gzip(file.read(12))
+        first: Volume | None = None
+        number = 0
+        for payload in read_records(path, gzip=compressed):
+            first = decode_volume(payload) if first is None else first
+            number += 1
+        if first is None:
+            raise ValueError("holds no record")
+        return _shape_of(*first, num=number, spans=compressed and number > 1)
+
+    @staticmethod
+    def samples(path: Path) -> Iterator[Volume]:
+        return map(decode_volume, read_records(path))
+
+    def read(self, path: Path, place: int, num: int) -> Volume:
+        if num == 1:
+            data = read_bytes(path, MAX_SAMPLE)
+            payloads = list(unframe(gunzip(data) if is_gzip(data[:12]) else data))
+            if len(payloads) != 1:
+                raise ValueError(f"holds {len(payloads)} records, like the others it should hold 1")
+            return decode_volume(payloads[0])
+        with open_file(path) as file:
+            if not is_gzip(file.read(12)):
+                if path not in self._offsets:
+                    self._offsets[path] = record_offsets(path)
+                return decode_volume(read_record_at(file, int(self._offsets[path][place])))
+        for number, payload in enumerate(read_records(path, gzip=True)):
+            if number == place:
+                return decode_volume(payload)
+        raise ValueError(f"holds fewer than {place + 1} records")
+
+    def close(self) -> None:
+        self._offsets.clear()
+
+
+def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
+    """A volume and its parameters as the payload of one record."""
+    return encode_example({"x": x.astype("<i2").tobytes(), "y": y})
+
+
+def decode_volume(payload: bytes | memoryview) -> Volume:
+    """The volume of one record (S, S, S, C) int16, a view of the payload, and its parameters (T,) float32.
+
+    Raises:
+        ValueError: it is no Example, lacks `x` or `y`, or has them in another form.
+    """
+    import numpy as np
+
+    features = example_views(payload)
+    x, y = features.get("x"), features.get("y")
+    if not isinstance(x, list) or len(x) != 1:
+        raise ValueError(f"no x of bytes in it; expected {TfrecordVolumes.LAYOUT}")
+    if not isinstance(y, np.ndarray) or y.dtype != np.float32 or not y.size:
+        raise ValueError(f"no y of floats in it; expected {TfrecordVolumes.LAYOUT}")
+    counts, odd = divmod(len(x[0]), 2)
+    for channels in _CHANNELS:
+        edge = round((counts / channels) ** (1 / 3))
+        if edge and not odd and edge**3 * channels == counts:
+            return np.frombuffer(x[0], dtype="<i2").reshape(edge, edge, edge, channels), y
+    raise ValueError(f"x has {len(x[0])} bytes, which are no int16 cube of 1 to 16 channels")
+
+
+class NpyVolumes(Volumes):
+    """Pairs of .npy files."""
+
+    LAYOUT = "<name>_x.npy (int16, (n, S, S, S, C)) beside <name>_y.npy (float32, (n, T))"
+    SUFFIXES = ("_x.npy",)
+
+    @staticmethod
+    def inspect(path: Path) -> FileShape:
+        x, y = _npy_pair(path)
+        return FileShape(num=x.shape[0], size=x.shape[1], channels=x.shape[4], num_targets=y.shape[1])
+
+    @staticmethod
+    def samples(path: Path) -> Iterator[Volume]:
+        import numpy as np
+
+        for x, y in zip(*_npy_pair(path), strict=True):
+            yield np.array(x), np.array(y)
+
+    def read(self, path: Path, place: int, num: int) -> Volume:
+        import numpy as np
+
+        x, y = _npy_pair(path)
+        if x.shape[0] != num:
+            raise ValueError(f"holds {x.shape[0]} volumes, expected {num}")
+        return np.array(x[place]), np.array(y[place])
+
+
+def targets_path(path: Path) -> Path:
+    """The .npy file of the parameters of a .npy file of volumes."""
+    return path.with_name(path.name[: -len("_x.npy")] + "_y.npy")
+
+
+def _npy_pair(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """Both arrays with a first dimension of samples, mapped."""
+    x, y = _npy_mapped(path, "int16"), _npy_mapped(targets_path(path), "float32")
+    if (x.ndim, y.ndim) == (4, 1):
+        x, y = x[None], y[None]
+    if x.ndim != 5 or y.ndim != 2 or x.shape[0] != y.shape[0] or len(set(x.shape[1:4])) != 1 or 0 in x.shape + y.shape:
+        raise ValueError(f"shapes {x.shape} and {y.shape}; expected {NpyVolumes.LAYOUT}")
+    return x, y
+
+
+def _npy_mapped(path: Path, dtype: str) -> Any:
+    found = map_array(path)
+    if found.dtype != dtype:
+        raise ValueError(f"{path.name} is {found.dtype}; expected {NpyVolumes.LAYOUT}")
+    return found
+
+
+CONTAINERS: dict[str, type[Volumes]] = {"hdf5": Hdf5Volumes, "tfrecord": TfrecordVolumes, "npy": NpyVolumes}
+SUFFIXES = tuple(suffix for container in CONTAINERS.values() for suffix in container.SUFFIXES)
+LAYOUT = ", or ".join(container.LAYOUT for container in CONTAINERS.values())
+_OPENED_ALL = ("hdf5",)
+"""Containers whose files are all opened for the index; of the others three are, if they hold one sample each."""
+
+
+def container_of(name: str) -> str | None:
+    """The container that a file's name says; None if it is no file of volumes."""
+    return next((c for c, volumes in CONTAINERS.items() if name.lower().endswith(volumes.SUFFIXES)), None)
+
+
+def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32], *, num: int = 1, spans: bool = False) -> FileShape:
+    return FileShape(num=num, size=x.shape[0], channels=x.shape[3], num_targets=len(y), spans=spans)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DensityIndex:
+    """Which volumes there are; all of one shape."""
+
+    root: Path
+    container: str
+    """A key of `CONTAINERS`."""
+    files: tuple[str, ...]
+    """Relative to the root, sorted."""
+    offsets: NDArray[np.int64]
+    """(num_files + 1,) first sample of each file."""
+    size: int
+    """Edge of a volume, voxels."""
+    channels: int
+    num_targets: int
+    sha256: str
+    """Digest of file names and sample counts; contents are not read."""
+    chunks_span_samples: bool
+    """Whether in some file one read decompresses several samples."""
+
+    @property
+    def num_samples(self) -> int:
+        """Volumes in all files."""
+        return int(self.offsets[-1])
+
+    def paths(self) -> list[Path]:
+        """The files that samples are read from; of .npy also those of targets."""
+        names = [self.root / name for name in self.files]
+        return [*names, *map(targets_path, names)] if self.container == "npy" else names
+
+    def place(self, index: int) -> tuple[Path, int, int]:
+        """The file of a sample, its place in it, and how many samples the file holds."""
+        import numpy as np
+
+        file = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        first = int(self.offsets[file])
+        return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
+
+
+def _listed(folder: Path) -> tuple[str, list[str]]:
+    """The container of a folder and its files, relative and sorted."""
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
+    found: dict[str, list[str]] = {}
+    targets = set()
+    try:
+        for name in _names(folder):
+            if name.lower().endswith("_y.npy"):
+                targets.add(name)
+            elif (container := container_of(name)) is not None:
+                found.setdefault(container, []).append(name)
+    except OSError as error:
+        raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
+    if not found:
+        raise UserError(f"{str(folder)!r} holds no file that ends in {', '.join(SUFFIXES)}; expected {LAYOUT}")
+    if len(found) > 1:
+        examples = " and ".join(repr(min(names)) for names in found.values())
+        raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
+    ((container, names),) = found.items()
+    for name in sorted(names) if container == "npy" else ():
+        if name[: -len("_x.npy")] + "_y.npy" not in targets:
+            raise UserError(f"{str(folder / name)!r} has no file of targets beside it; expected {NpyVolumes.LAYOUT}")
+    return container, sorted(names)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_dir():
+                yield entry.name
+                continue
+            if is_split_name(entry.name):  # they would be mixed
+                raise UserError(f"{str(folder)!r} holds the folder {entry.name!r} of a split; give that one")
+            with os.scandir(entry.path) as inner:
+                yield from (f"{entry.name}/{e.name}" for e in inner if not e.name.startswith(".") and e.is_file())
+
+
+def index_density(folder: Path) -> DensityIndex:
+    """Lists a folder and learns how many volumes of which shape its files hold; volumes of HDF5 and .npy are not read.
+
+    Half a million files of one sample must not all be opened: if the first, the middle and the last TFRecord or .npy
+    file hold one sample each, all are taken to. One that does not is a bad sample when it is read.
+
+    Raises:
+        UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
+            has them in another type or shape; file and key are named.
+    """
+    import numpy as np
+
+    container, names = _listed(folder)
+    probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
+    shapes = {name: file_shape(folder, name, container) for name in probes}
+    spread = container in _OPENED_ALL or any(shape.num != 1 for shape in shapes.values())
+    if spread:
+        shapes |= {name: file_shape(folder, name, container) for name in names if name not in shapes}
+    first = shapes[names[0]]
+    for name, shape in shapes.items():
+        if not shape.fits(first):
+            raise UserError(f"{str(folder / name)!r}: {shape}, but {names[0]!r} has {first}")
+    counts = [shapes[name].num if spread else 1 for name in names]
+    digest = hashlib.sha256()
+    for name, num in zip(names, counts, strict=True):
+        digest.update(os.fsencode(name) + f"\0{num}\0".encode())
+    return DensityIndex(
+        root=folder,
+        container=container,
+        files=tuple(names),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)]),
+        size=first.size,
+        channels=first.channels,
+        num_targets=first.num_targets,
+        sha256=digest.hexdigest(),
+        chunks_span_samples=any(shape.spans for shape in shapes.values()),
+    )
+
+
+def file_shape(folder: Path, name: str, container: str) -> FileShape:
+    """What one file holds; UserError if it is damaged, or lacks `x` or `y`, or has them in another type or shape."""
+    try:
+        return CONTAINERS[container].inspect(folder / name)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(f"{str(folder / name)!r}: {reason}") from None
+
+
+class DensityReader:
+    """Reads single volumes of an index; it may be pickled or forked."""
+
+    def __init__(self, index: DensityIndex) -> None:
+        self.index = index
+        self._volumes = CONTAINERS[index.container]()
+
+    def read(self, index: int) -> Volume:
+        """Volume (S, S, S, C) int16 and parameters (T,) float32 of one sample.
+
+        Raises:
+            OSError, KeyError, ValueError or IndexError: the file is damaged, has gone, or holds something else than
+                the index says.
+        """
+        x, y = self._volumes.read(*self.index.place(index))
+        expected, targets = (*[self.index.size] * 3, self.index.channels), (self.index.num_targets,)
+        if x.shape != expected or y.shape != targets:
+            raise ValueError(f"x has shape {x.shape} and y {y.shape}, the others have {expected} and {targets}")
+        return x, y
+
+    def close(self) -> None:
+        self._volumes.close()
+
+
+def first_shape(path: Path, container: str) -> FileShape:
+    """Of the first volume in a file; UserError if it cannot be read."""
+    try:
+        return _shape_of(*next(CONTAINERS[container].samples(path)))
+    except (ValueError, StopIteration) as error:
+        raise UserError(f"{str(path)!r}: {str(error) or 'holds no record'}") from None
+
+
+def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None, workers: int) -> list[str]:
+    """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
+
+    Args:
+        on_progress: given the files that are done and all files.
+        workers: processes that read; with 1 or fewer the calling process does.
+
+    Returns:
+        One line `name: reason` for each bad file, by name; none if all is well.
+
+    Raises:
+        UserError: the folder is missing or has no such files, or a mixture.
+    """
+    container, names = _listed(folder)
+    check = partial(_checked, folder, container)
+    bad: list[str] = []
+    shapes: dict[str, FileShape] = {}
+    with pool.run(check, names, workers, name=str, verb="read", ahead=2) as results:
+        for number, (name, result) in enumerate(zip(names, pool.in_order(results), strict=True), 1):
+            if isinstance(result, str):
+                bad.append(f"{name}: {result}")
+            else:
+                shapes[name] = result
+            if on_progress is not None:
+                on_progress(number, len(names))
+    first = next(iter(shapes.items()), None)
+    if first is not None:
+        bad += [f"{n}: {s}, but {first[0]!r} has {first[1]}" for n, s in shapes.items() if not s.fits(first[1])]
+    return sorted(bad)
+
+
+def _checked(folder: Path, container: str, name: str) -> FileShape | str:
+    """What one file holds after all of it was read, or what is wrong with it."""
+    import numpy as np
+
+    number, shape = 0, None
+    try:
+        for x, y in CONTAINERS[container].samples(folder / name):
+            found = _shape_of(x, y)
+            shape = found if shape is None else shape
+            if not found.fits(shape):
+                return f"sample {number}: {found}, but the first has {shape}"
+            if x.min() < 0:
+                return f"sample {number}: x has a negative count"
+            if not np.isfinite(y).all():
+                return f"sample {number}: y is not finite"
+            number += 1
+    except (OSError, KeyError, ValueError, IndexError) as error:
+        return f"sample {number}: {(str(error) or type(error).__name__).splitlines()[0]}"
+    return shape if shape is not None else "holds no sample"
+
+
+def completeness(index: DensityIndex, split: str) -> str | None:
+    """What a split of the public set lacks or has too much, in one line; None if the count is a published one."""
+    published = PUBLIC[split]
+    if index.num_samples in published:
+        return None
+    expected = " or ".join(f"{num:,}" for num in published)
+    return f"{index.num_samples:,} {split} samples; the public set has {expected}"

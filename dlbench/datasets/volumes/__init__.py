@@ -1,1 +1,0 @@
-"""Density volumes: fields, containers, power spectrum."""

@@ -1,0 +1,538 @@
+"""PyTorch's DistributedDataParallel, as it comes, with its exposed exchange made visible.
+
+DDP waits for its last bucket inside `backward()`. The communication hook is PyTorch's own for the wire format; around
+it dlbench notes when the last bucket is handed over, which is when the backward pass of this rank has computed its last
+gradient. What `backward()` takes from there is exposed exchange. In watched steps it also notes when each bucket went
+and when it was back; for fp16 it looks in every step whether a sum left the range of fp16 (65,504).
+
+PowerSGD (Vogels et al. 2019) sends three all-reduces a bucket, the later ones from callbacks of the earlier. Under
+Gloo those callbacks run on its few worker threads and wait there: with two buckets under way they would start
+collectives in an order that differs from rank to rank, or wait for a thread that never comes. There the hook
+therefore waits for each bucket, and nothing of PowerSGD overlaps with the backward pass.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node import rendezvous
+from dlbench.node.devices import require_own_gpu
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.sync.groups import TorchCommunicators, gather_over_torch
+from dlbench.node.sync.run_store import RunStore, meet
+from dlbench.node.sync.timing import BackwardWatch, MessageInFlight, WatchedStep, covered, median, ring_bytes
+from dlbench.node.sync.wire import OverflowCount
+from dlbench.records.exchange import ExchangeResult, Message
+from dlbench.records.folder import RunFolder
+from dlbench.records.record import RankGpu, Setting
+from dlbench.specs.engine import ENGINES
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import fusion_bytes
+from dlbench.units import exact_bytes
+
+
+class DdpEngine(Engine):
+    """torch.distributed over gloo or NCCL."""
+
+    marks_backward = True
+
+    def __init__(
+        self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
+    ) -> None:
+        """See `Engine.for_plan`."""
+        self._stall_timeout_s = plan.measure.stall_timeout_s
+        self._gpu = gpu
+        self._settings = plan.engine.ddp
+        self._place = place
+        self._device = device
+        self._address_file = folder.rendezvous
+        self._interface = plan.system.launch.interface
+        self._backend: str = self._settings.backend
+        if self._backend == "auto":
+            self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._fusion = plan.sync.library_fusion
+        self._wire = plan.sync.library_wire
+        self._powersgd_rank = plan.sync.powersgd_rank
+        self._module: nn.parallel.DistributedDataParallel | None = None
+        self._watch = BackwardWatch(device)
+        self._hook: WatchedHook | None = None
+        self._left: object = None
+        self._store: RunStore | None = None
+
+    @classmethod
+    def for_plan(
+        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
+    ) -> Self:
+        return cls(plan, folder, place, device, gpu)
+
+    def start(self) -> None:
+        """Joins the process group."""
+        if self._backend == "nccl" and self._device.type != "cuda":
+            raise EnvironmentLacksError("engine.ddp.backend: nccl needs a GPU on every rank; use gloo or auto")
+        if self._backend == "nccl" and not dist.is_nccl_available():
+            raise EnvironmentLacksError("engine.ddp.backend: this torch was built without NCCL; use gloo or auto")
+        patience = datetime.timedelta(seconds=self._stall_timeout_s * rendezvous.PATIENCE)
+        self._store = store = meet(self._address_file, self._place, self._interface, patience)
+        by_nccl = self._backend == "nccl"
+        # Before NCCL starts: of two ranks on one GPU it says a bus number, if anything.
+        require_own_gpu(self._gpu, self._place, lambda told: store.of_node("gpu", told, self._place), by_nccl=by_nccl)
+        dist.init_process_group(
+            self._backend,
+            store=store,
+            rank=self._place.rank,
+            world_size=self._place.size,
+            timeout=datetime.timedelta(seconds=self._stall_timeout_s + rendezvous.GRACE_S),
+            # NCCL then starts here and not in the first step, and a hang shows where it is.
+            device_id=self._device if by_nccl else None,
+        )
+        require_sum(self._wire, self._backend, self._device, self._place.size)
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        mark_backward: Callable[[], None],
+        *,
+        accumulation: int = 1,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
+        device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
+        # Left out, DDP begins with a small first bucket (1 MiB); given, even its own default makes that one as large.
+        # One that is full at one byte holds one parameter.
+        cap = 1 if self._fusion == "none" else fusion_bytes(self._fusion)
+        module = nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=device_ids,
+            bucket_cap_mb=None if cap is None else cap / 2**20,
+            # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
+            broadcast_buffers=False,
+            gradient_as_bucket_view=self._settings.gradient_as_bucket_view,
+            static_graph=self._settings.static_graph,
+        )
+        self._watch.attach(model)
+        self._hook = WatchedHook(self._wire, self._powersgd_rank, self._backend, self._watch, mark_backward)
+        module.register_comm_hook(None, hook_for_ddp(self._hook))
+        self._module = module
+        self._optimizer = optimizer
+        return module, optimizer
+
+    def hold_exchange(self) -> AbstractContextManager[None]:
+        """DDP's own no_sync()."""
+        assert self._module is not None
+        return self._module.no_sync()
+
+    def begin_backward(self) -> None:
+        """Notes the moment, while it watches."""
+        self._watch.begin()
+
+    def watch(self, on: bool) -> None:
+        """Opens or closes the window in which buckets and gradients are timed."""
+        if on and self._place.size > 1:
+            self._watch.open()
+        else:
+            self._watch.close()
+
+    def message_spans(self) -> list[MessageSpan]:
+        """Buckets from handing over to their return."""
+        return self._watch.spans()
+
+    def exchange_result(self) -> ExchangeResult | None:
+        """Buckets as the hook saw them; times are means over ranks of medians over steps."""
+        self._watch.close()
+        if self._place.size == 1 or self._hook is None:
+            return None
+        seen = summarise(self._watch)
+        times = {
+            "communication_s": seen.communication_s,
+            "exposed_s": seen.exposed_s,
+            "hidden_s": seen.hidden_s,
+            "backward_s": self._watch.backward_s(),
+        }
+        everyone = self.gather((times, self._hook.overflows()))
+        inside, across = (None, None)
+        if seen.num_steps and self._backend == "gloo":
+            # Gloo's all-reduce is a ring (allreduce.cc); NCCL chooses by itself.
+            inside, across = ring_bytes(seen.wire_bytes, ranks=self._place.size, groups=self._place.num_nodes)
+        return ExchangeResult(
+            carrier=self._backend,
+            by="backend",
+            exchange="flat",
+            fusion=str(self._fusion_setting().effective),
+            wire=self._hook.wire_in_force,
+            group_size=self._place.local_size,
+            num_groups=self._place.num_nodes,
+            messages=seen.messages,
+            bytes_inside=inside,
+            bytes_across=across,
+            **{key: _mean([found[key] for found, _ in everyone]) for key in times},
+            # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
+            wire_overflows=min(count for _, count in everyone),
+            window_steps=len(self._watch.steps),
+            evidence=self._evidence(seen.num_steps),
+            gradients=self._watch.gradients(),
+        )
+
+    def _evidence(self, alike: int) -> str:
+        assert self._hook is not None
+        seen = len(self._watch.steps)
+        if not seen:
+            return "DDP's hook; no step was profiled: set measure.warmup_steps to 1 or more"
+        parts = [
+            f"DDP's communication hook noted each bucket's way in {alike} warm-up steps",
+            "a bucket's time runs from handing over to its return, waiting for stragglers included",
+        ]
+        if alike < seen:
+            parts.append(f"{seen - alike} more steps had other buckets")
+        if self._backend == "gloo":
+            parts.append("bytes by the formula of Gloo's ring")
+        else:
+            parts.append("bytes unknown: NCCL chooses the algorithm")
+        return "; ".join(filter(None, [*parts, self._hook.compression_text]))
+
+    def finish_exchange(self) -> None:
+        """Done inside `backward()`."""
+        self._watch.exchange_ended()
+        if self._hook is not None:
+            self._hook.settle_step()
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """One all-reduce a tensor; outside of training steps its cost does not matter."""
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+            tensor /= self._place.size
+
+    def gather(self, value: Any) -> list[Any]:
+        return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def settings(self) -> list[Setting]:
+        """Back-end and bucket size; the latter as DDP itself reports it."""
+        found = [
+            Setting(
+                key="engine.ddp.backend",
+                requested=None if self._settings.backend == "auto" else self._settings.backend,
+                effective=str(dist.get_backend()),
+                evidence="torch.distributed.get_backend()",
+            )
+        ]
+        if self._module is not None:
+            found += [self._fusion_setting(), *self._flags(self._module)]
+        if self._hook is not None:
+            found.append(
+                Setting(
+                    key="sync.wire",
+                    requested=self._wire,
+                    effective=self._hook.wire_in_force if self._place.size > 1 else None,
+                    evidence=self._hook.compression_text or "the hook that DDP called for every bucket",
+                )
+            )
+        return found
+
+    def communicators(self) -> TorchCommunicators:
+        return TorchCommunicators()
+
+    def _fusion_setting(self) -> Setting:
+        assert self._module is not None
+        cap = int(_logged(self._module)["bucket_cap_bytes"])
+        return Setting(
+            key="sync.fusion",
+            requested=ENGINES["ddp"].fusion if self._fusion == "auto" else self._fusion,
+            effective="none" if cap == 1 else exact_bytes(cap),
+            evidence="bucket_cap_bytes of DDP's logging data",
+        )
+
+    def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
+        """What was asked for of DDP beyond its defaults."""
+        found, asked = [], self._settings
+        if asked.gradient_as_bucket_view:
+            seen = self._hook.seen_as_views if self._hook is not None else None
+            is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
+            if seen is not None:
+                views, gradients = seen
+                is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
+            key = "engine.ddp.gradient_as_bucket_view"
+            found.append(Setting(key=key, requested=True, effective=is_view, evidence=how))
+        if asked.static_graph:
+            found.append(
+                Setting(
+                    key="engine.ddp.static_graph",
+                    requested=True,
+                    effective=bool(_logged(module)["static_graph"]),
+                    evidence="DDP's logging data",
+                )
+            )
+        return found
+
+    def stop(self) -> None:
+        if dist.is_initialized():
+            # Gloo's worker thread may still hold the last callback, and with it the group. Were that the last
+            # reference, the thread would end by waiting for itself, and the process with it (std::system_error).
+            self._left = dist.distributed_c10d._get_default_group()
+            dist.destroy_process_group()
+
+
+def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
+    found: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
+
+
+Future = torch.futures.Future[torch.Tensor]
+Hook = Callable[[Any, GradBucket], Future]
+
+POWERSGD_START = 2
+"""Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs them to stay."""
+
+_CASTS: dict[str, tuple[Hook, torch.dtype]] = {
+    "fp32": (default_hooks.allreduce_hook, torch.float32),
+    "fp16": (default_hooks.fp16_compress_hook, torch.float16),
+    "bf16": (default_hooks.bf16_compress_hook, torch.bfloat16),
+}
+
+
+class WatchedHook:
+    """The hook of one module.
+
+    Args:
+        wire: fp32, fp16, bf16 or powersgd.
+        powersgd_rank: rank of the approximation.
+        backend: gloo or nccl.
+        watch: told of every bucket while its window is open.
+        mark_backward: called when the last bucket is handed over.
+    """
+
+    def __init__(
+        self, wire: str, powersgd_rank: int, backend: str, watch: BackwardWatch, mark_backward: Callable[[], None]
+    ) -> None:
+        self._wire = wire
+        self._backend = backend
+        self._watch = watch
+        self._mark_backward = mark_backward
+        group = dist.distributed_c10d._get_default_group()
+        self._overflows = OverflowCount()
+        self._as_views: dict[int, tuple[int, int]] = {}
+        self._powersgd: powerSGD_hook.PowerSGDState | None = None
+        if wire == "powersgd":
+            self._inner: Hook = powerSGD_hook.powerSGD_hook
+            self._powersgd = powerSGD_hook.PowerSGDState(
+                group, matrix_approximation_rank=powersgd_rank, start_powerSGD_iter=POWERSGD_START
+            )
+            self._state: Any = self._powersgd
+        else:
+            self._inner, self._type = _CASTS[wire]
+            self._state = group
+
+    def __call__(self, bucket: GradBucket) -> Future:
+        """Averages a bucket over ranks."""
+        is_checked = self._wire == "fp16"
+        slot = self._overflows.begin(bucket.buffer()) if is_checked else None
+        own = _kept_share(bucket) if is_checked and slot is None else list[torch.Tensor]
+        sent = self._sent(bucket) if self._watch.is_open else None
+        if bucket.is_last():
+            self._mark_backward()
+            self._watch.backward_ended()
+        before = self._compressed
+        future = self._inner(self._state, bucket)
+        if sent is not None and self._powersgd is not None:
+            self._note_compression(sent, self._compressed - before)
+        if self._powersgd is not None and self._backend == "gloo":
+            future.wait()
+        if sent is None and not is_checked:
+            return future
+
+        def arrived(done: Future) -> torch.Tensor:
+            if sent is not None:
+                sent.done = self._watch.clock.mark()
+            result = done.value()
+            if is_checked:
+                self._overflows.end(slot, result, own)
+            return result
+
+        return future.then(arrived)
+
+    @property
+    def wire_in_force(self) -> str:
+        """What was done to the buckets, as far as it is known."""
+        if self._powersgd is None:
+            return str(self._type).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+        before, after = self._powersgd.total_numel_before_compression, self._compressed
+        return "powersgd" if after < before else "fp32"
+
+    @property
+    def compression_text(self) -> str:
+        """PowerSGD's own count of elements before and after; empty for other formats."""
+        if self._powersgd is None:
+            return ""
+        before, after = self._powersgd.total_numel_before_compression, self._compressed
+        if before == 0:
+            return f"PowerSGD begins after {POWERSGD_START} steps, and the run ended before"
+        return f"PowerSGD sent {after} elements for {before}, by its own count"
+
+    def settle_step(self) -> None:
+        """After the last bucket is back, on the stream that computes."""
+        self._overflows.settle_step()
+
+    @property
+    def seen_as_views(self) -> tuple[int, int] | None:
+        """Gradients that lay within their bucket, and all that were looked at; None where none was watched."""
+        if not self._as_views:
+            return None
+        views, gradients = zip(*self._as_views.values(), strict=True)
+        return sum(views), sum(gradients)
+
+    def overflows(self) -> int:
+        """Sums that were not finite though this rank's gradients were."""
+        return self._overflows.total
+
+    @property
+    def _compressed(self) -> int:
+        return 0 if self._powersgd is None else int(self._powersgd.total_numel_after_compression)
+
+    def _sent(self, bucket: GradBucket) -> MessageInFlight:
+        buffer = bucket.buffer()
+        size = torch.float32.itemsize if self._powersgd is not None else self._type.itemsize
+        sent = MessageInFlight(
+            num_bytes=buffer.numel() * buffer.element_size(),
+            num_tensors=len(bucket.gradients()),
+            wire_bytes=buffer.numel() * size,
+            method=f"{self._backend} all-reduce",
+            handed=self._watch.clock.mark(),
+        )
+        self._watch.hand_over(sent)
+        gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
+        self._as_views[bucket.index()] = sum(_lies_within(one, buffer) for one in gradients), len(gradients)
+        return sent
+
+    def _note_compression(self, sent: MessageInFlight, elements: int) -> None:
+        if elements:  # none in the steps before it begins
+            sent.wire_bytes = elements * torch.float32.itemsize
+            sent.method = f"{self._backend} all-reduces of PowerSGD"
+
+
+def _kept_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:
+    """What tells later whether this rank's share of a bucket, which its own sum overwrites, was finite."""
+    gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
+    places = {view.data_ptr() for view in bucket.gradients()}
+    if not any(gradient.data_ptr() in places for gradient in gradients):
+        return lambda: gradients  # these stay this rank's until later
+    greatest = torch.linalg.vector_norm(bucket.buffer(), float("inf"))
+    return lambda: [greatest]
+
+
+def _lies_within(gradient: torch.Tensor, buffer: torch.Tensor) -> bool:
+    begin = buffer.data_ptr()
+    return begin <= gradient.data_ptr() < begin + buffer.numel() * buffer.element_size()
+
+
+def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]:
+    """A function that DDP accepts: it compares the annotations themselves, which here are texts."""
+
+    def hook(state: object, bucket: GradBucket) -> Future:
+        return watched(bucket)
+
+    hook.__annotations__.update(bucket=GradBucket, **{"return": Future})
+    return hook
+
+
+def require_sum(wire: str, backend: str, device: torch.device, ranks: int) -> None:
+    """Whether the back-end really sums this format; called by all ranks.
+
+    Raises:
+        EnvironmentLacksError: it does not.
+    """
+    if wire not in ("fp16", "bf16"):
+        return
+    kind = _CASTS[wire][1]
+    ones = torch.full((8,), 1.5, dtype=kind, device=device)
+    try:
+        dist.all_reduce(ones)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise EnvironmentLacksError(
+            f"sync.wire {wire}: {backend} of this torch does not sum it ({reason}); use fp32"
+        ) from None
+    if not torch.equal(ones.float().cpu(), torch.full((8,), 1.5 * ranks)) and ranks <= 64:
+        raise EnvironmentLacksError(f"sync.wire {wire}: {backend} of this torch sums it wrongly; use fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketSummary:
+    """The watched steps of one rank in which gradients were grouped as in the last one; medians over them."""
+
+    num_steps: int
+    messages: tuple[Message, ...]
+    wire_bytes: float
+    """Of all vectors of a step that were exchanged."""
+    communication_s: float | None
+    exposed_s: float | None
+    hidden_s: float | None
+
+
+def summarise(watch: BackwardWatch) -> BucketSummary:
+    """What the closed window saw; DDP rebuilds its buckets after the first step, so not all steps need be alike."""
+    steps = _alike(watch.steps)
+    between = watch.clock.between
+    times = []
+    for step in steps:
+        ways = [(between(step.begin, p.handed), between(step.begin, p.done)) for p in step.messages]
+        ready = between(step.begin, step.backward_end)
+        times.append((covered(ways), covered(ways, begin=ready), covered(ways, end=ready)))
+    return BucketSummary(
+        num_steps=len(steps),
+        messages=tuple(_message(watch, steps, number) for number in range(len(steps[-1].messages) if steps else 0)),
+        wire_bytes=sum(sent.wire_bytes for sent in steps[-1].messages) if steps else 0.0,
+        communication_s=median(total for total, _, _ in times),
+        exposed_s=median(exposed for _, exposed, _ in times),
+        hidden_s=median(hidden for _, _, hidden in times),
+    )
+
+
+def _message(watch: BackwardWatch, steps: Sequence[WatchedStep], number: int) -> Message:
+    between = watch.clock.between
+    ways = [(step.begin, step.messages[number]) for step in steps]
+    last = ways[-1][1]
+    # DDP hands a bucket over when its last gradient is there.
+    handed_s = median(between(begin, sent.handed) for begin, sent in ways)
+    return Message(
+        num_bytes=last.num_bytes,
+        num_tensors=last.num_tensors,
+        method=last.method,
+        ready_s=handed_s,
+        start_s=handed_s,
+        exchange_s=median(between(sent.handed, sent.done) for _, sent in ways),
+    )
+
+
+def _alike(steps: Sequence[WatchedStep]) -> list[WatchedStep]:
+    """The steps with the buckets of the last one, every bucket back."""
+    if not steps:
+        return []
+    return [
+        step
+        for step in steps
+        if _layout(step) == _layout(steps[-1])
+        and all(sent.done is not None for sent in step.messages)
+        and step.backward_end is not None
+    ]
+
+
+def _layout(step: WatchedStep) -> list[tuple[int, int, str]]:
+    return [(sent.num_bytes, sent.num_tensors, sent.method) for sent in step.messages]

@@ -1,1 +1,0 @@
-"""PyTorch DistributedDataParallel as an engine."""

@@ -1,1 +1,0 @@
-"""Ranks of one node exchange through shared memory."""

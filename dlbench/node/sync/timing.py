@@ -1,0 +1,434 @@
+"""Moments of an exchange: the monotonic clock on a CPU, events of streams on a GPU (the latter not measured here).
+
+On a GPU the host only orders work. So a message waits for its gradients, and the step for its messages, by events
+between streams, and moments are events too, read when the run is over.
+
+When the gradients of a step are ready, and which messages are under way meanwhile, is watched for a few warm-up steps.
+Hooks on the parameters exist only while that window is open, so that measured steps carry none of them.
+
+A barrier does not release all ranks at once: over TCP they wake some 10 us apart. Where one operation is as short as
+that, several are timed back to back, as nccl-tests does, and a rank that is early waits in the first of them only.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from dlbench.node.sync.engine import MessageSpan
+from dlbench.records.exchange import GradientTime
+
+_ANCHOR_TRIES = 5
+_RATE_FROM_S = 0.1
+"""Between anchors closer than this, their own errors are larger than what the clocks drift apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """An event of the stream in force, and when it passed."""
+
+    event: torch.cuda.Event
+    host_ns: int
+    """CLOCK_MONOTONIC."""
+    delay_ns: int
+    """From the call to the host's knowing that the event has passed, on a device that had nothing else to do."""
+
+    @property
+    def error_ns(self) -> int:
+        """How far `host_ns` may be off: it is the middle of `delay_ns`."""
+        return (self.delay_ns + 1) // 2
+
+
+def anchored() -> Anchor:
+    """Ties an event of the stream in force to the host's clock; waits for the stream, so not within a step."""
+    found: Anchor | None = None
+    for _ in range(_ANCHOR_TRIES):
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        before = time.monotonic_ns()
+        event.record()
+        event.synchronize()
+        after = time.monotonic_ns()
+        # An idle device is at the event at once, so the shortest try is the closest; the first waits for former work.
+        if found is None or after - before < found.delay_ns:
+            found = Anchor(event=event, host_ns=(before + after) // 2, delay_ns=after - before)
+    assert found is not None
+    return found
+
+
+class Clock(Protocol):
+    """Moments, and the order between computing and exchanging."""
+
+    def enter_thread(self) -> None:
+        """Called once on the communication thread."""
+
+    marks_are_free: bool
+    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
+
+    def mark(self) -> Any:
+        """This moment, on the stream in force."""
+
+    def give_back(self, moments: Iterable[Any]) -> None:
+        """These long past moments will never be read again."""
+
+    def exchanging(self, ready: Any) -> AbstractContextManager[object]:
+        """Within it, work is ordered on the stream of exchanges, after the moment `ready`."""
+
+    def join(self) -> None:
+        """What is ordered from now on comes after all exchanges."""
+
+    def settle(self) -> None:
+        """Returns when all that was ordered is done, so that moments can be read."""
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one moment to another."""
+
+    @property
+    def error_s(self) -> float:
+        """By how much `monotonic_ns` may be off, seconds."""
+
+    def anchor(self) -> None:
+        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step.
+
+        Called before and after some moments, it tells the rate of the device's clock, too.
+        """
+
+    def monotonic_ns(self, moment: Any) -> int:
+        """A moment as nanoseconds of CLOCK_MONOTONIC; after `anchor` and, behind the moment, `settle`."""
+
+
+class HostClock:
+    """CPU: a call returns when its work is done."""
+
+    marks_are_free = True
+
+    def enter_thread(self) -> None:
+        pass
+
+    def mark(self) -> int:
+        return time.monotonic_ns()
+
+    def give_back(self, moments: Iterable[int]) -> None:
+        pass
+
+    def exchanging(self, ready: int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def join(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def between(self, first: int, last: int) -> float:
+        return (last - first) / 1e9
+
+    @property
+    def error_s(self) -> float:
+        return 0.0
+
+    def anchor(self) -> None:
+        pass
+
+    def monotonic_ns(self, moment: int) -> int:
+        return moment
+
+
+class CudaClock:
+    """GPU: a stream of its own for exchanges. Events that were given back are recorded again."""
+
+    marks_are_free = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._anchors: list[Anchor] = []
+        self._spare: list[torch.cuda.Event] = []
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self._device)
+
+    def mark(self) -> torch.cuda.Event:
+        try:  # taken by one call: two threads mark
+            event = self._spare.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def give_back(self, moments: Iterable[torch.cuda.Event]) -> None:
+        self._spare.extend(moments)
+
+    def exchanging(self, ready: torch.cuda.Event) -> AbstractContextManager[object]:
+        self._stream.wait_event(ready)
+        return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        return float(first.elapsed_time(last)) / 1e3
+
+    def anchor(self) -> None:
+        self.settle()
+        self._anchors.append(anchored())
+
+    @property
+    def error_s(self) -> float:
+        """Half of the time that the device may have passed an anchor in, of the worst one."""
+        return max((anchor.error_ns for anchor in self._anchors), default=0.0) / 1e9
+
+    def monotonic_ns(self, moment: torch.cuda.Event) -> int:
+        first, last = self._anchors[0], self._anchors[-1]
+        elapsed_s = self.between(first.event, moment)
+        apart_s = self.between(first.event, last.event) if last is not first else 0.0
+        # The two clocks run at rates of their own, some parts in a million apart.
+        rate = (last.host_ns - first.host_ns) / 1e9 / apart_s if apart_s > _RATE_FROM_S else 1.0
+        return first.host_ns + round(elapsed_s * rate * 1e9)
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+Interval = tuple[float, float]
+"""Begin and end, seconds after the start of the backward pass."""
+
+
+@dataclass(kw_only=True)
+class MessageInFlight:
+    """One bucket on its way, in moments of the clock."""
+
+    num_bytes: int
+    """Of gradients, before any compression."""
+    num_tensors: int
+    wire_bytes: float
+    """Of the vector that is exchanged."""
+    method: str
+    handed: Any
+    done: Any = None
+    """None until it is back."""
+
+
+@dataclass(kw_only=True)
+class WatchedStep:
+    """One step of the window, in moments of the clock."""
+
+    begin: Any
+    ready: dict[str, Any] = field(default_factory=dict)
+    backward_end: Any = None
+    exchange_end: Any = None
+    messages: list[MessageInFlight] = field(default_factory=list)
+
+
+class BackwardWatch:
+    """The window of watched steps of one rank.
+
+    Used by an engine: `attach` once, `open` and `close` between steps, and within every step `begin`, `backward_ended`
+    and `exchange_ended`, which do nothing while the window is closed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.clock = clock_for(device)
+        self.is_open = False
+        self.steps: list[WatchedStep] = []
+        self._current: WatchedStep | None = None
+        self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._hooks: list[Any] = []
+
+    def attach(self, model: nn.Module) -> None:
+        """Whose gradients are watched."""
+        self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+    @property
+    def gradient_bytes(self) -> dict[str, int]:
+        """Bytes of each gradient, by the parameter's name."""
+        return {name: p.numel() * p.element_size() for name, p in self._parameters}
+
+    def open(self) -> None:
+        """Watches from the next backward pass on."""
+        if self.is_open:
+            return
+        self.is_open = True
+        self.clock.anchor()
+        for name, parameter in self._parameters:
+            hook = parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+
+    def close(self) -> None:
+        """Watches no more; a step that was not finished does not count."""
+        self.is_open = False
+        self._current = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self.steps:
+            self.clock.anchor()
+            self.clock.settle()
+
+    def begin(self) -> None:
+        """The backward pass that is exchanged begins."""
+        self._current = WatchedStep(begin=self.clock.mark()) if self.is_open else None
+
+    def backward_ended(self) -> None:
+        """The last gradient of this rank is there."""
+        if self._current is not None:
+            self._current.backward_end = self.clock.mark()
+
+    def hand_over(self, message: MessageInFlight) -> None:
+        """A bucket goes on its way."""
+        if self._current is not None:
+            self._current.messages.append(message)
+
+    def exchange_ended(self) -> None:
+        """Every gradient is exchanged; the step is complete."""
+        step, self._current = self._current, None
+        if step is not None:
+            step.exchange_end = self.clock.mark()
+            self.steps.append(step)
+
+    def _hook(self, name: str) -> Any:
+        def note(parameter: torch.Tensor) -> None:
+            if self._current is not None:
+                self._current.ready[name] = self.clock.mark()
+
+        return note
+
+    def ready_s(self, step: WatchedStep) -> dict[str, float]:
+        """Seconds after the start of the backward pass at which each gradient was ready."""
+        return {name: max(0.0, self.clock.between(step.begin, moment)) for name, moment in step.ready.items()}
+
+    def gradients(self) -> tuple[GradientTime, ...]:
+        """Each gradient's median over the window, in the order in which they were ready."""
+        times: dict[str, list[float]] = {}
+        for step in self.steps:
+            for name, moment in self.ready_s(step).items():
+                times.setdefault(name, []).append(moment)
+        sizes = self.gradient_bytes
+        found = [
+            GradientTime(name=name, num_bytes=sizes[name], ready_s=statistics.median(all_s))
+            for name, all_s in times.items()
+        ]
+        return tuple(sorted(found, key=lambda gradient: gradient.ready_s))
+
+    def backward_s(self) -> float | None:
+        """The backward pass, median over the window; None where no step was watched."""
+        return median(
+            self.clock.between(step.begin, step.backward_end) for step in self.steps if step.backward_end is not None
+        )
+
+    def spans(self) -> list[MessageSpan]:
+        """Buckets of a closed window.
+
+        DDP hands a bucket over when its last gradient is there, so nothing is known of a wait before the start.
+        """
+        return [
+            MessageSpan(
+                step=number,
+                number=place,
+                ready_ns=handed_ns,
+                start_ns=handed_ns,
+                end_ns=self.clock.monotonic_ns(message.done),
+                num_bytes=message.num_bytes,
+                num_tensors=message.num_tensors,
+                method=message.method,
+            )
+            for number, step in enumerate(self.steps)
+            for place, message in enumerate(step.messages)
+            if message.done is not None
+            for handed_ns in [self.clock.monotonic_ns(message.handed)]
+        ]
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The median; None of nothing."""
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: float = float("inf")) -> float:
+    """Length of the union of intervals within [begin, end], seconds."""
+    total, reach = 0.0, begin
+    for first, last in sorted(intervals):
+        first, last = max(first, reach), min(last, end)
+        if last > first:
+            total += last - first
+            reach = last
+    return total
+
+
+def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, float]:
+    """Bytes that a rank sends inside its group and to other groups in ring all-reduces; mean over ranks.
+
+    A ring sends 2 (p - 1) / p of the vector to the right neighbour (science of all-reduce: Patarasuk and Yuan,
+    2009). Where groups are blocks of neighbouring ranks, one rank of each group has its neighbour in another one.
+
+    Args:
+        wire_bytes: length of all vectors together.
+        ranks: p.
+        groups: equal blocks of neighbouring ranks.
+    """
+    total = 2 * (ranks - 1) / ranks * wire_bytes
+    across = total * groups / ranks if groups > 1 else 0.0
+    return total - across, across
+
+
+LEAST_SAMPLE_S = 2e-3
+"""Shortest sample: some fifty times the 15 to 40 us by which ranks were seen to leave gloo's barrier apart."""
+MOST_OPERATIONS = 1000
+"""Of a sample; OSU's benchmarks repeat small messages as often."""
+_GROWTH = 16
+"""From a trial to the next one at most: the first one, of one operation, is mostly barrier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a sample says of one operation."""
+
+    seconds: float
+    skew_s: float
+    """How far apart ranks began the sample."""
+
+
+def over_ranks(
+    starts_ns: Sequence[int], durations_ns: Sequence[int], operations: int, *, from_last_start: bool, one_clock: bool
+) -> Timed:
+    """One sample from what each rank noted.
+
+    Args:
+        starts_ns: by rank, on the rank's clock.
+        durations_ns: by rank, from its start to its end.
+        operations: in the sample.
+        from_last_start: whether the time runs from the last rank's start to the last end, which takes one clock;
+            otherwise it is the slowest rank's duration.
+        one_clock: whether ranks share a clock. Otherwise starts cannot be compared: the spread of durations stands for
+            theirs, since ranks that wait for each other end together, within one operation.
+    """
+    skew = (max(starts_ns) - min(starts_ns)) if one_clock else (max(durations_ns) - min(durations_ns))
+    taken = max(durations_ns)
+    if from_last_start and one_clock:
+        taken = max(start + own for start, own in zip(starts_ns, durations_ns, strict=True)) - max(starts_ns)
+    return Timed(seconds=taken / operations / 1e9, skew_s=skew / 1e9)
+
+
+def enough_operations(seconds: float, operations: int, most: int) -> int:
+    """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`.
+
+    Returns:
+        `operations` itself once that is long enough, or cannot be more than `most`.
+    """
+    if seconds >= LEAST_SAMPLE_S or operations >= most:
+        return operations
+    wanted = math.ceil(operations * LEAST_SAMPLE_S / seconds) if seconds > 0 else math.inf
+    return int(min(most, _GROWTH * operations, max(wanted, 2 * operations)))
