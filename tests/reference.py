@@ -28,8 +28,8 @@ from dlbench.datasets.making import production
 from dlbench.datasets.text import corpus as text_corpus
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import host as box_host
-from dlbench.jobs.campaign.file import SeriesFile
-from dlbench.jobs.submission import Submission
+from dlbench.jobs.campaign.series_file import SeriesFile
+from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clocks
 from dlbench.records.answers.preflight import PreflightReport, SeenRank
@@ -202,7 +202,7 @@ def format_versions() -> str:
     def stamped(model: type[BaseModel]) -> tuple[str, int]:
         return model.model_fields["format"].default, model.model_fields["version"].default
 
-    from dlbench.node.training.pauses import checkpoint
+    from dlbench.node.training import checkpoint
 
     formats: list[tuple[str, str, int]] = [
         ("workload YAML", "dlbench.workload", 1),
