@@ -21,11 +21,8 @@ from dlbench.costs.collectives import Layout, counts
 from dlbench.costs.schedules import Step, Transfer
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
-from dlbench.node.collectives import executor
-from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs
-from dlbench.node.collectives.mpi_transport import start_mpi
-from dlbench.node.collectives.transport import Counters, Part, count_sends
-from dlbench.node.collectives.verify import check
+from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs, check
+from dlbench.node.collectives.transport import Counters, Execution, Part, count_sends, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.records.collectives import CommPoint, CommRecord
@@ -268,7 +265,7 @@ def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) ->
     transport = Loopback(data.draw(st.sampled_from([None, 4, 12, 1024])), early=data.draw(st.booleans()))
     if transport.segment_bytes is None:
         transport.early = False  # as NCCL
-    executor.run(tuple(steps), buffer, transport)
+    Execution(tuple(steps), buffer, transport).run()
     assert torch.equal(buffer, wanted)
     assert transport.counters.steps == len(steps)
     assert transport.counters.messages == sum(len(step.sends) for step in steps)
@@ -278,7 +275,7 @@ def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) ->
 def test_a_schedule_that_reads_its_input_needs_one() -> None:
     step = Step(sends=(Transfer(1, 0, 1),), from_input=True)
     with pytest.raises(ValueError, match="needs one"):
-        executor.run((step,), torch.zeros(2), Loopback(None, early=False))
+        Execution((step,), torch.zeros(2), Loopback(None, early=False)).run()
 
 
 # Inputs and verdicts
@@ -695,7 +692,7 @@ def test_mpi_that_sees_other_ranks_is_refused(tmp_path: Path) -> None:
     needs_mpi()
     code = (
         "from dlbench.errors import EnvironmentLacksError\n"
-        "from dlbench.node.collectives.mpi_transport import start_mpi\n"
+        "from dlbench.node.collectives.transport import start_mpi\n"
         "from tests.real.test_collectives import place\n"
         "try:\n    start_mpi(place(2), 'mpirun', many_threads=False)\n"
         "except EnvironmentLacksError as error:\n    print(error)\n"
@@ -717,7 +714,7 @@ def test_other_threads_go_on_while_mpi_waits_for_its_ranks(tmp_path: Path) -> No
         "import os, sys, threading, time\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from dlbench.node.collectives.mpi_transport import start_mpi, stop_mpi\n"
+        "from dlbench.node.collectives.transport import start_mpi, stop_mpi\n"
         "from tests.real.test_collectives import place\n"
         "asked, answered = Path('asked'), Path('answered')\n"
         "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
