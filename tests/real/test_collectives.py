@@ -22,7 +22,7 @@ from dlbench.costs.schedules import Step, Transfer
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
 from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs, check
-from dlbench.node.collectives.transport import Counters, Execution, Part, count_sends, start_mpi
+from dlbench.node.collectives.transport import Counters, Execution, Part, Transport, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.records.collectives import CommPoint, CommRecord
@@ -202,7 +202,7 @@ def test_every_algorithm_is_right_and_counted_exactly_over_mpi(over_mpi: dict[st
     check_all_algorithms(over_mpi["every algorithm"], 3, 1, MPI_ELEMENTS)
 
 
-class Loopback:
+class Loopback(Transport):
     """A rank that sends to itself: what the executor does in which order, without processes."""
 
     rank, size, group_size, carrier = 0, 2, 1, "loopback"
@@ -214,21 +214,14 @@ class Loopback:
         """What each send reads; and its copy, once it was waited for."""
         self._received: list[tuple[torch.Tensor, list[bool]]] = []
 
-    def wrap(self, run: torch.Tensor) -> torch.Tensor:
-        return run
-
-    def post(self, receives: Any, sends: Any) -> tuple[list[Any], list[Any]]:
+    def _post(self, receives: Any, sends: Any) -> tuple[list[Any], list[Any]]:
         arriving = [(part.handle, [False]) for part in receives]
         leaving = [[part.handle] for part in sends]
         self._received += arriving
         self._sent += leaving
-        count_sends(self.counters, sends)
         return arriving, leaving
 
-    def line_up(self) -> None:
-        pass
-
-    def wait(self, pending: Any, part: Part, direction: str) -> None:
+    def _wait(self, pending: Any, part: Part, direction: str) -> None:
         """Reads and writes as late as a real library may: when it is waited for."""
         if direction == "to":
             pending.append(pending[0].clone())
