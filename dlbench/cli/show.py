@@ -18,8 +18,11 @@ from pydantic_core import PydanticUndefined
 
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
+from dlbench.specs.choices import WorkloadFile, choose_system, choose_system_with_origins, choose_with_origins
+from dlbench.specs.files import available, find, read_yaml
 from dlbench.specs.merge import Layers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
+from dlbench.specs.requests import parse_set
 from dlbench.units import exact_bytes
 
 _UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samples": "samples", "_tflops": "TFLOP/s"}
@@ -158,16 +161,10 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
       dlbench show resnet50 --preset ci
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
     """
-    from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
-    from dlbench.specs.files import available, find
-    from dlbench.specs.requests import parse_set
-
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
     if os.sep in name or name.endswith((".yaml", ".yml")):
-        from dlbench.specs.files import read_yaml
-
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
@@ -188,8 +185,6 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
     elif form == "yaml":
         click.echo(_yaml(content), nl=False)
     else:
-        from dlbench.cli.streams import cleaned
-
         for line in _explained(made, content, layers, presets):
             click.echo(cleaned(line))
 
@@ -315,9 +310,6 @@ def _print(row: dict[str, Any], width: int) -> None:
 
 
 def _workloads() -> list[dict[str, Any]]:
-    from dlbench.specs.choices import WorkloadFile
-    from dlbench.specs.files import available
-
     rows: list[dict[str, Any]] = []
     for name, path in available("workloads").items():
         row: dict[str, Any] = {"name": name, "file": str(path)}
@@ -334,9 +326,6 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _systems() -> list[dict[str, Any]]:
-    from dlbench.specs.choices import choose_system
-    from dlbench.specs.files import available
-
     rows: list[dict[str, Any]] = []
     for name, path in available("systems").items():
         row: dict[str, Any] = {"name": name, "file": str(path)}
