@@ -14,8 +14,7 @@ from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
-from dlbench.stats.components import between_and_within
-from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.views.quality import doubts as quality_doubts
 from dlbench.views.quality.numbers import group_quality
 from dlbench.views.systems import place_doubts
