@@ -147,12 +147,13 @@ def schemas() -> dict[str, Any]:
     from dlbench.gate.report import ComparisonReport
     from dlbench.history.report import TrendsReport
     from dlbench.history.store import Acknowledgement
-    from dlbench.jobs.campaign.files import SeriesFile, Submission
+    from dlbench.jobs.campaign.series_file import SeriesFile
+    from dlbench.jobs.scheduler import Submission
     from dlbench.records.answers.preflight import PreflightReport
     from dlbench.records.collectives import CommRecord
     from dlbench.records.record import Record
     from dlbench.records.status import Failure, NodeStatuses, RankStatus
-    from dlbench.specs.collectives.plan import CommPlan
+    from dlbench.specs.collectives import CommPlan
     from dlbench.specs.container import ImageDescription
     from dlbench.specs.plan import RunPlan
     from dlbench.views import diagnosis, estimate, scaling_report
@@ -209,7 +210,12 @@ def schema(name: str) -> dict[str, Any]:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
 @click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
 @click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
-@click.option("--schema", "schema_name", metavar="FILE", help="Print the JSON schema of a report or a file of runs instead; a wrong name lists all.")
+@click.option(
+    "--schema",
+    "schema_name",
+    metavar="FILE",
+    help="Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
+)
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
 ) -> None:
