@@ -45,9 +45,7 @@ def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = N
 class VolumeReader(InHalves):
     """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32.
 
-    Args:
-        index: of the folder.
-        counts: the device takes the logarithm: volume is (S, S, S, C) int16.
+    `counts`: the device takes the logarithm: volume is (S, S, S, C) int16.
     """
 
     def __init__(self, index: DensityIndex, *, counts: bool = False) -> None:
@@ -62,8 +60,7 @@ class VolumeReader(InHalves):
     def fetch(self, index: int) -> Raw:
         """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.
 
-        Raises:
-            BadSampleError: it cannot be read.
+        Raises BadSampleError: it cannot be read.
         """
         try:
             counts, target = self._files.read(index)
@@ -78,8 +75,7 @@ class VolumeReader(InHalves):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One volume; the epoch makes no difference.
 
-        Raises:
-            BadSampleError: it has a negative count or a target that is no number, or is cut off.
+        Raises BadSampleError: it has a negative count or a target that is no number, or is cut off.
         """
         index = self._index
         shape = (index.size, index.size, index.size, index.channels)
@@ -140,16 +136,9 @@ def open_density(
 ) -> SampleReader:
     """The volumes of one split, for a network.
 
-    Args:
-        source: folder of the split.
-        model: whose input and targets they must fit.
-        seed: without effect, for nothing is drawn.
-        training: without effect, for volumes are not augmented.
-        lister: through which the ranks of a node list the folder once.
-        counts: leave the logarithm to the device.
-
-    Raises:
-        UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
+    `seed`: without effect, for nothing is drawn. `training`: without effect, for volumes are not augmented. `counts`:
+    leave the logarithm to the device.
+    Raises UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
     """
     del seed, training
     index = lister.index(lambda: index_density(source), (DensityIndex,))

@@ -82,9 +82,7 @@ def decode_factor(width: int, height: int, least_width: int, least_height: int) 
 def scaled_box(box: Box, factor: int) -> Box:
     """A box on an image that was decoded smaller, to whole pixels: each edge off by half a pixel of it at most.
 
-    Args:
-        box: on the whole image; no smaller than `factor` pixels.
-        factor: how many times smaller the decoded image is.
+    `box`: on the whole image; no smaller than `factor` pixels. `factor`: how many times smaller the decoded image is.
     """
     if factor == 1:
         return box
@@ -115,15 +113,8 @@ def training_image(
 ) -> tuple[NDArray[np.uint8], str | None]:
     """A random part of an encoded image, perhaps mirrored, as (size, size, 3), and a remark as from `decode`.
 
-    Args:
-        data: the encoded image.
-        size: pixels of each edge of the result.
-        generator: of crop and flip; what is drawn does not depend on the rest.
-        decoding: see `dlbench.specs.workload`.
-        out: (size, size, 3), to be filled and returned; None: a new array.
-
-    Raises:
-        ValueError: the image is empty, truncated, or none.
+    `decoding`: see `dlbench.specs.workload`. `out`: (size, size, 3), to be filled and returned; None: a new array.
+    Raises ValueError: the image is empty, truncated, or none.
     """
     encoded = inspect(data)
     box, is_mirrored = training_crop(encoded.width, encoded.height, generator)
@@ -147,9 +138,7 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
 
     The shorter edge becomes round(size * 256 / 224) pixels, the longer one keeps the form, rounded down. The image is
     decoded whole, whatever its size: accuracies are compared with those of others.
-
-    Raises:
-        ValueError: the image is empty, truncated, or none.
+    Raises ValueError: the image is empty, truncated, or none.
     """
     pixels, remark = decode(data)
     height, width = pixels.shape[:2]
@@ -163,13 +152,8 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
 class JpegReader(InHalves):
     """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64.
 
-    Args:
-        images: the set.
-        image_size: S, pixels.
-        seed: of crops and flips.
-        training: random crops, or else the centre.
-        labels: of each class of the set, its label; None: as the set counts.
-        decoding: what of an image is decoded in training.
+    `image_size`: S, pixels. `labels`: of each class of the set, its label; None: as the set counts. `decoding`: what of
+    an image is decoded in training.
     """
 
     def __init__(
@@ -192,11 +176,7 @@ class JpegReader(InHalves):
         return self._images.num_samples
 
     def fetch(self, index: int) -> Raw:
-        """The encoded image.
-
-        Raises:
-            BadSampleError: the file is missing, unreadable or cut off.
-        """
+        """The encoded image. Raises BadSampleError: the file is missing, unreadable or cut off."""
         try:
             return Raw(self._images.read(index))
         except OSError as error:
@@ -207,8 +187,7 @@ class JpegReader(InHalves):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One image; in training augmented by a generator of the seed and the key.
 
-        Raises:
-            BadSampleError: the image is empty or damaged.
+        Raises BadSampleError: the image is empty or damaged.
         """
         epoch, index = key
         try:
@@ -278,8 +257,7 @@ class EncodedReader(JpegReader):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One image; augmented as dlbench's own reader would.
 
-        Raises:
-            BadSampleError: the image is empty, or its header is damaged.
+        Raises BadSampleError: the image is empty, or its header is damaged.
         """
         epoch, index = key
         try:
@@ -304,11 +282,7 @@ class EncodedReader(JpegReader):
 
 
 def nvimagecodec() -> Any:
-    """The library.
-
-    Raises:
-        EnvironmentLacksError: it is not installed, or cannot be loaded.
-    """
+    """The library. Raises EnvironmentLacksError: it is not installed, or cannot be loaded."""
     try:
         from nvidia import nvimgcodec
     except ImportError as error:
@@ -322,14 +296,9 @@ def nvimagecodec() -> Any:
 class RegionDecoder:
     """Batches of `EncodedReader` become batches of pixels: image (N, S, S, 3) uint8, and label (N,) int64.
 
-    Args:
-        device: which decodes; for tests also the CPU.
-        image_size: S, pixels.
-        is_whole: decode all of an image and crop it then.
-        name: file, and place in it, of a sample.
-
-    Raises:
-        EnvironmentLacksError: nvImageCodec is not installed.
+    `device`: which decodes; for tests also the CPU. `is_whole`: decode all of an image and crop it then. `name`: file,
+    and place in it, of a sample.
+    Raises EnvironmentLacksError: nvImageCodec is not installed.
     """
 
     def __init__(self, device: torch.device, image_size: int, *, is_whole: bool, name: Callable[[int], str]) -> None:
@@ -349,8 +318,7 @@ class RegionDecoder:
     def __call__(self, batch: Batch) -> tuple[Batch, object]:
         """The batch on the device, in the order of its current stream, and what must live until that stream is there.
 
-        Raises:
-            UserError: an image is damaged; its file is named.
+        Raises UserError: an image is damaged; its file is named.
         """
         boxes = batch["box"].tolist()
         decoded = self._decoded(batch["encoded"].numpy(), batch["ends"].tolist(), boxes)
@@ -411,22 +379,13 @@ def open_images(
 ) -> SampleReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
-    Args:
-        source: the folder of the split.
-        model: gives the size of the image and the number of classes.
-        seed: of the augmentation.
-        training: random-resized crops and flips, or else the centre crop.
-        classes: names by label, for a set whose own classes may be fewer (validation); None: the set's own.
-        lister: through which the ranks of a node list the set once.
-        decoding: what of an image is decoded in training.
-        by_gpu: images are not decoded here, but by the GPU (see `dlbench.node.data.images`).
-
-    Returns:
-        Samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
-
-    Raises:
-        UserError: the set is missing or damaged, has more classes than the model, or a class that is not in `classes`.
-        EnvironmentLacksError: a library that its form needs is not installed.
+    `model`: gives the size of the image and the number of classes. `seed`: of the augmentation. `training`:
+    random-resized crops and flips, or else the centre crop. `classes`: names by label, for a set whose own classes may
+    be fewer (validation); None: the set's own. `decoding`: what of an image is decoded in training. `by_gpu`: images
+    are not decoded here, but by the GPU (see `dlbench.node.data.images`).
+    Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
+    Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
+    `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
     images = _listed(source, lister)
     known = images.classes if classes is None else classes
@@ -456,7 +415,6 @@ def _listed(source: Path, lister: Lister) -> ImageSet:
 def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
     """The names of the classes of a set, by label; see `open_images`.
 
-    Raises:
-        UserError: the set is missing or damaged.
+    Raises UserError: the set is missing or damaged.
     """
     return lister.index(lambda: open_image_set(source).classes, ())

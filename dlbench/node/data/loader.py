@@ -94,13 +94,10 @@ def read_epochs(
 ) -> tuple[ReadEpoch, ...]:
     """What all ranks read, epoch by epoch.
 
-    Args:
-        told: of each rank, its `EpochReads` as JSON gives them back.
-        step_s: length of each step of rank 0, seconds; the steps take the batches in order.
-        batches_per_epoch: of each rank in a whole epoch.
-        counts_storage: whether the kernel is sure to count what comes from storage; otherwise it is taken to if any
-            byte was counted.
-        cached_shares: by epoch, share of the data set's pages in the page cache at its beginning, where looked at.
+    `told`: of each rank, its `EpochReads` as JSON gives them back. `step_s`: length of each step of rank 0, seconds;
+    the steps take the batches in order. `counts_storage`: whether the kernel is sure to count what comes from storage;
+    otherwise it is taken to if any byte was counted. `cached_shares`: by epoch, share of the data set's pages in the
+    page cache at its beginning, where looked at.
     """
     found, first = [], 0
     moved = any(epoch["storage_bytes"] for rank in told for epoch in rank)
@@ -317,9 +314,7 @@ class Read:
 class Ledger:
     """What went wrong while reading, what was read in another form than it was stored in, and when.
 
-    Args:
-        loader_workers: of the rank.
-        on_taken: told of each batch that is handed out.
+    `on_taken`: told of each batch that is handed out.
     """
 
     def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
@@ -340,10 +335,8 @@ class Ledger:
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
         """The next batch with what is known of its reading; None at the end of the pass.
 
-        Raises:
-            UserError: a sample is unreadable and on_bad_sample is stop.
-            EnvironmentLacksError: a batch does not fit into shared memory.
-            RunError: a loader process died.
+        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
+        into shared memory. RunError: a loader process died.
         """
         return self.hand_out(self.read(fetched))
 
@@ -441,20 +434,12 @@ def end_workers(iterator: object) -> None:
 class LoadedSource:
     """Endless batches of one rank from a SampleReader; see `dlbench.node.data.source.BatchSource`.
 
-    Args:
-        reader: the data set.
-        order: what this rank reads when.
-        loader_workers: loader processes; 0 reads in the calling process when a batch is asked for.
-        prefetch_batches: batches that each of them reads ahead.
-        on_bad_sample: stop the run, or take the next sample of the data set instead.
-        pin_memory: hand out page-locked tensors (needs a GPU).
-        in_slots: see `fetch_batches`.
-        is_held: whether the reader has this rank's samples alone: then one of the same batch is taken instead.
-        audit: told of everything that is handed out.
-        exchange: brings samples of other ranks, and is told how far training is; its owner closes it.
-        epoch_by_epoch: read nothing ahead across the border of epochs; what comes before the next epoch is read can be
-            done where `is_between_epochs` says so.
-        arrange: what is done last with each batch, where it is read.
+    `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
+    `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
+    told of everything that is handed out. `exchange`: brings samples of other ranks, and is told how far training is;
+    its owner closes it. `epoch_by_epoch`: read nothing ahead across the border of epochs; what comes before the next
+    epoch is read can be done where `is_between_epochs` says so. `arrange`: what is done last with each batch, where it
+    is read.
     """
 
     def __init__(
@@ -526,10 +511,8 @@ class LoadedSource:
     def __next__(self) -> Batch:
         """The next batch; blocks until it is read.
 
-        Raises:
-            UserError: a sample is unreadable and on_bad_sample is stop.
-            EnvironmentLacksError: a batch does not fit into /dev/shm.
-            RunError: a loader process died, the source is closed, or a sample of another rank does not come.
+        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
+        into /dev/shm. RunError: a loader process died, the source is closed, or a sample of another rank does not come.
         """
         if self._fetched is None:
             raise RunError("a batch was asked for from a closed data source")
@@ -590,14 +573,10 @@ class LoadedSource:
 class EvaluationSource:
     """One rank's share of a validation set, pass by pass; loader processes stay between passes.
 
-    Args:
-        reader: the validation set, without augmentation.
-        num_samples: how many of its samples, from the first on, are evaluated over all ranks.
-        batch_size: samples of one batch; the last of a pass may be smaller.
-        rank, world_size: this rank's number, and how many there are.
-        loader_workers, prefetch_batches: as in `LoadedSource`.
-        on_bad_sample: stop the run, or leave the sample out.
-        pin_memory: hand out page-locked tensors (needs a GPU).
+    `reader`: the validation set, without augmentation. `num_samples`: how many of its samples, from the first on, are
+    evaluated over all ranks. `batch_size`: samples of one batch; the last of a pass may be smaller. `rank`,
+    `world_size`: this rank's number, and how many there are. `loader_workers`, `prefetch_batches`: as in
+    `LoadedSource`. `on_bad_sample`: stop the run, or leave the sample out.
     """
 
     def __init__(
@@ -636,8 +615,7 @@ class EvaluationSource:
     def batches(self) -> Iterator[Batch]:
         """One pass; a batch without a readable sample is passed over.
 
-        Raises:
-            UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
+        Raises UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
         self._iterator = iter(self._loader)
         while (batch := self._ledger.take(self._iterator)) is not None:

@@ -49,13 +49,8 @@ class CacheState:
 class NodeCache:
     """The page caches of all nodes, for one data set.
 
-    Args:
-        files: of the data set, as the ranks of this node read them; none where nothing is read from files.
-        wanted: data.cache.
-        acts: whether this rank acts for its node.
-        ranks: all of them.
-        beat: told that something moves.
-        drop_caches: the kernel's file for dropping caches; None: where it has it.
+    `files`: of the data set, as the ranks of this node read them; none where nothing is read from files. `acts`:
+    whether this rank acts for its node. `drop_caches`: the kernel's file for dropping caches; None: where it has it.
     """
 
     def __init__(
@@ -140,11 +135,7 @@ class RestingSource(Protocol):
 
 
 def planned_readers(data: DataSpec) -> Readers:
-    """The readers of a plan that says how many.
-
-    Raises:
-        ValueError: it leaves that to measurement.
-    """
+    """The readers of a plan that says how many. Raises ValueError: it leaves that to measurement."""
     workers, prefetch = data.loader_workers, data.prefetch_batches
     if workers == "auto" or (prefetch == "auto" and workers):
         raise ValueError("data.loader_workers and data.prefetch_batches auto are settled by `RankReading`")
@@ -154,13 +145,7 @@ def planned_readers(data: DataSpec) -> Readers:
 class RankReading:
     """Readers and page cache of one rank. All ranks call the same methods in the same order.
 
-    Args:
-        data: of the workload; not synthetic.
-        cores: of a rank.
-        is_node_first: whether this rank acts for its node.
-        ranks: all of them.
-        device: where this rank computes.
-        beat: told that something moves.
+    `data`: of the workload; not synthetic. `is_node_first`: whether this rank acts for its node.
     """
 
     def __init__(
@@ -189,13 +174,8 @@ class RankReading:
     def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
         """Makes the page cache as asked for and finds the readers; outside of any step.
 
-        Args:
-            reader: what this rank will read, opened.
-            order: when.
-            batch_size: samples of this rank in one batch.
-
-        Raises:
-            UserError, EnvironmentLacksError, RunError: a trial could not read, or not start its readers.
+        `reader`: what this rank will read, opened.
+        Raises UserError, EnvironmentLacksError, RunError: a trial could not read, or not start its readers.
         """
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
@@ -283,12 +263,7 @@ class RankReading:
         return told
 
     def result(self, told: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
-        """For the record, on rank 0.
-
-        Args:
-            told: of each rank, its `EpochReads` as JSON gives them back.
-            step_s: length of each step of rank 0, seconds.
-        """
+        """For the record, on rank 0."""
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
         return ReadingResult(

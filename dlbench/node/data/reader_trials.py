@@ -93,15 +93,10 @@ def throughput(
     """Takes batches for so many seconds.
 
     What queues hold when the clock starts was read before: as many batches are taken first and not counted.
-
-    Args:
-        take: as of `reading`.
-        readers: that read; tells how much their queues hold.
-        seconds: to measure for; at least two batches of each reader are taken.
-        beat: called at each batch.
-        compute: what the taker does between two batches; None: nothing.
-        ready: called when the queues are empty and the clock is about to start.
-        longest: times the seconds after which it ends with what it has; None: it does not.
+    `readers`: that read; tells how much their queues hold. `seconds`: to measure for; at least two batches of each
+    reader are taken. `compute`: what the taker does between two batches; None: nothing. `ready`: called when the queues
+    are empty and the clock is about to start. `longest`: times the seconds after which it ends with what it has; None:
+    it does not.
     """
     found = Throughput()
     for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):
@@ -194,13 +189,7 @@ class Choice:
 def choose(around: Surroundings, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
     """Measures and chooses; called by all ranks, and the same on all of them.
 
-    Args:
-        around: where it is tried.
-        workers: reader processes of a rank, or `auto`.
-        prefetch: batches that each reads ahead, or `auto`.
-
-    Raises:
-        UserError, EnvironmentLacksError, RunError: a sample cannot be read, or readers cannot be started.
+    Raises UserError, EnvironmentLacksError, RunError: a sample cannot be read, or readers cannot be started.
     """
     start = time.monotonic()
     trials = _Trials(around)
@@ -313,8 +302,7 @@ class _Trials:
 def chosen(rates: Sequence[Sequence[float]]) -> int:
     """The place of the first candidate that is not clearly slower than the best.
 
-    Args:
-        rates: of each candidate in each round, cheapest first.
+    `rates`: of each candidate in each round, cheapest first.
     """
     best = max(range(len(rates)), key=lambda place: statistics.median(rates[place]))
 

@@ -105,11 +105,7 @@ class _Peers:
         self.place, self._lines = place, lines
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every process, on every one.
-
-        Raises:
-            RunError: another process has ended.
-        """
+        """The value of every process, on every one. Raises RunError: another process has ended."""
         try:
             if self.place:
                 (line,) = self._lines
@@ -131,10 +127,8 @@ class _Peers:
 def measure(order: RateOrder) -> dict[str, Any]:
     """Reads as ordered; this process is the first of those that read.
 
-    Raises:
-        UserError: the data set is synthetic, missing, damaged, too small, or does not fit the model.
-        EnvironmentLacksError: a library is missing, or shared memory is too small.
-        RunError: a process ended.
+    Raises UserError: the data set is synthetic, missing, damaged, too small, or does not fit the model.
+    EnvironmentLacksError: a library is missing, or shared memory is too small. RunError: a process ended.
     """
     if order.data.is_synthetic:
         raise UserError("data.source: synthetic data is not read")

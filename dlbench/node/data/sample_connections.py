@@ -53,11 +53,7 @@ class Arrival:
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket at a free port of an IPv4 address.
-
-    Raises:
-        OSError: it cannot listen there.
-    """
+    """A listening socket at a free port of an IPv4 address. Raises OSError: it cannot listen there."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
@@ -72,13 +68,7 @@ def listen(address: str) -> socket.socket:
 class Outgoing:
     """A connection on which this rank sends.
 
-    Args:
-        selector: watches it.
-        peer: the receiver.
-        address: where it listens.
-        secret: of the run.
-        rank: this one.
-        on_stored: told epoch and number of each sample that the receiver has stored.
+    `on_stored`: told epoch and number of each sample that the receiver has stored.
     """
 
     def __init__(
@@ -118,8 +108,7 @@ class Outgoing:
     def handle(self, events: int) -> bool:
         """Goes on with what can go on; False once the receiver has closed a connection on which nothing was sent.
 
-        Raises:
-            PeerGoneError: the receiver is gone, and with it what it has not answered.
+        Raises PeerGoneError: the receiver is gone, and with it what it has not answered.
         """
         try:
             if events & selectors.EVENT_WRITE:
@@ -167,12 +156,7 @@ class Outgoing:
 class Incoming:
     """A connection on which another rank sends.
 
-    Args:
-        selector: watches it.
-        connection: accepted.
-        secret: of the run; who does not say it is sent away.
-        ranks: of the run.
-        on_arrival: takes and stores each sample.
+    `secret`: of the run; who does not say it is sent away. `on_arrival`: takes and stores each sample.
     """
 
     def __init__(
@@ -203,9 +187,7 @@ class Incoming:
     def handle(self, events: int) -> bool:
         """Goes on with what can go on; False once it is over.
 
-        Raises:
-            PeerGoneError: it ended within a sample.
-            NonsenseError: a rank sent what is no sample.
+        Raises PeerGoneError: it ended within a sample. NonsenseError: a rank sent what is no sample.
         """
         try:
             if events & selectors.EVENT_WRITE:

@@ -86,9 +86,8 @@ class BatchSource(Protocol):
     def __next__(self) -> dict[str, torch.Tensor]:
         """The next batch.
 
-        Raises:
-            UserError: a sample is unreadable and data.on_bad_sample is stop.
-            RunError: a loader process died, or the source is closed.
+        Raises UserError: a sample is unreadable and data.on_bad_sample is stop. RunError: a loader process died, or the
+        source is closed.
         """
 
     def ahead(self) -> dict[str, torch.Tensor] | None:
@@ -129,31 +128,16 @@ def build_source(
 
     The same seed gives the same samples in the same order and with the same augmentation, whatever the number of
     loader processes.
-
-    Args:
-        model_spec: of the workload; gives the shapes.
-        data_spec: of the workload; must fit the model.
-        batch_size: samples of this rank in one batch.
-        rank: this rank's number.
-        world_size: ranks in all.
-        seed: of order and augmentation; the same on all ranks.
-        drop_last: see `ShardedOrder`.
-        start: where to begin in the data set, for a run that continues another.
-        start_batch: the same for synthetic data, batches of this rank.
-        pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
-        counts: hand out volumes as counts, of which the device takes the logarithm.
-        staged: what of the data set is on this node; None: nothing.
-        meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
-            at the same time.
-        lister: through which the ranks of a node list the data set once; all of them must open the same.
-        num_parts: in which each batch is computed.
-        reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
-            give the readers in numbers.
-        device: where the rank computes; None: on its CPU.
-
-    Raises:
-        EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU.
-        UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
+    `drop_last`: see `ShardedOrder`. `start`: where to begin in the data set, for a run that continues another.
+    `start_batch`: the same for synthetic data, batches of this rank. `counts`: hand out volumes as counts, of which the
+    device takes the logarithm. `staged`: what of the data set is on this node; None: nothing. `meeting`: how samples
+    are exchanged; needed for partial shuffling over several ranks, where all of them call this at the same time.
+    `lister`: through which the ranks of a node list the data set once; all of them must open the same. `num_parts`: in
+    which each batch is computed. `reading`: settles readers and page cache with the other ranks; None: as the
+    specification says, which then must give the readers in numbers. `device`: where the rank computes; None: on its
+    CPU.
+    Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
+    the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     if data_spec.is_synthetic:
         return SyntheticSource(
@@ -267,8 +251,7 @@ def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister:
 def validation_path(data_spec: DataSpec) -> Path:
     """Where the validation data of a plan is.
 
-    Raises:
-        UserError: the plan names none, and none stands beside the training data.
+    Raises UserError: the plan names none, and none stands beside the training data.
     """
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
@@ -299,22 +282,10 @@ def build_evaluation(
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
-    Args:
-        model_spec: of the workload; gives the shapes.
-        data_spec: of the workload; must fit the model.
-        max_samples: evaluate that many samples at most, over all ranks; None: all.
-        batch_size: samples of this rank in one batch.
-        rank: this rank's number.
-        world_size: ranks in all.
-        seed: of masks that are drawn once.
-        pin_memory: hand out page-locked tensors (needs a GPU).
-        counts: as of `build_source`.
-        staged: what of the data set is on this node; None: nothing.
-        lister: as of `build_source`, another one.
-        readers: those of training; None: as the specification says, in numbers.
-
-    Raises:
-        UserError: there is no validation data, or it is damaged or does not fit the model.
+    `max_samples`: evaluate that many samples at most, over all ranks; None: all. `seed`: of masks that are drawn once.
+    `staged`: what of the data set is on this node; None: nothing. `lister`: as of `build_source`, another one.
+    `readers`: those of training; None: as the specification says, in numbers.
+    Raises UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
     reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister, counts=counts)
@@ -354,18 +325,8 @@ def open_reader(
 ) -> SampleReader:
     """The reader of one split.
 
-    Args:
-        folder: of the split.
-        model_spec: of the workload.
-        data_spec: of the workload.
-        seed: of order and augmentation.
-        training: augment as for training.
-        lister: through which the ranks of a node list the split once.
-        counts: leave the logarithm of volumes to the device.
-
-    Raises:
-        UserError: the data set is missing, empty, damaged, or does not fit the model.
-        EnvironmentLacksError: a library that its form needs is not installed.
+    Raises UserError: the data set is missing, empty, damaged, or does not fit the model. EnvironmentLacksError: a
+    library that its form needs is not installed.
     """
     # Each format's libraries are imported only where it is read.
     if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
@@ -401,13 +362,9 @@ _PUBLIC_VOLUME = [128, 128, 128, 4]
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
     """The name of the training data, for the record.
 
-    Args:
-        spec: of the workload.
-        described: what the source says of itself.
-
-    Returns:
-        `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is there;
-        `public_set` where the counts are those of a public one; empty where neither is so.
+    `described`: what the source says of itself.
+    Returns `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is
+    there; `public_set` where the counts are those of a public one; empty where neither is so.
     """
     if spec.is_synthetic:
         return {}

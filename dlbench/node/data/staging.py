@@ -59,24 +59,14 @@ class _Staged(Around):
 
 
 class HeldReader(_Staged):
-    """Samples that a rank holds on its node (shard); the source is not read.
-
-    Args:
-        reader: of the source.
-        store: of this rank.
-        tier: where it is.
-    """
+    """Samples that a rank holds on its node (shard); the source is not read."""
 
     def __init__(self, reader: SampleReader, store: SampleStore, tier: StagingTier) -> None:
         super().__init__(reader, tier)
         self._store = store
 
     def fetch(self, index: int) -> Raw:
-        """A sample of the store.
-
-        Raises:
-            BadSampleError: it is not there, or changed or cut off since it was staged.
-        """
+        """A sample of the store. Raises BadSampleError: it is not there, or changed or cut off since it was staged."""
         data = self._from(self._store, index)
         if data is None:
             raise self._lost(self._store, index, "missing")
@@ -91,12 +81,7 @@ class KeepingReader(_Staged):
     """Samples kept on the node when they are first read (lazy), and never removed.
 
     A full disk ends the keeping, not the run.
-
-    Args:
-        reader: of the source.
-        store: of this node.
-        tier: where it is.
-        kept: (num_samples,) which samples may be kept; None: all.
+    `kept`: (num_samples,) which samples may be kept; None: all.
     """
 
     def __init__(
@@ -110,8 +95,7 @@ class KeepingReader(_Staged):
     def fetch(self, index: int) -> Raw:
         """A sample of the store, or else of the source, which is kept where it may be.
 
-        Raises:
-            BadSampleError: it cannot be read, or changed or was cut off since it was kept.
+        Raises BadSampleError: it cannot be read, or changed or was cut off since it was kept.
         """
         may_be_kept = self._kept is None or bool(self._kept[index])
         data = self._from(self._store, index) if may_be_kept else None
@@ -136,13 +120,7 @@ class KeepingReader(_Staged):
 
 
 class ReplicaReader(_Staged):
-    """A copy of the data set on the node.
-
-    Args:
-        reader: of the copy.
-        tier: where it is.
-        source: what it is a copy of.
-    """
+    """A copy of the data set on the node."""
 
     def __init__(self, reader: SampleReader, tier: StagingTier, source: Path) -> None:
         super().__init__(reader, tier)
@@ -244,12 +222,8 @@ class _Outcome:
 class NodeStaging:
     """Stages one node, in a thread of its own.
 
-    Args:
-        plan: the run; its data.staging is not `none`.
-        node_rank: the node, from 0.
-        host: its name.
-        open_reader: opens the training data at its source.
-        parts: given the number of samples, those that each rank of this node holds first; for `shard`.
+    `open_reader`: opens the training data at its source. `parts`: given the number of samples, those that each rank of
+    this node holds first; for `shard`.
     """
 
     def __init__(

@@ -31,17 +31,9 @@ class SyntheticSource:
 
     Tensors are handed out again and again: the caller must not change them in place. Values are random and have the
     form and statistics of prepared data; labels are random, so that there is nothing to learn but the pool itself.
-
-    Args:
-        model_spec: gives the shapes.
-        data_spec: gives sequence_length and max_predictions of text.
-        batch_size: samples of a batch.
-        rank: ranks draw differently from the same seed.
-        seed: of all values.
-        start_batch: batches to pass over.
-        pin_memory: keep the pool in page-locked memory (needs a GPU).
-        counts: volumes stay counts, of which the device takes the logarithm.
-        device: keep the pool there instead, so that no batch is copied in a step; None: in the host's memory.
+    `rank`: ranks draw differently from the same seed. `pin_memory`: keep the pool in page-locked memory (needs a GPU).
+    `counts`: volumes stay counts, of which the device takes the logarithm. `device`: keep the pool there instead, so
+    that no batch is copied in a step; None: in the host's memory.
     """
 
     def __init__(

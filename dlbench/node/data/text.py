@@ -96,17 +96,10 @@ def open_text(
     """The reader of what is at `source`: HDF5 samples (a file or a folder), a saved corpus, or raw text.
 
     Raw text is tokenised here, once on each node; for a large one prepare samples or save the corpus once.
-
-    Args:
-        source: `data.source`, or that of evaluations.
-        model: gives the size of the vocabulary.
-        spec: gives the shape of samples, and the vocabulary of raw text.
-        seed: of pairs and masks of raw text; samples in HDF5 have theirs fixed.
-        training: draw pairs and masks anew in every epoch; otherwise they are the same in all.
-        lister: through which the ranks of a node list the files and tokenise once.
-
-    Raises:
-        UserError: nothing readable is there, it is damaged, or does not fit the model or the settings.
+    `spec`: gives the shape of samples, and the vocabulary of raw text. `seed`: of pairs and masks of raw text; samples
+    in HDF5 have theirs fixed. `training`: draw pairs and masks anew in every epoch; otherwise they are the same in all.
+    `lister`: through which the ranks of a node list the files and tokenise once.
+    Raises UserError: nothing readable is there, it is damaged, or does not fit the model or the settings.
     """
     found = lister.index(lambda: _listed(source, model, spec), (SamplesIndex, FileShape, TextCorpus, Vocabulary))
     if isinstance(found, SamplesIndex):
@@ -131,9 +124,8 @@ def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | Te
 class TextReader(InHalves):
     """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch.
 
-    Raises:
-        UserError: the sequence is too short for two segments, the corpus has one document only, or the vocabulary has
-            no words.
+    Raises UserError: the sequence is too short for two segments, the corpus has one document only, or the vocabulary
+    has no words.
     """
 
     def __init__(self, corpus: TextCorpus, spec: TextData, seed: int, *, training: bool = True) -> None:
@@ -202,13 +194,9 @@ class TextReader(InHalves):
 class PretrainingHdf5Reader(InHalves):
     """Samples prepared in HDF5 (layouts in `dlbench.datasets.text.pretraining_hdf5`), the same in every epoch.
 
-    Args:
-        index: the files.
-        spec: S must be that of the files. Of samples with more than P predictions the last are left out.
-        vocab_size: ids must be below.
-
-    Raises:
-        UserError: the files have samples of another length.
+    `spec`: S must be that of the files. Of samples with more than P predictions the last are left out. `vocab_size`:
+    ids must be below.
+    Raises UserError: the files have samples of another length.
     """
 
     def __init__(self, index: SamplesIndex, spec: TextData, vocab_size: int) -> None:
@@ -234,8 +222,7 @@ class PretrainingHdf5Reader(InHalves):
     def fetch(self, index: int) -> Raw:
         """The arrays of a row in the order of `_layout`, as little-endian int32.
 
-        Raises:
-            BadSampleError: the row cannot be read, or a value in it is out of range.
+        Raises BadSampleError: the row cannot be read, or a value in it is out of range.
         """
         try:
             rows = self._rows.read(index)
@@ -246,11 +233,7 @@ class PretrainingHdf5Reader(InHalves):
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """One sample; the epoch makes no difference.
-
-        Raises:
-            BadSampleError: the bytes are cut off.
-        """
+        """One sample; the epoch makes no difference. Raises BadSampleError: the bytes are cut off."""
         if len(data) != self.num_bytes(key[1]):
             raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
         values, row, start = np.frombuffer(data, "<i4").astype(np.int64), {}, 0

@@ -58,25 +58,15 @@ class OutOfCore:
 
     `install` puts them on the network (before an engine wraps it), `remove` takes them off. A pass is one forward and
     one backward pass; one without gradients is left alone. Whatever ends a pass midway, the next one begins anew.
-
-    Args:
-        model: the network; its units' `forward` are replaced on the instances, nothing else.
-        units: of `find_units`.
-        blocks: every unit in one block.
-        tier: where swapped tensors go; None where no block swaps, and for `blocking` on a GPU, which is then torch's
-            own `save_on_cpu` with page-locked memory, uncounted.
-        budget_bytes: what activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit.
-        costs: of each block (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen.
-        prefetch: when swapped blocks come back.
-        verify: compare checksums of what comes back.
-        rank: for messages.
-        moments: of the device; None: the host's clock.
-        turn_bytes: room for head and loss, `Setting.turn_bytes`.
-        wrap_block: applied to the function of every block, e.g. torch.compile.
-        count: note the bytes of every block in every pass; without it the first pass after `install` does.
-
-    Raises:
-        UserError: a block spans a unit that must begin one.
+    `model`: the network; its units' `forward` are replaced on the instances, nothing else. `units`: of `find_units`.
+    `blocks`: every unit in one block. `tier`: where swapped tensors go; None where no block swaps, and for `blocking`
+    on a GPU, which is then torch's own `save_on_cpu` with page-locked memory, uncounted. `budget_bytes`: what
+    activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit. `costs`: of each block
+    (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen. `prefetch`: when swapped
+    blocks come back. `moments`: of the device; None: the host's clock. `turn_bytes`: room for head and loss,
+    `Setting.turn_bytes`. `wrap_block`: applied to the function of every block, e.g. torch.compile. `count`: note the
+    bytes of every block in every pass; without it the first pass after `install` does.
+    Raises UserError: a block spans a unit that must begin one.
     """
 
     def __init__(

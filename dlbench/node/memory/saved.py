@@ -305,11 +305,8 @@ class BlockBytes:
 class Room:
     """Bytes that blocks need: as planned or, without a plan's costs, as the last counted pass had them.
 
-    Args:
-        decisions: of each block.
-        budget: what activations may take; None: no limit.
-        costs: of each block under its decision.
-        held_by_others: numbers of the blocks whose input others hold anyway.
+    `budget`: what activations may take; None: no limit. `costs`: of each block under its decision. `held_by_others`:
+    numbers of the blocks whose input others hold anyway.
     """
 
     def __init__(

@@ -197,14 +197,8 @@ class PinnedTicket:
 class PinnedTier:
     """Page-locked host memory; a `Tier`.
 
-    Args:
-        device: the GPU.
-        reserve_bytes: what will be in it at a time; it grows where that is too little.
-        rank: for messages.
-        calls: torch's CUDA interface.
-
-    Raises:
-        EnvironmentLacksError: so much memory cannot be page-locked.
+    `reserve_bytes`: what will be in it at a time; it grows where that is too little. `calls`: torch's CUDA interface.
+    Raises EnvironmentLacksError: so much memory cannot be page-locked.
     """
 
     def __init__(self, device: torch.device, reserve_bytes: int, rank: int = 0, calls: Calls | None = None) -> None:
