@@ -15,7 +15,7 @@ from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.node.models.density_input import logarithms
 from dlbench.specs.workload import CosmoFlowModel
@@ -42,7 +42,7 @@ def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = N
     return out
 
 
-class VolumeReader(InHalves):
+class VolumeReader(SampleReader):
     """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32.
 
     `counts`: the device takes the logarithm: volume is (S, S, S, C) int16.
@@ -54,7 +54,6 @@ class VolumeReader(InHalves):
 
     @property
     def num_samples(self) -> int:
-        """Volumes in all files."""
         return self._index.num_samples
 
     def fetch(self, index: int) -> Raw:
@@ -93,15 +92,10 @@ class VolumeReader(InHalves):
         return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
 
     def num_bytes(self, index: int) -> int:
-        """Of unpacked counts and parameters, the same for all samples."""
         del index
         return 2 * self._index.size**3 * self._index.channels + 4 * self._index.num_targets
 
-    def labels(self) -> None:
-        """Volumes have no classes."""
-
     def name(self, index: int) -> str:
-        """File, and number in it."""
         path, place, _num = self._index.place(index)
         return f"{str(path)!r}, sample {place}"
 
@@ -109,11 +103,9 @@ class VolumeReader(InHalves):
         return BadSampleError(f"{self.name(index)}: {reason}")
 
     def files(self) -> list[Path]:
-        """The volumes' files."""
         return self._index.paths()
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, shape, digest of file names and counts; for TFRecord also what takes gzip apart."""
         index = self._index
         about: dict[str, object] = {
             "kind": f"{index.container}-density",
@@ -127,7 +119,6 @@ class VolumeReader(InHalves):
         return about | ({"decompressor": decompressor()} if index.container == "tfrecord" else {})
 
     def close(self) -> None:
-        """Closes the files of this process."""
         self._files.close()
 
 

@@ -33,7 +33,7 @@ from dlbench.datasets.images.shards import ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import ResNetModel
 
@@ -149,7 +149,7 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
     return np.ascontiguousarray(resized[top : top + size, left : left + size]), remark
 
 
-class JpegReader(InHalves):
+class JpegReader(SampleReader):
     """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64.
 
     `image_size`: S, pixels. `labels`: of each class of the set, its label; None: as the set counts. `decoding`: what of
@@ -172,7 +172,6 @@ class JpegReader(InHalves):
 
     @property
     def num_samples(self) -> int:
-        """Images in the set."""
         return self._images.num_samples
 
     def fetch(self, index: int) -> Raw:
@@ -207,26 +206,21 @@ class JpegReader(InHalves):
         return np.asarray(label if self._labels is None else self._labels[label], dtype=np.int64)
 
     def num_bytes(self, index: int) -> int:
-        """Bytes of the encoded image."""
         try:
             return self._images.num_bytes(index)
         except OSError as error:
             raise BadSampleError(f"{self._images.name(index)}: {error.strerror or error}") from None
 
     def labels(self) -> NDArray[np.int32]:
-        """The class of each image, as the set counts them."""
         return self._images.labels
 
     def name(self, index: int) -> str:
-        """File, and place in it."""
         return self._images.name(index)
 
     def files(self) -> list[Path]:
-        """Images or shards."""
         return self._images.files()
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, classes, digest of the index, remarks on how the set was understood, decoder and decoding."""
         is_region = self._training and self._decoding == "region" and decodes_regions()
         return {
             "kind": self._images.kind,
@@ -239,7 +233,6 @@ class JpegReader(InHalves):
         }
 
     def close(self) -> None:
-        """Closes files; reading again opens them again."""
         self._images.close()
 
 
@@ -276,7 +269,6 @@ class EncodedReader(JpegReader):
         return Sample(arrays, None if encoded.kind is None else f"{self.name(index)}: {encoded.kind}, converted to RGB")
 
     def describe(self) -> dict[str, object]:
-        """As the reader of images, with the decoder."""
         version = getattr(nvimagecodec(), "__version__", "unknown")
         return {**super().describe(), "decoder": f"{NAME} {version}", "decode": self._decoding}
 

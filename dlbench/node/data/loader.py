@@ -431,8 +431,76 @@ def end_workers(iterator: object) -> None:
         end()
 
 
-class LoadedSource:
-    """Endless batches of one rank from a SampleReader; see `dlbench.node.data.source.BatchSource`.
+class BatchSource:
+    """Batches of one rank on the CPU, without end: epochs follow each other. What is here is of a source that reads
+    nothing.
+
+    The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
+    """
+
+    num_samples: int
+    """In the data set, or in a synthetic pool."""
+    order: ShardedOrder | None = None
+    """What this rank reads when; None where nothing is read."""
+    audit: ReadAudit | None = None
+    """Who read what; None where nothing is read."""
+    exchange: SampleExchange | None = None
+    """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
+
+    @property
+    def failures(self) -> list[str]:
+        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
+        return []
+
+    def sample_name(self, index: int) -> str:
+        """File, and place in it, of one sample; made samples have none."""
+        return f"sample {index}"
+
+    def recent_reads(self) -> list[ReadSpan]:
+        """When the last `RECENT_READS` batches were read."""
+        return []
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether, read epoch by epoch, the last batch of one has been handed out and none of the next is read."""
+        return False
+
+    def begin_epoch(self) -> None:
+        """Begins to read the next epoch, where `is_between_epochs`; asking for a batch does it, too."""
+
+    def epoch_reads(self) -> list[EpochReads]:
+        """What was read for the batches handed out so far, epoch by epoch."""
+        return []
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch; blocks until it is read.
+
+        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
+        into /dev/shm. RunError: a loader process died, the source is closed, or a sample of another rank does not come.
+        """
+        raise NotImplementedError
+
+    def ahead(self) -> Batch | None:
+        """The batch after those that were handed out or looked at, without handing it out: to be copied ahead.
+
+        Blocks until it is there; nothing counts as read by it. None: the next cannot be read, which `next` will say, or
+        is of an epoch that is not to begin yet.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, object]:
+        """What was read and what went wrong, for the record; ready for JSON, also after `close`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends loader processes and closes files; twice does no harm."""
+
+
+class LoadedSource(BatchSource):
+    """Endless batches of one rank from a SampleReader.
 
     `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
     `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
@@ -459,6 +527,8 @@ class LoadedSource:
         arrange: Callable[[Batch], Batch] = dict,
     ) -> None:
         self.order, self.audit, self.exchange = order, audit, exchange
+        self._order = order
+        self.num_samples = reader.num_samples
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers, self._taken)
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
@@ -479,41 +549,23 @@ class LoadedSource:
 
     @property
     def failures(self) -> list[str]:
-        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
         return self._ledger.failures
 
     @property
-    def num_samples(self) -> int:
-        """Samples in the data set, over all ranks."""
-        return self._reader.num_samples
-
-    @property
     def is_between_epochs(self) -> bool:
-        """Whether, read epoch by epoch, the last batch of one has been handed out and none of the next is read."""
         return self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken
 
     def begin_epoch(self) -> None:
-        """Begins to read the next epoch, where `is_between_epochs`; asking for a batch does it, too."""
         if self.is_between_epochs:
             self._fetched = iter(self._loader)
 
     def epoch_reads(self) -> list[EpochReads]:
-        """What was read for the batches handed out so far, epoch by epoch."""
         return self._ledger.epochs.reads
 
     def recent_reads(self) -> list[ReadSpan]:
-        """When the last `RECENT_READS` batches were read."""
         return self._ledger.recent_reads()
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
     def __next__(self) -> Batch:
-        """The next batch; blocks until it is read.
-
-        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
-        into /dev/shm. RunError: a loader process died, the source is closed, or a sample of another rank does not come.
-        """
         if self._fetched is None:
             raise RunError("a batch was asked for from a closed data source")
         if self.exchange is not None:
@@ -524,10 +576,6 @@ class LoadedSource:
         return item.batch
 
     def ahead(self) -> Batch | None:
-        """The batch after those that were handed out or looked at, read but not handed out; blocks until it is there.
-
-        None: the next cannot be read, which `next` will say, or is of an epoch that is not to begin yet.
-        """
         is_last = self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken + len(self._looked)
         if self._fetched is None or is_last or (self._looked and not self._looked[-1].is_good):
             return None
@@ -540,12 +588,11 @@ class LoadedSource:
             if fetched.not_arrived is not None:
                 (epoch, index), waited_s = fetched.not_arrived
                 raise self.exchange.missing(epoch, index, waited_s)
-            self.exchange.consumed(self.order.position(self._ledger.num_taken).epoch)
+            self.exchange.consumed(self._order.position(self._ledger.num_taken).epoch)
         if self.audit is not None:
             self.audit.take(fetched)
 
     def sample_name(self, index: int) -> str:
-        """File, and place in it, of one sample."""
         return self._reader.name(index)
 
     def describe(self) -> dict[str, object]:
@@ -553,8 +600,8 @@ class LoadedSource:
         return {
             **self._reader.describe(),
             "num_samples": self._reader.num_samples,
-            "batches_per_epoch": self.order.batches_per_epoch,
-            "dropped_per_epoch": self.order.dropped_per_epoch,
+            "batches_per_epoch": self._order.batches_per_epoch,
+            "dropped_per_epoch": self._order.dropped_per_epoch,
             "loader_workers": self._loader_workers,
             "bad_samples": len(self.failures),
             "converted_samples": self._ledger.num_converted,
@@ -562,7 +609,6 @@ class LoadedSource:
         }
 
     def close(self) -> None:
-        """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._fetched = self._fetched, None
         self._looked.clear()
         RankCores.release()

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, evict, fill
 from dlbench.machine.storage import counts_reads
-from dlbench.node.data.loader import read_epochs
+from dlbench.node.data.loader import BatchSource, read_epochs
 from dlbench.node.data.reader import SampleReader
-from dlbench.node.data.reader_trials import Choice, Ranks, Readers, Search, Surroundings, choose
+from dlbench.node.data.reader_trials import Choice, Ranks, Readers, Search, TrialContext, choose
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.record import Setting
@@ -123,17 +123,6 @@ def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> Ca
     )
 
 
-class RestingSource(Protocol):
-    """What a rest needs of a source of batches."""
-
-    @property
-    def is_between_epochs(self) -> bool:
-        """Whether an epoch has been handed out and nothing of the next is read."""
-
-    def begin_epoch(self) -> None:
-        """Begins to read it."""
-
-
 def planned_readers(data: DataSpec) -> Readers:
     """The readers of a plan that says how many. Raises ValueError: it leaves that to measurement."""
     workers, prefetch = data.loader_workers, data.prefetch_batches
@@ -201,7 +190,7 @@ class RankReading:
             [(epoch, int(index)) for index in mine[start : start + batch]]
             for start in range(0, len(mine) - len(mine) % batch, batch)
         ]
-        around = Surroundings(
+        around = TrialContext(
             reader=reader,
             keys=keys,
             cores=self._cores,
@@ -287,7 +276,7 @@ class RankReading:
 class EpochRest:
     """The rest between two epochs where each begins with a cold page cache, called by the training loop."""
 
-    def __init__(self, reading: RankReading, source: RestingSource) -> None:
+    def __init__(self, reading: RankReading, source: BatchSource) -> None:
         self._reading, self._source = reading, source
 
     @property

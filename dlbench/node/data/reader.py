@@ -69,6 +69,10 @@ class SampleReader(Protocol):
     def num_samples(self) -> int:
         """Samples in the data set."""
 
+    def read(self, key: Key) -> Sample:
+        """One sample, fetched and prepared. Raises BadSampleError: it cannot be read."""
+        return self.prepare(key, self.fetch(key[1]).data)
+
     def fetch(self, index: int) -> Raw:
         """The stored bytes of one sample, in a form of the reader's own that `prepare` takes.
 
@@ -91,6 +95,7 @@ class SampleReader(Protocol):
 
     def labels(self) -> NDArray[np.int32] | None:
         """(num_samples,) the class of each sample; None where samples have none."""
+        return None
 
     def name(self, index: int) -> str:
         """File, and place in it, of one sample, for messages; never fails."""
@@ -103,20 +108,10 @@ class SampleReader(Protocol):
 
     def close(self) -> None:
         """Lets go of open files."""
+        return
 
 
-class InHalves:
-    """What a `SampleReader` that fetches and prepares has for nothing."""
-
-    fetch: Callable[[int], Raw]
-    prepare: Callable[..., Sample]
-
-    def read(self, key: Key) -> Sample:
-        """One sample, fetched and prepared. Raises BadSampleError: it cannot be read."""
-        return self.prepare(key, self.fetch(key[1]).data)
-
-
-class Around(InHalves):
+class WrappedReader(SampleReader):
     """Another reader, to change a part of it."""
 
     def __init__(self, reader: SampleReader) -> None:
@@ -124,35 +119,27 @@ class Around(InHalves):
 
     @property
     def num_samples(self) -> int:
-        """Of the reader."""
         return self._reader.num_samples
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """As the reader does."""
         return self._reader.prepare(key, data, out)
 
     def num_bytes(self, index: int) -> int:
-        """As the reader says."""
         return self._reader.num_bytes(index)
 
     def labels(self) -> NDArray[np.int32] | None:
-        """As the reader says."""
         return self._reader.labels()
 
     def name(self, index: int) -> str:
-        """As the reader says."""
         return self._reader.name(index)
 
     def files(self) -> list[Path]:
-        """As the reader says."""
         return self._reader.files()
 
     def describe(self) -> dict[str, object]:
-        """As the reader does."""
         return self._reader.describe()
 
     def close(self) -> None:
-        """As the reader does."""
         self._reader.close()
 
 

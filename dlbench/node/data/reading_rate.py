@@ -74,7 +74,7 @@ from dlbench.errors import DlbenchError, ExitCode, RunError, UserError
 from dlbench.machine.page_cache import files_bytes
 from dlbench.machine.storage import counts_reads
 from dlbench.node.data.rank_reading import CacheState, NodeCache
-from dlbench.node.data.reader_trials import Choice, Readers, Surroundings, Throughput, choose, reading, throughput
+from dlbench.node.data.reader_trials import Choice, Readers, Throughput, TrialContext, choose, reading, throughput
 from dlbench.node.data.sharding import Key, ShardedOrder
 from dlbench.node.data.source import open_reader
 from dlbench.process_tree import end_with_parent
@@ -243,7 +243,7 @@ class _Share:
     def _choice(self) -> Choice:
         data = self._order.data
         cores = len(os.sched_getaffinity(0))
-        around = Surroundings(
+        context = TrialContext(
             reader=self._reader,
             # Of an epoch that is not measured.
             keys=[
@@ -256,7 +256,7 @@ class _Share:
             beat=lambda _what: None,
             empty_cache=self._settle if data.cache == "cold" else None,
         )
-        return choose(around, data.loader_workers, data.prefetch_batches)
+        return choose(context, data.loader_workers, data.prefetch_batches)
 
     def _settle(self) -> None:
         self._cache.settle()

@@ -17,7 +17,7 @@ from typing import Any
 from dlbench.datasets.shuffling import Exchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
-from dlbench.node.data.reader import Around, NotArrivedError, Raw, SampleReader
+from dlbench.node.data.reader import NotArrivedError, Raw, SampleReader, WrappedReader
 from dlbench.node.data.sample_connections import (
     SECRET_BYTES,
     Arrival,
@@ -38,7 +38,7 @@ def lost_mark(store: SampleStore) -> Path:
     return store.folder / _LOST
 
 
-class AwaitingReader(Around):
+class AwaitingReader(WrappedReader):
     """The same samples, each waited for until it is in the store.
 
     A sample is there when its file is (`SampleStore`), so that readers in other processes need not be told.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -15,11 +14,11 @@ from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
 from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data.loader import EpochReads, EvaluationSource, LoadedSource
+from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.rank_reading import RankReading, planned_readers
 from dlbench.node.data.read_audit import ReadAudit
-from dlbench.node.data.reader import ReadSpan, SampleReader
+from dlbench.node.data.reader import SampleReader
 from dlbench.node.data.reader_trials import Readers
 from dlbench.node.data.sample_exchange import AwaitingReader, Meeting, SampleExchange
 from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
@@ -36,72 +35,6 @@ from dlbench.specs.workload import (
     ResNetModel,
     TextData,
 )
-
-
-class BatchSource(Protocol):
-    """Batches of one rank on the CPU, without end: epochs follow each other.
-
-    The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
-    """
-
-    @property
-    def order(self) -> ShardedOrder | None:
-        """What this rank reads when; None where nothing is read."""
-
-    @property
-    def failures(self) -> list[str]:
-        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the data set, or in a synthetic pool."""
-
-    @property
-    def audit(self) -> ReadAudit | None:
-        """Who read what; None where nothing is read."""
-
-    @property
-    def exchange(self) -> SampleExchange | None:
-        """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
-
-    def sample_name(self, index: int) -> str:
-        """File, and place in it, of one sample."""
-
-    def recent_reads(self) -> list[ReadSpan]:
-        """When the last batches were read, as many as a window of watched steps needs; none where nothing is read."""
-
-    @property
-    def is_between_epochs(self) -> bool:
-        """Whether it rests: epochs are read one by one, and the last batch of one has been handed out."""
-
-    def begin_epoch(self) -> None:
-        """Begins to read the next epoch where it rests; asking for a batch does it, too."""
-
-    def epoch_reads(self) -> list[EpochReads]:
-        """What was read for the batches handed out so far, epoch by epoch; nothing where nothing is read."""
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Itself."""
-
-    def __next__(self) -> dict[str, torch.Tensor]:
-        """The next batch.
-
-        Raises UserError: a sample is unreadable and data.on_bad_sample is stop. RunError: a loader process died, or the
-        source is closed.
-        """
-
-    def ahead(self) -> dict[str, torch.Tensor] | None:
-        """The batch after those that were handed out or looked at, without handing it out: to be copied ahead.
-
-        Nothing counts as read by it. None: there is none to look at, for a reason that asking for it tells, or because
-        it belongs to an epoch that is not to begin yet.
-        """
-
-    def describe(self) -> dict[str, object]:
-        """What was read and what went wrong, for the record; ready for JSON, also after `close`."""
-
-    def close(self) -> None:
-        """Ends loader processes and closes files."""
 
 
 def build_source(

@@ -28,7 +28,7 @@ from dlbench.datasets.staging.samples import (
 )
 from dlbench.errors import UserError
 from dlbench.machine.memory import lies_in_memory, memory_room
-from dlbench.node.data.reader import Around, BadSampleError, Raw, SampleReader, path_text
+from dlbench.node.data.reader import BadSampleError, Raw, SampleReader, WrappedReader, path_text
 from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class _Staged(Around):
+class _Staged(WrappedReader):
     """Another reader, with `fetch` changed."""
 
     def __init__(self, reader: SampleReader, tier: StagingTier) -> None:
@@ -66,14 +66,12 @@ class HeldReader(_Staged):
         self._store = store
 
     def fetch(self, index: int) -> Raw:
-        """A sample of the store. Raises BadSampleError: it is not there, or changed or cut off since it was staged."""
         data = self._from(self._store, index)
         if data is None:
             raise self._lost(self._store, index, "missing")
         return Raw(data, self._tier)
 
     def files(self) -> list[Path]:
-        """Those of the store."""
         return [self._store.path(index) for index in self._store.indices()]
 
 
@@ -107,7 +105,6 @@ class KeepingReader(_Staged):
         return raw
 
     def files(self) -> list[Path]:
-        """Those of the source, and what is kept by now."""
         return [*self._reader.files(), *(self._store.path(index) for index in self._store.indices())]
 
     def _keep(self, index: int, data: bytes) -> None:
@@ -127,11 +124,9 @@ class ReplicaReader(_Staged):
         self._source = source
 
     def fetch(self, index: int) -> Raw:
-        """A sample of the copy; BadSampleError as of the reader."""
         return replace(self._reader.fetch(index), tier=self._tier)
 
     def describe(self) -> dict[str, object]:
-        """Of the copy, with the path of the source."""
         return {**self._reader.describe(), "path": path_text(self._source)}
 
 

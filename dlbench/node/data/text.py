@@ -38,7 +38,7 @@ from dlbench.datasets.text.pretraining_hdf5 import (
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import BertModel, ModelSpec, TextData
 
@@ -121,7 +121,7 @@ def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | Te
     return corpus if corpus.saved is None else (corpus.saved, vocabulary)
 
 
-class TextReader(InHalves):
+class TextReader(SampleReader):
     """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch.
 
     Raises UserError: the sequence is too short for two segments, the corpus has one document only, or the vocabulary
@@ -163,9 +163,6 @@ class TextReader(InHalves):
         del index
         return 0
 
-    def labels(self) -> None:
-        """Text has no classes."""
-
     def name(self, index: int) -> str:
         """Text, and number of the run of sentences in it."""
         return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
@@ -187,11 +184,8 @@ class TextReader(InHalves):
             "index_sha256": corpus.sha256,
         }
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class PretrainingHdf5Reader(InHalves):
+class PretrainingHdf5Reader(SampleReader):
     """Samples prepared in HDF5 (layouts in `dlbench.datasets.text.pretraining_hdf5`), the same in every epoch.
 
     `spec`: S must be that of the files. Of samples with more than P predictions the last are left out. `vocab_size`:
@@ -259,9 +253,6 @@ class PretrainingHdf5Reader(InHalves):
         """The same for all samples."""
         del index
         return 4 * sum(length for _, length in self._layout)
-
-    def labels(self) -> None:
-        """Samples of text have no classes."""
 
     def name(self, index: int) -> str:
         """File, and row in it."""

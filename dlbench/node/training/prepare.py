@@ -11,11 +11,12 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sample_exchange import Meeting
 from dlbench.node.data.sharding import Position
-from dlbench.node.data.source import BatchSource, build_source
+from dlbench.node.data.source import build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer

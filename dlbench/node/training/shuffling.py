@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dlbench.datasets.shuffling import exchanged_slots
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
-from dlbench.node.data.source import BatchSource
 from dlbench.node.training import sanity
 from dlbench.records.data_path import ShuffleResult
 from dlbench.records.record import Check, Setting
