@@ -103,7 +103,6 @@ class OpenFiles:
         return self._handles[path]
 
     def close(self) -> None:
-        """Closes all files; getting one opens it again."""
         for handle in self._handles.values():
             handle.close()
         self._handles.clear()

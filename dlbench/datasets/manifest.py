@@ -41,7 +41,6 @@ class FileEntry:
     num_bytes: int
 
     def as_json(self) -> dict[str, str | int]:
-        """The entry as the manifest's list and the journal hold it."""
         return {"path": self.path, "sha256": self.sha256, "bytes": self.num_bytes}
 
     @staticmethod

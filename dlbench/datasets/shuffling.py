@@ -136,7 +136,6 @@ class Ownership:
         return order
 
     def exchange(self, epoch: int, rank: int) -> Exchange:
-        """What a rank sends and receives during an epoch."""
         if not self.slots:
             nothing = np.empty(0, np.int64)
             return Exchange(nothing, nothing, nothing, nothing, nothing)

@@ -240,7 +240,6 @@ class RecordWriter:
         self.close()
 
     def write(self, payload: bytes) -> None:
-        """Adds a record."""
         head = struct.pack("<Q", len(payload))
         for part in (head + _TAIL.pack(masked_crc32c(head)), payload, _TAIL.pack(masked_crc32c(payload))):
             self._file.write(part if self._engine is None else self._engine.compress(part))

@@ -57,7 +57,6 @@ class Verdict:
     """Why it is not the whole public set, a line a split; none if it is."""
 
     def as_json(self) -> dict[str, object]:
-        """The verdict for programs."""
         return {
             "source": str(self.source),
             "kind": self.kind,

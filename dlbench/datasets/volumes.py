@@ -328,7 +328,6 @@ class DensityIndex:
 
     @property
     def num_samples(self) -> int:
-        """Volumes in all files."""
         return int(self.offsets[-1])
 
     def paths(self) -> list[Path]:

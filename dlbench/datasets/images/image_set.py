@@ -148,7 +148,6 @@ class JpegTree:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        """The file of one sample."""
         name = self.names[int(self.offsets[index]) : int(self.offsets[index + 1])]
         return self.root / self.classes[int(self.labels[index])] / os.fsdecode(name)
 

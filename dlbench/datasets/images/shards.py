@@ -97,7 +97,6 @@ class _Rows:
     passed_over: int = 0
 
     def add(self, record: int, offset: int, length: int, label: int) -> None:
-        """Takes one sample."""
         if not 0 <= label < _MOST_CLASSES:
             raise ValueError(f"label {label} of the image at byte {offset}: no class number")
         if length > MAX_IMAGE:
@@ -356,7 +355,6 @@ class ImageShards:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of names and sizes of shards, and of length and label of each image."""
         digest = hashlib.sha256(index_text(self.index))
         digest.update(self.index.lengths.tobytes())
         digest.update(self.index.labels.tobytes())

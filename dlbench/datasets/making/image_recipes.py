@@ -377,7 +377,6 @@ class PhotoRecipe:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, sorted; the position is the label."""
         return tuple(sorted(_regions(self.num_classes)))
 
     def parts(self) -> Sequence[Part]:

@@ -130,7 +130,6 @@ class Journal:
         os.close(self._file)
 
     def begin(self, kind: str, made_with: Mapping[str, str | int | float | bool]) -> None:
-        """Writes the first line."""
         self.recipe = (kind, made_with)
         self._append({"format": FORMAT, "version": VERSION, "kind": kind, "made_with": dict(made_with)})
 

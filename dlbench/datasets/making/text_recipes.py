@@ -300,7 +300,6 @@ class TextRecipe:
         return count
 
     def _pass(self, split: Split, number: int) -> list[Sequence[str]]:
-        """The documents of one pass, each a list of sentences."""
         documents, mine = python_documents(), self._split[split]
         if number == 0:
             return [documents[i].sentences for i in mine.tolist()]
@@ -364,7 +363,6 @@ class SamplesRecipe:
 
     @property
     def estimated_bytes(self) -> int:
-        """Of all files, from the average number of samples."""
         row = 6 * self.sequence_length + 8 * self.max_predictions + 1
         samples = sum(self._expected(split) for split in SPLITS)
         return round(row * samples)
@@ -452,7 +450,6 @@ class SamplesRecipe:
         return [block for block in np.split(documents, cuts) if len(block)]
 
     def _tokens(self, documents: Numbers) -> Numbers:
-        """Tokens of each document."""
         corpus = _corpus(self.source, self.vocabulary)
         ends: Numbers = corpus.sentence_offsets[corpus.document_offsets]
         return ends[documents + 1] - ends[documents]

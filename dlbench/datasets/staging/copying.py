@@ -182,13 +182,11 @@ class Journal:
         self._file.write(b"\n" if self.known else json.dumps(_HEAD).encode() + b"\n")
 
     def add(self, copied: CopiedFile) -> None:
-        """A file is there; OSError if the disk refuses."""
         line = json.dumps(asdict(copied), ensure_ascii=True).encode("ascii") + b"\n"
         with self._lock:
             self._file.write(line)
 
     def close(self) -> None:
-        """No more is added."""
         self._file.close()
 
 

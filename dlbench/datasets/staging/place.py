@@ -185,7 +185,6 @@ class StagingFolder:
         return found
 
     def empty(self) -> None:
-        """Removes everything in it."""
         for entry in os.scandir(self.path):
             if entry.name == _LOCK:
                 continue

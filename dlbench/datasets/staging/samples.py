@@ -43,7 +43,6 @@ class SampleStore:
         self.folder = folder
 
     def path(self, index: int) -> Path:
-        """The file of a sample, there or not."""
         return self.folder / str(index // _PER_FOLDER) / str(index)
 
     def put(self, index: int, data: bytes) -> None:
@@ -107,7 +106,6 @@ class SampleStore:
         return data
 
     def has(self, index: int) -> bool:
-        """Whether a sample is there."""
         return self.path(index).exists()
 
     def remove(self, index: int) -> None:
@@ -264,7 +262,6 @@ class Keeping:
         (self._folder / self._ON).touch()
 
     def stop(self) -> None:
-        """The disk is full."""
         with suppress(OSError):
             (self._folder / self._ON).rename(self._folder / self._OFF)
 

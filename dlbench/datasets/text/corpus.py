@@ -53,7 +53,6 @@ class Vocabulary:
         return len(self.entries)
 
     def id_of(self, entry: str) -> int:
-        """The id of an entry that is there."""
         return self.entries.index(entry)
 
     def tokenizer(self) -> Tokenizer:
@@ -153,12 +152,10 @@ class TextCorpus:
 
     @property
     def num_documents(self) -> int:
-        """Documents in the corpus."""
         return len(self.document_offsets) - 1
 
     @property
     def num_sentences(self) -> int:
-        """Sentences in the corpus."""
         return len(self.sentence_offsets) - 1
 
     def files(self) -> list[Path]:

@@ -75,11 +75,9 @@ class SamplesIndex:
 
     @property
     def num_samples(self) -> int:
-        """Rows in all files."""
         return int(self.offsets[-1])
 
     def locate(self, index: int) -> tuple[Path, int]:
-        """The file of a sample and its row."""
         import numpy as np
 
         file = int(np.searchsorted(self.offsets, index, side="right")) - 1
@@ -194,7 +192,6 @@ class SampleRows:
             return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:
-        """Closes all files; reading again opens them again."""
         self._datasets.clear()
         self._files.close()
 

@@ -43,7 +43,6 @@ class ReadSums:
     prepare_ns: int = 0
 
     def add(self, fetched: Fetched) -> None:
-        """One batch more."""
         self.batches += 1
         self.samples += len(fetched.visited)
         for tier, num in fetched.tier_bytes.items():
@@ -62,7 +61,6 @@ class EpochReads(ReadSums):
     wait_ns: int = 0
 
     def told(self) -> dict[str, Any]:
-        """The same, ready for JSON."""
         return asdict(self)
 
 
@@ -189,7 +187,6 @@ class _SlottedPass(Iterator[Fetched]):
         return fetched
 
     def end(self) -> None:
-        """Ends the loader processes and lets go of the slots."""
         end_workers(self._fetched)
         self._slots.close()
 
@@ -383,11 +380,9 @@ class Ledger:
 
     @property
     def num_taken(self) -> int:
-        """Batches handed out so far."""
         return self._taken
 
     def recent_reads(self) -> list[ReadSpan]:
-        """When the last batches were read, in the order of handing out."""
         return [
             ReadSpan(number=number, worker=worker, start_ns=start_ns, end_ns=end_ns)
             for number, worker, start_ns, end_ns in self._recent
@@ -655,7 +650,6 @@ class EvaluationSource:
 
     @property
     def failures(self) -> list[str]:
-        """File and reason of each unreadable sample met so far."""
         return self._ledger.failures
 
     def batches(self) -> Iterator[Batch]:
@@ -669,7 +663,6 @@ class EvaluationSource:
                 yield batch
 
     def close(self) -> None:
-        """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._iterator = self._iterator, None
         end_workers(iterator)
         self._reader.close()

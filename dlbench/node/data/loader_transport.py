@@ -135,15 +135,12 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802
-        """For the ends of queues."""
         return _NoLock()
 
     def BoundedSemaphore(self, value: int = 1) -> Any:  # noqa: N802
-        """For the places of queues."""
         return _NoLock()
 
     def Event(self) -> Any:  # noqa: N802
-        """That loader processes are to end."""
         return _Event()
 
 
@@ -223,7 +220,6 @@ class Slots:
         """Process and slot of each tensor that is gone; appended to by any thread, without a lock."""
 
     def turns(self) -> Iterator[int]:
-        """The slot for each batch of a pass."""
         for worker in itertools.cycle(range(self._workers)):
             self._collect()
             if self._free[worker]:

@@ -252,7 +252,6 @@ class RankReading:
         return told
 
     def result(self, told: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
-        """For the record, on rank 0."""
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
         return ReadingResult(

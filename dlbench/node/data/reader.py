@@ -347,7 +347,6 @@ class _Stack:
         self._num += 1
 
     def batch(self) -> dict[str, torch.Tensor]:
-        """What has been added, as tensors; empty if nothing was."""
         if not self._num:
             return {}
         batch = {name: torch.from_numpy(array[: self._num]) for name, array in self._arrays.items()}

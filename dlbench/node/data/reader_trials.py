@@ -182,7 +182,6 @@ class Choice:
 
     @property
     def trials(self) -> tuple[ReaderTrial, ...]:
-        """All, in order."""
         return tuple(trial for search in (self.of_workers, self.of_prefetch) if search for trial in search.trials)
 
 
@@ -257,7 +256,6 @@ class _Trials:
         return candidates[chosen(rates)]
 
     def _rate(self, readers: Readers, stand_in: Callable[[], object] | None) -> float:
-        """Samples a second of the slowest rank."""
         context = self._context
         ends = self._next + max(1, readers.loader_workers) * (readers.prefetch_batches + 2) > len(context.keys)
         if any(context.ranks.gather(ends)) and self._next:

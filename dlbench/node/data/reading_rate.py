@@ -120,7 +120,6 @@ class _Peers:
         return everyone
 
     def barrier(self) -> None:
-        """Returns when every process is here."""
         self.gather(None)
 
 

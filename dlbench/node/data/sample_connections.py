@@ -99,7 +99,6 @@ class Outgoing:
         return not self._unanswered
 
     def send(self, epoch: int, index: int, data: bytes) -> None:
-        """Sends a sample as soon as the network takes it."""
         self._unanswered.add((epoch, index))
         self._out += (memoryview(_HEADER.pack(epoch, index, len(data), zlib.crc32(data))), memoryview(data))
         self.used_s = time.monotonic()
@@ -149,7 +148,6 @@ class Outgoing:
         return True
 
     def close(self) -> None:
-        """Lets go of the connection."""
         _close(self._selector, self._socket)
 
 
@@ -256,7 +254,6 @@ class Incoming:
         self._selector.modify(self._socket, wanted, self)
 
     def close(self) -> None:
-        """Lets go of the connection."""
         _close(self._selector, self._socket)
 
 
@@ -271,18 +268,15 @@ class Waker:
         selector.register(self._event, selectors.EVENT_READ, self)
 
     def wake(self) -> None:
-        """The thread goes on."""
         with self._lock, suppress(BlockingIOError):
             if self._is_open:
                 os.eventfd_write(self._event, 1)
 
     def handle(self) -> None:
-        """The thread is awake."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
 
     def close(self) -> None:
-        """No more waking."""
         with self._lock:
             self._is_open = False
             with suppress(KeyError, ValueError):

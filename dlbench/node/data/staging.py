@@ -243,7 +243,6 @@ class NodeStaging:
         self._thread = threading.Thread(target=self._run, name="dlbench-staging", daemon=True)
 
     def start(self) -> None:
-        """Begins."""
         self._begun = time.monotonic()
         self._thread.start()
 
@@ -260,12 +259,10 @@ class NodeStaging:
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed; None if it did not."""
         return self._outcome.error
 
     @property
     def moved(self) -> list[Moved]:
-        """What was copied when, by stream."""
         return self.tally.moved
 
     def told(self) -> dict[str, Any]:

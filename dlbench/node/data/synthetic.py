@@ -63,7 +63,6 @@ class SyntheticSource(BatchSource):
         )
 
     def __next__(self) -> Batch:
-        """The next batch of the pool: the same tensors every `POOL_BATCHES` batches."""
         return self._looked.popleft() if self._looked else dict(next(self._batches))
 
     def ahead(self) -> Batch | None:
@@ -71,7 +70,6 @@ class SyntheticSource(BatchSource):
         return self._looked[-1]
 
     def describe(self) -> dict[str, object]:
-        """The kind of source and the size of its pool, ready for JSON."""
         return {
             "kind": "synthetic",
             "num_samples": self.num_samples,

@@ -140,7 +140,6 @@ class TextReader(SampleReader):
 
     @property
     def num_samples(self) -> int:
-        """Runs of sentences."""
         return len(self._runs)
 
     def fetch(self, index: int) -> Raw:
@@ -159,12 +158,10 @@ class TextReader(SampleReader):
         return Sample(self._maker.sample(pair, generator))
 
     def num_bytes(self, index: int) -> int:
-        """None is fetched."""
         del index
         return 0
 
     def name(self, index: int) -> str:
-        """Text, and number of the run of sentences in it."""
         return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
 
     def files(self) -> list[Path]:
@@ -172,7 +169,6 @@ class TextReader(SampleReader):
         return self._maker.corpus.files()
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, sizes and digest of text and vocabulary."""
         corpus = self._maker.corpus
         return {
             "kind": "text",
@@ -210,7 +206,6 @@ class PretrainingHdf5Reader(SampleReader):
 
     @property
     def num_samples(self) -> int:
-        """Rows in all files."""
         return self._index.num_samples
 
     def fetch(self, index: int) -> Raw:
@@ -250,12 +245,10 @@ class PretrainingHdf5Reader(SampleReader):
         )
 
     def num_bytes(self, index: int) -> int:
-        """The same for all samples."""
         del index
         return 4 * sum(length for _, length in self._layout)
 
     def name(self, index: int) -> str:
-        """File, and row in it."""
         path, row = self._index.locate(index)
         return f"{str(path)!r}, row {row}"
 
@@ -263,11 +256,9 @@ class PretrainingHdf5Reader(SampleReader):
         return BadSampleError(f"{self.name(index)}: {fault}")
 
     def files(self) -> list[Path]:
-        """The HDF5 files."""
         return list(self._index.files)
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, shape and digest of file names and sizes."""
         shape = self._index.shape
         return {
             "kind": "text-samples",
@@ -279,5 +270,4 @@ class PretrainingHdf5Reader(SampleReader):
         }
 
     def close(self) -> None:
-        """Closes the files of this process."""
         self._rows.close()

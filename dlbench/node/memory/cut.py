@@ -341,14 +341,12 @@ class Block:
         self._output: Any = None
 
     def install(self) -> None:
-        """Replaces `forward` of its modules."""
         first, *others = self.modules
         first.forward = self._first
         for position, module in enumerate(others, 1):
             module.forward = partial(self._other, position)
 
     def remove(self) -> None:
-        """Its modules are as they were."""
         for module, forward in zip(self.modules, self._forwards, strict=True):
             vars(module).pop("forward", None)
             if module.forward != forward:  # it stood on the instance before
@@ -361,7 +359,6 @@ class Block:
         return self._is_running
 
     def buffers(self) -> list[torch.Tensor]:
-        """Buffers of its modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,6 @@ class Held:
 
     @property
     def growth(self) -> int:
-        """How far it rose above what was held in the beginning."""
         return self.peak - self.begin
 
 

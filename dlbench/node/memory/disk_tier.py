@@ -94,7 +94,6 @@ class DiskTier:
 
     @property
     def file_bytes(self) -> int:
-        """Length of the file."""
         return self._length
 
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> DiskTicket:

@@ -127,7 +127,6 @@ class OutOfCore:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know, each as one sentence."""
         return self._tier.warnings if self._tier is not None and self._swaps else ()
 
     def install(self) -> None:
@@ -140,7 +139,6 @@ class OutOfCore:
         self._installed = True
 
     def remove(self) -> None:
-        """Takes them off; the network is as it was."""
         if self._installed:
             for block in self._blocks:
                 block.remove()
@@ -401,7 +399,6 @@ class OutOfCore:
         self._note_peak(running)
 
     def _send(self, running: Pass, handle: Handle) -> None:
-        """A handle's bytes begin their way out."""
         assert self._tier is not None
         assert handle.storage is not None
         if self._verifies:
@@ -437,7 +434,6 @@ class OutOfCore:
         self._lane.switch(BACKWARD, number)
 
     def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
-        """The gradient of the chain's input is there."""
         if running.has_turned:
             self._end_blocks(running, -1)
             running.current = -1

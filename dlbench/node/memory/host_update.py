@@ -97,7 +97,6 @@ class ForwardOrder:
         return found
 
     def close(self) -> None:
-        """Takes the hooks away."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -368,7 +367,6 @@ class HostUpdate:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What figures must not be read without, a sentence each."""
         found = []
         if not self._host.num_bytes:
             found.append(f"train.optimizer_state host: {self._host.text}")
@@ -471,7 +469,6 @@ class HostUpdate:
         self._update_ns = self._wait_ns = 0
 
     def result(self) -> HostUpdateResult:
-        """What it did since `begin_measuring`."""
         self.settle()
         parameters = sum(group.num_bytes for group in self._groups)
         state = [t for one in self._optimizer.state.values() for t in one.values() if isinstance(t, Tensor)]

@@ -84,7 +84,6 @@ class _Trials:
         self._tier, self._device = tier, device
 
     def both_ways(self, num_bytes: int) -> tuple[float, float]:
-        """Seconds out and in of one storage."""
         storage = self._storage(num_bytes)
         begin = self._now()
         ticket = self._tier.swap_out(storage, 0)

@@ -123,7 +123,6 @@ class Slots:
         return (self._free[fits].pop(), fits) if fits else None
 
     def give_back(self, offset: int, size: int) -> None:
-        """The place is free again."""
         self._free.setdefault(size, []).append(offset)
 
 
