@@ -51,10 +51,7 @@ class VolumeReader(SampleReader):
     def __init__(self, index: DensityIndex, *, counts: bool = False) -> None:
         self._counts = counts
         self._index, self._files = index, DensityReader(index)
-
-    @property
-    def num_samples(self) -> int:
-        return self._index.num_samples
+        self.num_samples = index.num_samples
 
     def fetch(self, index: int) -> Raw:
         """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.

@@ -169,10 +169,7 @@ class JpegReader(SampleReader):
         self._decoding = decoding
         self._images, self._size, self._seed = images, image_size, seed
         self._training, self._labels = training, labels
-
-    @property
-    def num_samples(self) -> int:
-        return self._images.num_samples
+        self.num_samples = images.num_samples
 
     def fetch(self, index: int) -> Raw:
         """The encoded image. Raises BadSampleError: the file is missing, unreadable or cut off."""

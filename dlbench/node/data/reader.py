@@ -65,9 +65,7 @@ class Raw:
 class SampleReader(Protocol):
     """A data set, sample by sample. It must survive pickling: loader processes get a copy."""
 
-    @property
-    def num_samples(self) -> int:
-        """Samples in the data set."""
+    num_samples: int
 
     def read(self, key: Key) -> Sample:
         """One sample, fetched and prepared. Raises BadSampleError: it cannot be read."""
@@ -116,10 +114,7 @@ class WrappedReader(SampleReader):
 
     def __init__(self, reader: SampleReader) -> None:
         self._reader = reader
-
-    @property
-    def num_samples(self) -> int:
-        return self._reader.num_samples
+        self.num_samples = reader.num_samples
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         return self._reader.prepare(key, data, out)

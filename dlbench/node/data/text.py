@@ -137,10 +137,7 @@ class TextReader(SampleReader):
         )
         self._maker, self._seed, self._training = SampleMaker(corpus, rule), seed, training
         self._runs, self._documents = self._maker.runs()
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._runs)
+        self.num_samples = len(self._runs)
 
     def fetch(self, index: int) -> Raw:
         """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
@@ -197,16 +194,13 @@ class PretrainingHdf5Reader(SampleReader):
                 f"{spec.sequence_length}"
             )
         self._index, self._vocab_size = index, vocab_size
+        self.num_samples = index.num_samples
         self._rows = SampleRows(index, spec.sequence_length, spec.max_predictions)
         self._layout = (
             *((name, spec.sequence_length) for name in PER_TOKEN),
             *((name, spec.max_predictions) for name in PER_PREDICTION),
             (LABEL, 1),
         )
-
-    @property
-    def num_samples(self) -> int:
-        return self._index.num_samples
 
     def fetch(self, index: int) -> Raw:
         """The arrays of a row in the order of `_layout`, as little-endian int32.
