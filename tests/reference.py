@@ -25,12 +25,12 @@ from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.gate.page import ComparisonReport
+from dlbench.gate.report import ComparisonReport
 from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import host as box_host
-from dlbench.jobs.campaign.file import SeriesFile
-from dlbench.jobs.submission import Submission
+from dlbench.jobs.campaign.series_file import SeriesFile
+from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clocks
 from dlbench.records.answers.preflight import PreflightReport, SeenRank
@@ -52,7 +52,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis import views_of as diagnosis_views
 from dlbench.views.estimate import views_of as estimate_views
-from dlbench.views.out_of_core.planned import MemoryPlan
+from dlbench.views.out_of_core.plan import MemoryPlan
 from dlbench.views.scaling_report import SCALING
 from dlbench.views.stalls import IoTiers
 from dlbench.views.storage import Io
@@ -210,7 +210,7 @@ def format_versions() -> str:
     def stamped(model: type[BaseModel]) -> tuple[str, int]:
         return model.model_fields["format"].default, model.model_fields["version"].default
 
-    from dlbench.node.training.pauses import checkpoint
+    from dlbench.node.training import checkpoint
 
     formats: list[tuple[str, str, int]] = [
         ("workload YAML", "dlbench.workload", 1),

@@ -210,8 +210,8 @@ def _print_orders(orders: list[dict[str, Any]]) -> None:
 
 
 def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:
-    from dlbench.jobs.interruption import interrupted_by_signals
     from dlbench.jobs.node_program import reading_rate
+    from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.views.storage import Io, io_document, need_of, supply_of
 
     answers = []

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.ending import os_error_words
+from dlbench.cli.streams import os_error_words
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
     from dlbench.cli.progress import Lines
-    from dlbench.jobs.verdict import Outcome
+    from dlbench.jobs.local import Outcome
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
@@ -303,7 +303,7 @@ def _run_one(plan: LaunchPlan, root: Path, told: Lines) -> Outcome:
     Raises `KeyboardInterrupt`: passed on.
     """
     from dlbench.jobs import local
-    from dlbench.jobs.verdict import Outcome
+    from dlbench.jobs.local import Outcome
     from dlbench.records.folder import create
 
     on_progress = told.begin(plan)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SubmitCommand(shared.GroupedCommand):
-    """`dlbench submit`: WORKLOAD and --system may be left out where a series is gone on with, which has them."""
+    """`dlbench submit`: WORKLOAD and --system may be left out where a series is resumed, which has them."""
 
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
@@ -184,8 +184,8 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     """
     from dlbench.cli.series import cost_lines, print_commands, submit_rest
     from dlbench.jobs.campaign.completing import Limits, begin, write_only
-    from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.campaign.series_file import scheduler_named
+    from dlbench.jobs.processes import Interruption
     from dlbench.jobs.scripts.launch import quoted
     from dlbench.records.folder import prepare_output
 

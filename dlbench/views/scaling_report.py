@@ -55,7 +55,7 @@ from dlbench.views.shuffling import ShuffleAuditView, ShufflingView
 from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.staging import BreakEvenView, StagingView
 from dlbench.views.stalls import StallsView
-from dlbench.views.steps.view import RanksView, StepsView
+from dlbench.views.steps import RanksView, StepsView
 from dlbench.views.stragglers import StragglersView
 from dlbench.views.summary import SummaryView, short_names
 from dlbench.views.sweep.view import SweepView

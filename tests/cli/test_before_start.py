@@ -10,8 +10,8 @@ import click
 import pytest
 
 from dlbench.cli import cli
-from dlbench.cli.ending import GUESSES, ending_of
 from dlbench.cli.options import expand_request
+from dlbench.cli.streams import GUESSES, ending_of
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs import local
 from dlbench.specs.choices import Choices, WorkloadFile, choose

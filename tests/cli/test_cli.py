@@ -18,7 +18,7 @@ import pytest
 from dlbench.cli import COMMANDS
 from dlbench.cli import run as run_module
 from dlbench.jobs import local
-from dlbench.jobs.verdict import verdict
+from dlbench.jobs.local import verdict
 from dlbench.records import folder
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices

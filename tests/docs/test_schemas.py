@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 
 from dlbench.gate.comparison import compare_sides
-from dlbench.gate.page import assemble as compared
 from dlbench.gate.page import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
@@ -59,7 +58,7 @@ def test_what_reports_write_holds_to_their_schemas(runs: Path, tmp_path: Path) -
     assert holds("estimate", estimate(scan(runs), Asked(deadline_s=60))[1])["groups"]
     write_scaling(tmp_path, points=(1, 2, 4), series="s2")
     a, b = (side_of_runs(scan(folder), "runs", {}, "--where") for folder in (runs, tmp_path))
-    found = compared(compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule()))
+    found = compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule())
     assert holds("comparison", comparison_document(found))["points"]
 
 

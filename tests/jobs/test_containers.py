@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.batch import render_job
-from dlbench.jobs.scripts.launch import render_run_script
+from dlbench.jobs.scripts.launch import render_job, render_run_script
 from dlbench.reading.comparability import averaged_id, repeat_id
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run

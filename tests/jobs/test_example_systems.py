@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.jobs.campaign.campaign import job_of
-from dlbench.jobs.scripts.batch import render_job
+from dlbench.jobs.scripts.launch import render_job
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.files import available

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
-from dlbench.jobs.verdict import Outcome
+from dlbench.jobs.local import Outcome
 from dlbench.reading.comparability import chosen_settings, group_id
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate

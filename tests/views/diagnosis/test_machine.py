@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.jobs.submission import Submission
+from dlbench.jobs.scheduler import Submission
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE

@@ -1,7 +1,8 @@
-"""Fills the folder: wheels by pip, through the user's own configuration of pip; Horovod; data; a script; checksums.
+"""A folder that sets up a machine without network: wheels by pip, Horovod, data, a script, checksums.
 
-The wheels are those of the Python and the machine that prepare them, so the other machine needs the same version of
-Python and a C library that is not older.
+The wheels come through the user's own configuration of pip. They are those of the Python and the machine that prepare
+them, so the other machine needs the same version of Python and a C library that is not older. `MANIFEST.sha256` lists
+every file with its digest, as sha256sum(1) writes and checks it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,22 @@ from pathlib import Path
 import dlbench
 from dlbench import bundled
 from dlbench.errors import RunError, UserError
-from dlbench.opening import read_text
+from dlbench.opening import file_sha256, read_text
 from dlbench.setup import horovod
-from dlbench.setup.prepare.manifest import write_manifest
+
+NAME = "MANIFEST.sha256"
+
+
+def write_manifest(folder: Path) -> int:
+    """Writes the list, in the order of names; returns how many bytes the files have together.
+
+    Raises `OSError`: a file cannot be read, or the list not be written.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    lines = [f"{file_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    (folder / NAME).write_text("".join(lines), encoding="utf-8")
+    return sum(path.stat().st_size for path in files)
+
 
 _TEMPLATE = "install.sh"
 _MAX_BYTES = 1 << 16

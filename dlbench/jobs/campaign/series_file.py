@@ -1,4 +1,4 @@
-"""The files of a series: what it shall hold is on disk before the first job, so that it can be gone on with.
+"""The files of a series: what it shall hold is on disk before the first job, so that it can be resumed.
 
 Below the folder of all runs, `.series/ID.json` lists its jobs and `.series/ID.plans` holds their plans, a line each; a
 line in `.series/ID.jobs` follows each job that the scheduler took.
@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,10 @@ from typing import IO, Literal
 
 from pydantic import Field, ValidationError
 
-from dlbench.errors import IncompleteDataError, RunError, UserError, refused
+from dlbench.errors import IncompleteDataError, RunError, UserError, nearest, refused
 from dlbench.jobs.campaign.campaign import Packing
-from dlbench.jobs.scheduler import array_of, cluster_of
+from dlbench.jobs.scheduler import Scheduler, array_of, cluster_of, read_submission
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.submission import read_submission
 from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
 from dlbench.records.files import is_stream, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
@@ -46,7 +45,7 @@ _WROTE = re.compile(r"(rank|node)-\d+\..*|record\.json|comm\.json|rendezvous\.js
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SubmissionStatus:
     """How far a series has got."""
 
     series: SeriesFile
@@ -84,12 +83,12 @@ class Standing:
         return f"{self.submitted} of {self.total} jobs submitted{more}"
 
 
-def standings(root: Path) -> tuple[list[Standing], list[str]]:
+def standings(root: Path) -> tuple[list[SubmissionStatus], list[str]]:
     """Every series below the folder of all runs, and what is damaged, a line each."""
     found, problems = [], []
     for path in sorted((root / FOLDER).glob("*.json")):
         try:
-            found.append(standing(root, path.stem))
+            found.append(submission_status(root, path.stem))
         except WithheldError:
             continue  # so are its runs, of which that is told
         except IncompleteDataError as error:
@@ -97,7 +96,7 @@ def standings(root: Path) -> tuple[list[Standing], list[str]]:
     return found, problems
 
 
-def standing(root: Path, series_id: str) -> Standing:
+def submission_status(root: Path, series_id: str) -> SubmissionStatus:
     """How far one series has got.
 
     Raises `UserError`: there is none of this name. `IncompleteDataError`: its file, or that of a run, is damaged.
@@ -105,7 +104,9 @@ def standing(root: Path, series_id: str) -> Standing:
     series = read_series(root, series_id)
     known = known_jobs(root, series_id)
     told = [_state(root, job, known) for job in series.jobs]
-    return Standing(series=series, states=tuple(state for state, _ in told), ids=tuple(job_id for _, job_id in told))
+    return SubmissionStatus(
+        series=series, states=tuple(state for state, _ in told), ids=tuple(job_id for _, job_id in told)
+    )
 
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
@@ -370,3 +371,19 @@ def _appending(path: Path) -> IO[str]:
         return path.open("a", encoding="utf-8")
     except OSError as error:
         raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _slurm() -> Scheduler:
+    from dlbench.jobs.slurm.scheduler import Slurm
+
+    return Slurm()
+
+
+SCHEDULERS: dict[str, Callable[[], Scheduler]] = {"slurm": _slurm}
+
+
+def scheduler_named(name: str) -> Scheduler:
+    """The scheduler of a name. Raises `UserError`: there is none."""
+    if name not in SCHEDULERS:
+        raise UserError(f"no scheduler {name}; {nearest(name, SCHEDULERS)}")
+    return SCHEDULERS[name]()

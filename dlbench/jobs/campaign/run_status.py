@@ -14,10 +14,16 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.campaign.completing import EVERY_S, sleep
-from dlbench.jobs.campaign.file import WRITTEN, Standing, is_held, known_jobs, never_began, standing
-from dlbench.jobs.known_schedulers import scheduler_named
-from dlbench.jobs.scheduler import Queue, QueuedJob
-from dlbench.jobs.submission import Submission, read_submission
+from dlbench.jobs.campaign.series_file import (
+    WRITTEN,
+    SubmissionStatus,
+    is_held,
+    known_jobs,
+    never_began,
+    scheduler_named,
+    submission_status,
+)
+from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
 from dlbench.records.collectives_scan import read_launched
 from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus
@@ -34,8 +40,8 @@ _FIRST_S = 2.0
 class Outcome:
     """How a series stands."""
 
-    standing: Standing
-    runs: dict[str, Outlook]
+    submission: SubmissionStatus
+    runs: dict[str, RunStatus]
     """By run id; a run that was not submitted has none."""
     is_over: bool
     """Nothing more is to come."""
@@ -43,13 +49,13 @@ class Outcome:
     @property
     def is_valid(self) -> bool:
         """Every run of it is there and valid."""
-        wanted = [run_id for job in self.standing.series.jobs for run_id in job.runs]
+        wanted = [run_id for job in self.submission.series.jobs for run_id in job.runs]
         return all(run_id in self.runs and self.runs[run_id].state == "valid" for run_id in wanted)
 
     @property
     def text(self) -> str:
         """E.g. ``series s: 37 of 40 runs valid, 3 PENDING``."""
-        return f"series {self.standing.series.id}: {counted(self.standing, self.runs)}"
+        return f"series {self.submission.series.id}: {counted(self.submission, self.runs)}"
 
 
 class Watch:
@@ -57,7 +63,7 @@ class Watch:
 
     def __init__(self, root: Path, series_id: str) -> None:
         self._root, self._id = root, series_id
-        self._recorded: dict[str, Outlook] = {}
+        self._recorded: dict[str, RunStatus] = {}
         self._ended: set[str] = set()
         """Runs whose job had ended without a record at the look before: the record may come late."""
 
@@ -66,11 +72,11 @@ class Watch:
 
         Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
         """
-        now = standing(self._root, self._id)
+        now = submission_status(self._root, self._id)
         wanted = [run_id for job in now.series.jobs for run_id in job.runs]
         left = [run_id for run_id in wanted if run_id not in self._recorded]
         read = [run for run in map(self._read, left) if run is not None]
-        found, problems = outlooks(read)
+        found, problems = run_statuses(read)
         if problems:
             raise IncompleteDataError(problems[0])
         told = {one.run_id: one for one in found}
@@ -86,7 +92,7 @@ class Watch:
         is_settled = (ended & self._ended | unknown).issuperset(open_runs)
         self._ended = ended
         return Outcome(
-            standing=now,
+            submission=now,
             runs={**self._recorded, **told},
             is_over=is_settled and not (now.submitted < now.total and is_held(self._root, self._id)),
         )
@@ -130,7 +136,7 @@ Ahead = Literal["nothing", "comes", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class RunStatus:
     """One run."""
 
     run_id: str
@@ -151,7 +157,7 @@ class Outlook:
         return self.state in ("failed", "invalid")
 
 
-def outlooks(runs: Sequence[LaunchedRun]) -> tuple[list[Outlook], list[str]]:
+def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str]]:
     """One of each run, and which submissions cannot be read: without its own a waiting run seems not submitted."""
     jobs: dict[str, Submission] = {}
     unread: list[str] = []
@@ -169,7 +175,7 @@ def outlooks(runs: Sequence[LaunchedRun]) -> tuple[list[Outlook], list[str]]:
     found = []
     for run in runs:
         one = jobs.get(run.plan.run_id)
-        found.append(_outlook(run, one, Queue() if one is None else queues.get(one.scheduler, Queue())))
+        found.append(_run_status(run, one, Queue() if one is None else queues.get(one.scheduler, Queue())))
     return found, unread
 
 
@@ -184,7 +190,7 @@ def _queues(waiting: Sequence[Submission]) -> Mapping[str, Queue]:
     }
 
 
-def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> Outlook:
+def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -> RunStatus:
     run_id, story, state = run.plan.run_id, run.story, run.state
     if submission is None:
         return _not_submitted(run)
@@ -192,7 +198,7 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
     told = next(iter(queue.of(submission.reference)), None)
     if state == "failed" and told is not None and told.phase == "waiting":
         # What failed was an earlier attempt: a job that waits has none that is under way.
-        return Outlook(
+        return RunStatus(
             run_id=run_id,
             state=told.state,
             job=job,
@@ -203,11 +209,11 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
         )
     if state == "failed" and told is not None and told.state == "CANCELLED":
         why = f"{story}; job {job} was cancelled; {_resume(run, told)} submits it again"
-        return Outlook(run_id=run_id, state=state, job=job, story=why)
+        return RunStatus(run_id=run_id, state=state, job=job, story=why)
     if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
-        return Outlook(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
+        return RunStatus(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
     if state == "interrupted" and told is not None and told.phase != "over":
-        return Outlook(
+        return RunStatus(
             run_id=run_id,
             state=state,
             job=job,
@@ -217,21 +223,21 @@ def _outlook(run: LaunchedRun, submission: Submission | None, queue: Queue) -> O
             ahead="nothing" if told.is_stuck else "comes",
         )
     if state != "incomplete":
-        return Outlook(run_id=run_id, state=state, job=job, story=story)
+        return RunStatus(run_id=run_id, state=state, job=job, story=story)
     if told is None:
         ahead: Ahead = "unknown" if queue.unanswered else "nothing"
-        return Outlook(
+        return RunStatus(
             run_id=run_id, state=state, job=job, story=f"{_unlisted(submission, queue)}; {story}", ahead=ahead
         )
     # Of a script that failed by itself, its log says more.
     if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
         why = f"job {job} ended as {told.state} before this run began; {_resume(run, told)} submits it again"
-        return Outlook(run_id=run_id, state="failed", job=job, story=why)
+        return RunStatus(run_id=run_id, state="failed", job=job, story=why)
     if told.phase == "over":
         why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
         why += f"; {_resume(run, told)} submits it again" if told.state == "CANCELLED" else ""
-        return Outlook(run_id=run_id, state="failed", job=job, story=why)
-    return Outlook(
+        return RunStatus(run_id=run_id, state="failed", job=job, story=why)
+    return RunStatus(
         run_id=run_id,
         state=told.state,
         job=job,
@@ -249,20 +255,20 @@ def _resume(run: LaunchedRun, told: QueuedJob) -> str:
     return shlex.join([*words, "--out", str(run.folder.path.parent)])
 
 
-def _not_submitted(run: LaunchedRun) -> Outlook:
+def _not_submitted(run: LaunchedRun) -> RunStatus:
     run_id, state, story = run.plan.run_id, run.state, run.story
     if state == "incomplete" and run.folder.script.exists() and not run.statuses:
         assert isinstance(run.plan, RunPlan | CommPlan)
         if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
-            return Outlook(run_id=run_id, state=state, story="its script was written, and not submitted yet")
-        return Outlook(
+            return RunStatus(run_id=run_id, state=state, story="its script was written, and not submitted yet")
+        return RunStatus(
             run_id=run_id, state=state, story="not started; nobody knows whether its job was submitted", ahead="unknown"
         )
     if state == "incomplete" and (host := _left_by_all(run.statuses)):
-        return Outlook(
+        return RunStatus(
             run_id=run_id, state="failed", story=f"none of its processes is left on {host}, and no record; {story}"
         )
-    return Outlook(run_id=run_id, state=state, story=story, ahead="unknown" if state == "incomplete" else "nothing")
+    return RunStatus(run_id=run_id, state=state, story=story, ahead="unknown" if state == "incomplete" else "nothing")
 
 
 def _unlisted(submission: Submission, queue: Queue) -> str:
@@ -321,10 +327,10 @@ def _where(submission: Submission) -> str:
     return f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
 
 
-def counted(series: Standing, found: Mapping[str, Outlook]) -> str:
+def counted(series: SubmissionStatus, found: Mapping[str, RunStatus]) -> str:
     """How far a series is, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``.
 
-    `found`: outlooks by run id, of more runs, too.
+    `found`: run_statuses by run id, of more runs, too.
     """
     runs = {run_id: state for job, state in zip(series.series.jobs, series.states, strict=True) for run_id in job.runs}
     absent = {"missing": "not submitted", "unsure": "not submitted", "written": "written only"}

@@ -4,6 +4,10 @@ A file is written under a temporary name by rank 0 and renamed when it is whole,
 before. It holds nothing of a rank: parameters, optimizer and averaged batch-norm statistics are the same on all of
 them, the sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may
 go on with another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
+
+Weights to begin with come from dlbench's own checkpoint or a file in BERT's public layout, without an optimizer: rank 0
+reads, and the engine gives its weights to all ranks. Only safetensors are read, which hold numbers and names: a pickle
+runs what its author wrote.
 """
 
 from __future__ import annotations
@@ -25,17 +29,24 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dlbench.errors import IncompleteDataError, UserError, refused
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
-from dlbench.opening import parse_json, require_file, why_unreadable
+from dlbench.node.models.bert import BertForPreTraining
+from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
 from dlbench.records.folder import CHECKPOINT_SUFFIX
-from dlbench.records.record import Evaluation
+from dlbench.records.record import Evaluation, Setting
 from dlbench.specs.base import NonNegative, Spec
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
+from dlbench.specs.weights_file import KEY, POSITIONS, Fit, UnfitNamesError, fit_names
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 # What a 64-bit integer holds: nothing was ever counted further.
+SHARED_BY = "data.ranks"
+"""Key of a checkpoint's `trained`: the ranks among which samples were shared out. It may change at an epoch's end."""
+
 Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
@@ -273,3 +284,152 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def trained_identity(plan: RunPlan) -> dict[str, Any]:
+    """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
+    workload, data = plan.workload, plan.workload.data
+    found = {
+        **{
+            f"model.{key}": value
+            for key, value in workload.model.model_dump(mode="json", exclude={"memory_format", "attention"}).items()
+        },
+        "train.optimizer.name": workload.train.optimizer.name,
+        "train.seed": workload.train.seed,
+        "data.is_synthetic": data.is_synthetic,
+    }
+    if data.is_synthetic:
+        return found
+    if data.shuffle == "global":
+        return found | {"data.shuffle": "global"}
+    shuffle = f"partial:{data.exchanged_share:g}" if data.exchanged_share else "local"
+    return found | {"data.shuffle": shuffle, "data.partition": data.partition}
+
+
+def data_identity(source: BatchSource) -> dict[str, Any]:
+    """What of a data set decides the sample order and its contents, for checkpoints; nothing for synthetic data."""
+    if source.order is None:
+        return {}
+    described = source.describe()
+    return {f"data.{key}": described[key] for key in ("kind", "num_samples", "index_sha256")}
+
+
+def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
+    """How many ranks shared out the samples when the checkpoint was written; as now, where nobody holds any."""
+    data = plan.workload.data
+    if data.is_synthetic or data.shuffle == "global":
+        return plan.layout.ranks
+    return int(checkpoint.trained.get(SHARED_BY, plan.layout.ranks))
+
+
+def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
+    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
+
+    Raises:
+        UserError: within an epoch, with another number of ranks, and each reads what it holds.
+    """
+    before, progress = ranks_before(plan, checkpoint), checkpoint.progress
+    if before != plan.layout.ranks and progress.position.place:
+        raise UserError(
+            f"checkpoint.resume_from {checkpoint.path}: written within epoch {progress.position.epoch} by {before} "
+            f"ranks, each of which has read a part of its own samples (data.shuffle {plan.workload.data.shuffle}); "
+            f"{plan.layout.ranks} ranks can only go on from the end of an epoch (checkpoint.every_epochs)"
+        )
+
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialWeights:
+    """What was read, for the record."""
+
+    path: str
+    said: str
+    """Of which form, how many tensors, what was cut, digest."""
+
+    def settings(self) -> list[Setting]:
+        """The file, and what was taken from it."""
+        return [Setting(key=KEY, requested=self.path, effective=self.path, evidence=self.said)]
+
+
+def load_initial(asked: str, model: nn.Module) -> InitialWeights:
+    """Puts the weights of a file into a network, in place.
+
+    Args:
+        asked: a safetensors file, or a run's folder with checkpoints.
+        model: the network without an engine's wrapper, on any device.
+
+    Raises:
+        UserError: the file is missing, of another form, or of another network.
+        IncompleteDataError: it is damaged.
+    """
+    path = find_checkpoint(Path(asked), KEY)
+    try:
+        require_file(path)
+        with safe_open(path, framework="pt") as file:
+            is_own = "dlbench" in (file.metadata() or {})
+    except OSError as error:
+        raise UserError(f"{KEY} {path}: cannot be read: {why_unreadable(error)}") from None
+    except SafetensorError as error:
+        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+    said = _from_own(path, model) if is_own else _from_public(path, model)
+    return InitialWeights(path=asked, said=f"rank 0 read {said}; SHA-256 {file_sha256(path)}")
+
+
+def _from_own(path: Path, model: nn.Module) -> str:
+    """Weights and statistics of one of our own checkpoints; its sequences may have been of another length."""
+    checkpoint = Checkpoint(path)
+    tensors, state = checkpoint.weights(), model.state_dict()
+    for name in sorted(tensors.keys() | state.keys()):
+        theirs, ours = (found[name].shape if name in found else None for found in (tensors, state))
+        if theirs is None or ours is None:
+            where = "the checkpoint" if theirs is None else "this network"
+            raise UserError(f"{KEY} {path}: does not fit: {where} has no {name}")
+        is_longer = name == POSITIONS and theirs[1:] == ours[1:] and theirs[0] > ours[0]
+        if theirs != ours and not is_longer:
+            raise UserError(f"{KEY} {path}: does not fit: {name} has shape {list(theirs)}, this network's {list(ours)}")
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(tensors[name][: len(tensor)] if tensor.ndim else tensors[name])
+    step = checkpoint.progress.step
+    return f"{len(state)} tensors of dlbench's checkpoint of step {step}, without its optimizer"
+
+
+def _from_public(path: Path, model: nn.Module) -> str:
+    if not isinstance(model, BertForPreTraining):
+        raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
+    parameters = dict(model.named_parameters())
+    try:
+        with safe_open(path, framework="pt") as file:
+            there = {}
+            for name in file.keys():  # noqa: SIM118
+                piece = file.get_slice(name)
+                there[name] = tuple(piece.get_shape())
+                if piece.get_dtype() not in _FLOATS and not name.endswith("_ids"):
+                    raise UserError(f"{KEY} {path}: {name} holds {piece.get_dtype()}, not floating-point numbers")
+            fit = fit_names(there, {name: tuple(p.shape) for name, p in parameters.items()})
+            read = {theirs: file.get_tensor(theirs) for theirs in (*fit.source.values(), *fit.copies)}
+    except UnfitNamesError as error:
+        raise UserError(f"{KEY} {path}: does not fit: {error}") from None
+    except (OSError, SafetensorError) as error:
+        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+    _require_sound(path, fit, read)
+    with torch.no_grad():
+        for ours, theirs in fit.source.items():
+            parameters[ours].copy_(read[theirs][: len(parameters[ours])])
+    cut = [f"{ours} cut from {rows:,} to {kept:,} rows" for ours, (rows, kept) in fit.cut.items()]
+    copies = f"{len(fit.copies)} tied" if fit.copies else ""
+    constants = f"{len(fit.constants)} constant" if fit.constants else ""
+    return ", ".join(filter(None, (f"{len(fit.source)} tensors with BERT's public names", copies, constants, *cut)))
+
+
+def _require_sound(path: Path, fit: Fit, read: dict[str, Tensor]) -> None:
+    for name, ours in fit.copies.items():
+        if not torch.equal(read[name], read[fit.source[ours]]):
+            raise UserError(
+                f"{KEY} {path}: does not fit: {name} differs from {fit.source[ours]}; this network ties the two"
+            )
+    broken = [name for name, tensor in sorted(read.items()) if not torch.isfinite(tensor).all()]
+    if broken:
+        raise IncompleteDataError(f"{KEY} {path}: damaged: {broken[0]} holds numbers that are not finite")
