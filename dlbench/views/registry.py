@@ -20,11 +20,10 @@ from dlbench.views.reading import ReadingView
 from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling import ScalingView
 from dlbench.views.shuffling import ShuffleAuditView, ShufflingView
-from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.staging import BreakEvenView, StagingView
 from dlbench.views.stalls import StallsView
 from dlbench.views.steps.view import RanksView, StepsView
-from dlbench.views.stragglers import StragglersView
+from dlbench.views.stragglers import SlowNodesView, StragglersView
 from dlbench.views.summary import SummaryView
 from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems import SystemsView

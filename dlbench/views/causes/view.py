@@ -8,7 +8,7 @@ from typing import Any
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import EXCHANGE_PHASE
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
+from dlbench.report.charts.chart import Chart, Rows, finish, short, tooltips
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of
@@ -332,11 +332,6 @@ _ALONE = 900
 """Plot width of a waterfall with no chart beside it, pixels: with its labels as wide as a page of 1400."""
 _ROOM_FOR_WORDS = 45.0
 """Percent: where a bar and its interval begin further left, its words stand at its right end."""
-
-
-def short(value: float | None) -> float | None:
-    """A number as a chart needs it: four digits."""
-    return None if value is None else float(f"{value:.4g}")
 
 
 def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlbench.reading.digest import OutlierStep
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish, tooltips
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish, short, tooltips
 from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, PART_TITLES, figure_text, percent, place_text, shown, value_text
 from dlbench.units import format_seconds
-from dlbench.views.causes.view import short
 from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepQuantile, StepTimes, step_times
