@@ -1,7 +1,7 @@
 """What can go wrong on purpose: errors that end in one clear line and a documented exit code.
 
 Everything raised as a `DlbenchError` is shown to the person as its message alone, without a
-traceback, and so is an operating system's error (`dlbench.cli.ending`); any other exception is a defect
+traceback, and so is an operating system's error (`dlbench.cli.streams`); any other exception is a defect
 of dlbench and keeps its traceback.
 """
 

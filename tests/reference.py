@@ -25,12 +25,12 @@ from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.gate.page import ComparisonReport
+from dlbench.gate.report import ComparisonReport
 from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import host as box_host
-from dlbench.jobs.campaign.file import SeriesFile
-from dlbench.jobs.submission import Submission
+from dlbench.jobs.campaign.series_file import SeriesFile
+from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clocks
 from dlbench.records.answers.preflight import PreflightReport, SeenRank
@@ -46,14 +46,14 @@ from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.container import ImageDescription
 from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.image import ImageDescription
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis import views_of as diagnosis_views
 from dlbench.views.estimate import views_of as estimate_views
 from dlbench.views.out_of_core.planned import MemoryPlan
-from dlbench.views.registry import SCALING
+from dlbench.views.scaling_report import SCALING
 from dlbench.views.stalls import IoTiers
 from dlbench.views.storage import Io
 from tests.support.paths import ROOT
@@ -210,7 +210,7 @@ def format_versions() -> str:
     def stamped(model: type[BaseModel]) -> tuple[str, int]:
         return model.model_fields["format"].default, model.model_fields["version"].default
 
-    from dlbench.node.training.pauses import checkpoint
+    from dlbench.node.training import checkpoint
 
     formats: list[tuple[str, str, int]] = [
         ("workload YAML", "dlbench.workload", 1),
@@ -240,7 +240,7 @@ def format_versions() -> str:
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
         ("`corpus.json` of a tokenised text", *_pair(text_corpus.SAVED_FORMAT)),
         ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
-        ("report as JSON", report_model.FORMAT, report_model.VERSION),
+        ("report as JSON", report_model.Report.format, report_model.Report.version),
     ]
     old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]
     return (

@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
-    "node.failures": NODE_FLOOR,
+    "node.failures": NODE_FLOOR | {"node.ranks"},
     "node.preflight": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
     "node.site_check": NODE_FLOOR
@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 
 def room(module: str) -> str:
-    """The room a module belongs to: `dlbench.node.data.jpeg` -> `node.data`."""
+    """The room a module belongs to: `dlbench.node.data.images` -> `node.data`."""
     parts = module.split(".")[1:]
     if not parts:
         return ""
@@ -129,16 +129,16 @@ def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
 
 # Who speaks to Slurm itself and not to `dlbench.jobs.scheduler`, each with why it may.
 SPEAKS_SLURM = {
-    "jobs.known_schedulers": "names it",
+    "jobs.campaign.series_file": "names it",
     "jobs.preflight": "looks at Slurm's own configuration",
     "cli.report": "sacct's accounts and energy",
-    "cli.cost": "sacct's accounts",
+    "cli.estimate": "sacct's accounts",
     "cli.status": "sacct's accounts",
 }
 
 
 def test_campaigns_speak_to_any_scheduler(graph: grimp.ImportGraph) -> None:
-    """PBS or Flux would be one module beside `dlbench.jobs.slurm`."""
+    """Slurm is what there is; what campaigns ask of it is `dlbench.jobs.scheduler`, so that tests have their own."""
     found = set()
     for module in graph.modules:
         slurm = "dlbench.jobs.slurm"
@@ -230,8 +230,7 @@ OPENED_OTHERWISE = {
     "setup/horovod": "a build in a folder of this user",
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",
-    "node/training/pauses/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
-    "node/training/beginning/initial_weights": "after `require_file`",
+    "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 import dlbench
 from dlbench.cli.completion import completing
-from dlbench.cli.streams import Streams
+from dlbench.cli.streams import Streams, ending_of, os_error_words
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
 GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
@@ -21,7 +21,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
         "Start",
         (
             ("doctor", "setup", "Check what is installed, what is missing, and the remedy."),
-            ("ls", "ls", "List workloads, presets and systems."),
+            ("ls", "show", "List workloads, presets and systems."),
             ("show", "show", "Explain every key of a workload or system: value, unit, meaning."),
             ("run", "run", "Train and measure on this machine, or inside an allocation."),
             ("report", "report", "Turn runs into a scaling report."),
@@ -37,7 +37,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
             ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),
             ("cancel", "status", "Cancel the jobs of a series or a run."),
-            ("cost", "cost", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),
+            ("cost", "estimate", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),
         ),
     ),
     (
@@ -92,7 +92,7 @@ class CommandGroups(click.Group):
         """Of every command: no text and no path with control characters, which would end up in scripts and on pages."""
         for before, word in zip(["", *args], args, strict=False):
             if not word.isprintable():
-                from dlbench.specs.yamlfile import control_character
+                from dlbench.specs.files import control_character
 
                 if problem := control_character(word):
                     option = f"{before} " if before.startswith("-") and "=" not in before else ""
@@ -112,8 +112,6 @@ class CommandGroups(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError as error:
             # Of standard output and error none comes here; click would end with 1, as a failed check does.
-            from dlbench.cli.ending import os_error_words
-
             raise EnvironmentLacksError(os_error_words(error)) from error
 
     def resolve_command(
@@ -149,7 +147,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: runs the command; whatever happens becomes a line and an exit code (`dlbench.cli.ending`)."""
+    """Entry point: runs the command; whatever happens becomes a line and an exit code (`dlbench.cli.streams`)."""
     streams = Streams()
     code = _run()
     lost = streams.lost_output()
@@ -171,8 +169,6 @@ def _run() -> int:
             # It ends already: a second Ctrl-C must not change how it is said to have ended.
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_IGN)
-        from dlbench.cli.ending import ending_of
-
         ending = ending_of(error)
         if ending.line:
             _say(ending.line)

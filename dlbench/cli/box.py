@@ -70,7 +70,7 @@ def start(folder: Path, nodes: int, cpus_per_node: int, timeout_s: float, **has:
     """
     from dlbench.jobs.box.box import Box
     from dlbench.jobs.box.config import Equipment
-    from dlbench.jobs.interruption import interrupted_by_signals
+    from dlbench.jobs.processes import interrupted_by_signals
 
     with interrupted_by_signals():
         started = Box.start(folder, nodes, cpus_per_node, timeout_s, Equipment(**has))

@@ -18,13 +18,13 @@ from click.shell_completion import CompletionItem
 from dlbench.errors import DlbenchError
 
 if TYPE_CHECKING:
-    from dlbench.specs.resolve import Kind
+    from dlbench.specs.files import Kind
 
 VARIABLE = "_DLBENCH_COMPLETE"
 
 
 def _files(*kinds: Kind) -> list[str]:
-    from dlbench.specs.resolve import available
+    from dlbench.specs.files import available
 
     return [name for kind in kinds for name in available(kind)]
 
@@ -38,7 +38,7 @@ def _given(ctx: click.Context) -> str:
 
 def _presets(ctx: click.Context) -> Iterable[str]:
     from dlbench.specs.choices import WorkloadFile
-    from dlbench.specs.resolve import find
+    from dlbench.specs.files import find
 
     return WorkloadFile(find("workloads", _given(ctx))).presets
 
@@ -46,9 +46,9 @@ def _presets(ctx: click.Context) -> Iterable[str]:
 def _keys(ctx: click.Context) -> list[str]:
     """Of the workload that is given, and of any system; all that there are where none is given."""
     from dlbench.specs.choices import Choices, WorkloadFile
-    from dlbench.specs.keys import keys_of
-    from dlbench.specs.resolve import find
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.files import find
+    from dlbench.specs.problems import keys_of
+    from dlbench.specs.system import SystemSpec
 
     given = _given(ctx)
     chosen = WorkloadFile(find("workloads", given)).base if given in _files("workloads") else {}

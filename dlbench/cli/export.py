@@ -70,7 +70,7 @@ def metrics(
     require_modules("export metrics", "numpy", "pandas")
     from dlbench.exports.metrics import measured_points, to_json_lines, to_openmetrics
     from dlbench.reading.table import tabulate
-    from dlbench.views.assemble import run_rows
+    from dlbench.views.scaling_report import run_rows
 
     found = read_runs(runs, where)
     table = tabulate(found)

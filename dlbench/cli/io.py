@@ -187,7 +187,7 @@ def _refuse_cache(request: Request) -> None:
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """What the readers are told, see `dlbench.node.data.reading.rate`."""
+    """What the readers are told, see `dlbench.node.data.reading_rate`."""
     workload = plan.workload.model_dump(mode="json")
     return {
         "model": workload["model"],
@@ -214,8 +214,8 @@ def _print_orders(orders: list[dict[str, Any]]) -> None:
 
 
 def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:
-    from dlbench.jobs.interruption import interrupted_by_signals
     from dlbench.jobs.node_program import reading_rate
+    from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.views.storage import Io, io_document, need_of, supply_of
 
     answers = []

@@ -18,7 +18,7 @@ from dlbench.errors import EnvironmentLacksError, UserError
 if TYPE_CHECKING:
     from dlbench.cli.report import FormatName
     from dlbench.records.memory import MemoryResult
-    from dlbench.specs.memory.chain import Chain
+    from dlbench.specs.memory import Chain
     from dlbench.specs.plan import RunPlan
     from dlbench.views.out_of_core.planned import MemoryPlan
 
@@ -121,8 +121,8 @@ def _print_order(asked: RunPlan) -> None:
 
 def _of_workload(asked: RunPlan) -> MemoryPlan:
     from dlbench.costs.memory.tradeoff import in_core_bytes
-    from dlbench.jobs.interruption import interrupted_by_signals
     from dlbench.jobs.node_program import memory_profile
+    from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.views.out_of_core.planned import Measured, memory_plan
 
     if not asked.system.python and importlib.util.find_spec("torch") is None:
@@ -216,7 +216,7 @@ def _wanted(capacity: str, in_core: int) -> int | None:
     Raises:
         UserError: it is none.
     """
-    from dlbench.specs.memory.settings import MemorySpec
+    from dlbench.specs.memory import MemorySpec
 
     try:
         return MemorySpec(capacity=capacity).capacity_bytes(in_core)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 
 class InOrder(click.Group):
@@ -43,7 +43,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
 
 def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
     from dlbench.specs.choices import WorkloadFile
-    from dlbench.specs.resolve import find
+    from dlbench.specs.files import find
 
     file, taken = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
     default = file.default_preset
@@ -65,7 +65,7 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
     """Which preset was taken where none was asked for, if another might be expected, and why."""
     from dlbench.jobs.local import has_gpu
     from dlbench.specs.choices import GPU_PRESET, WorkloadFile
-    from dlbench.specs.resolve import find
+    from dlbench.specs.files import find
 
     file = WorkloadFile(find("workloads", request.workload))
     taken, system = plans[0].workload.preset, plans[0].system
@@ -292,7 +292,7 @@ def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Pat
 
     Raises `UserError`: it holds what could not be printed as it is.
     """
-    from dlbench.specs.yamlfile import text_problem
+    from dlbench.specs.files import text_problem
 
     absolute = str(value.absolute())
     if problem := text_problem(absolute):

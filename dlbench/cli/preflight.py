@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlbench.records.answers.preflight import Finding, PreflightNode, PreflightReport
-    from dlbench.specs.system.slurm import SlurmSpec
+    from dlbench.specs.launch import SlurmSpec
 
 MAX_NODES_SHOWN = 8
 """Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
@@ -127,7 +127,7 @@ def _lines(report: PreflightReport, *, folds: bool) -> Iterator[str]:
 
 def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"]) -> list[tuple[str, str]]:
     """What is said of nodes, each text once with the nodes that it is said of."""
-    from dlbench.specs.system.hostlist import compressed
+    from dlbench.specs.hostlist import compressed
 
     hosts: dict[str, list[str]] = {}
     for node in nodes:

@@ -20,8 +20,8 @@ from dlbench.specs.plan import LaunchPlan, RunPlan, SeriesSpec
 from dlbench.units import format_number, format_seconds
 
 if TYPE_CHECKING:
+    from dlbench.jobs.local import Outcome
     from dlbench.jobs.processes import OnProgress
-    from dlbench.jobs.verdict import Outcome
 
 WINDOW_S = 10.0
 """The throughput of the live line is that of so many seconds; less than a report needs, as it is none."""

@@ -104,8 +104,7 @@ def report(
     """
     chosen = prepared("report", output, format_name, table=None if table == LIST else table)
     from dlbench.jobs.slurm.accounting import with_accounting
-    from dlbench.views.assemble import assemble
-    from dlbench.views.document import document_of
+    from dlbench.views.scaling_report import assemble, document_of
 
     scanned = read_runs(runs, where)
     # Slurm forgets: what it still knows of these runs is kept beside them.

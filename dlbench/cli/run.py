@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.ending import os_error_words
+from dlbench.cli.streams import os_error_words
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
     from dlbench.cli.progress import Lines
-    from dlbench.jobs.verdict import Outcome
+    from dlbench.jobs.local import Outcome
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 MAX_RANKS_PER_CORE = 64
 """Where there is no scheduler; to try layouts out, ranks may share cores."""
@@ -59,7 +59,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
       dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
     """
     from dlbench.specs.requests import parse_counts
-    from dlbench.specs.variants import left_out
+    from dlbench.specs.series import left_out
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)
@@ -303,7 +303,7 @@ def _run_one(plan: LaunchPlan, root: Path, told: Lines) -> Outcome:
     Raises `KeyboardInterrupt`: passed on.
     """
     from dlbench.jobs import local
-    from dlbench.jobs.verdict import Outcome
+    from dlbench.jobs.local import Outcome
     from dlbench.records.folder import create
 
     on_progress = told.begin(plan)

@@ -1,4 +1,4 @@
-"""A series on its way to the scheduler: submitted, gone on with, fed; for several commands."""
+"""A series on its way to the scheduler: submitted, resumed, fed; for several commands."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dlbench.errors import RunError, UserError
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
     from dlbench.jobs.campaign.completing import Submitted
-    from dlbench.jobs.campaign.file import SeriesFile
-    from dlbench.jobs.campaign.reopening import Reopened
-    from dlbench.jobs.interruption import Interruption
+    from dlbench.jobs.campaign.ended import Reopened
+    from dlbench.jobs.campaign.series_file import SeriesFile
+    from dlbench.jobs.processes import Interruption
     from dlbench.jobs.scripts.job import Job
 
 
@@ -29,8 +29,7 @@ EARLIER = "JOB_ID_OF_{}"
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
     """The jobs and their scripts, or the first, on standard output, byte for byte; all else is a comment."""
-    from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
-    from dlbench.jobs.scripts.launch import quoted
+    from dlbench.jobs.scripts.launch import quoted, render_job, sbatch_arguments
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
@@ -51,8 +50,7 @@ def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool)
 
 def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
     """The commands that submit scripts by hand, on standard output, one a line in the order of submission."""
-    from dlbench.jobs.campaign.file import read_series
-    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.campaign.series_file import read_series, scheduler_named
     from dlbench.jobs.scripts.launch import word_of_shell
     from dlbench.records.folder import RunFolder
 
@@ -185,7 +183,7 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
 
     Raises `UserError`: there is no such series or folder, or the folder holds several; names them.
     """
-    from dlbench.jobs.campaign.file import FOLDER, series_path
+    from dlbench.jobs.campaign.series_file import FOLDER, series_path
     from dlbench.records.collectives_scan import read_launched
     from dlbench.records.folder import RunFolder
 
@@ -214,10 +212,9 @@ def resume_series(options: dict[str, Any]) -> None:
     `submit_rest`.
     """
     from dlbench.jobs.campaign.completing import adopt, missing_jobs, write_only
-    from dlbench.jobs.campaign.file import require_own
-    from dlbench.jobs.campaign.reopening import reopen
-    from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.campaign.ended import reopen
+    from dlbench.jobs.campaign.series_file import require_own, scheduler_named
+    from dlbench.jobs.processes import Interruption
     from dlbench.records.folder import prepare_output
 
     series, out = options["resume"], options["out"]
@@ -297,13 +294,12 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
     say whether it took it, or does not say what is queued. `KeyboardInterrupt`: on a signal.
     """
     from dlbench.jobs.campaign.completing import complete, feed, forget
-    from dlbench.jobs.campaign.file import feeding, read_series, standing
-    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.campaign.series_file import feeding, read_series, scheduler_named, submission_status
     from dlbench.jobs.scheduler import RefusedError
 
     file, out = read_series(root, series), options["out"]
     scheduler, max_jobs = scheduler_named(file.scheduler), options["max_jobs"] or file.max_jobs
-    total, taken = standing(root, series).total, 0
+    total, taken = submission_status(root, series).total, 0
 
     def tell(done: Submitted) -> None:
         nonlocal taken
@@ -328,7 +324,7 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
         _say(left(root, series, out))
         raise
     except RunError as error:
-        if isinstance(error, RefusedError) and not standing(root, series).known:
+        if isinstance(error, RefusedError) and not submission_status(root, series).known:
             forget(root, series)
             raise
         raise type(error)(f"{error}; {left(root, series, out)}") from None
@@ -337,9 +333,9 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
 
 def left(root: Path, series: str, out: Path, taken: int | None = None) -> str:
     """How far a series is, and what submits the rest; `taken`: jobs that were submitted just now."""
-    from dlbench.jobs.campaign.file import standing
+    from dlbench.jobs.campaign.series_file import submission_status
 
-    now = standing(root, series)
+    now = submission_status(root, series)
     text = f"series {series}: {now.text}"
     if taken is not None and taken != now.submitted:
         text += f" ({taken or 'none'} now)"

@@ -76,7 +76,7 @@ def prepare(folder: Path, extras: tuple[str, ...], horovod: bool, data: Path | N
       dlbench-offline/install.sh /shared/me/dlbench
     """
     from dlbench.errors import UserError
-    from dlbench.setup.prepare.folder import prepare as made
+    from dlbench.setup.prepare import prepare as made
     from dlbench.units import format_bytes
 
     if horovod and "node" not in extras:
@@ -117,8 +117,7 @@ def build(python: str | None, output: Path) -> None:
     Example:
       dlbench image build -o /shared/me/dlbench.tar
     """
-    from dlbench.setup.image.pack import pack
-    from dlbench.setup.image.survey import survey
+    from dlbench.setup.image import pack, survey
     from dlbench.units import format_bytes
 
     path = output.absolute()

@@ -16,9 +16,10 @@ import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from dlbench.errors import UserError, nearest
-from dlbench.specs.keys import Key, chosen, keys_of, models_in
+from dlbench.cli.streams import cleaned
+from dlbench.errors import DlbenchError, UserError, nearest
 from dlbench.specs.merge import Layers
+from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.units import exact_bytes
 
 _UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samples": "samples", "_tflops": "TFLOP/s"}
@@ -158,14 +159,14 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
     """
     from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
+    from dlbench.specs.files import available, find
     from dlbench.specs.requests import parse_set
-    from dlbench.specs.resolve import available, find
 
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
     if os.sep in name or name.endswith((".yaml", ".yml")):
-        from dlbench.specs.yamlfile import read_yaml
+        from dlbench.specs.files import read_yaml
 
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
@@ -269,3 +270,79 @@ def _wrapped(text: str, width: int, further: str = "") -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, width, subsequent_indent=further, break_on_hyphens=False)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def ls(as_json: bool) -> None:
+    """List workloads with their presets, and systems.
+
+    Names come from the folders in DLBENCH_PATH (each may hold workloads/ and systems/), then from dlbench itself.
+
+    \b
+    Example:
+      DLBENCH_PATH=$HOME/dlbench-site dlbench ls
+    """
+    content = {"workloads": _workloads(), "systems": _systems()}
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+        return
+    width = max(len(row["name"]) for rows in content.values() for row in rows)
+    for kind, rows in content.items():
+        click.echo(kind)
+        for row in rows:
+            if not _is_example(row):
+                _print(row, width)
+    examples = [row for row in content["systems"] if _is_example(row)]
+    if examples:
+        click.echo("examples of systems, to copy and edit")
+        for row in examples:
+            click.echo(cleaned(f"  {row['name']:<{width}} {row['title'].removeprefix('Example: ')}"))
+        click.echo(cleaned(f"    {Path(examples[0]['file']).parent}"))
+
+
+def _is_example(row: dict[str, Any]) -> bool:
+    return row["name"].startswith("example-") and "title" in row
+
+
+def _print(row: dict[str, Any], width: int) -> None:
+    click.echo(f"  {row['name']:<{width}} {cleaned(row.get('title') or row['problem'])}")
+    for preset, about in row.get("presets", {}).items():
+        # Without words there would be no line to indent.
+        head = f"    {preset:<10} "
+        click.echo(click.wrap_text(about, width=78, initial_indent=head, subsequent_indent=" " * 15) or head)
+    click.echo(cleaned(f"    {row['file']}"))
+
+
+def _workloads() -> list[dict[str, Any]]:
+    from dlbench.specs.choices import WorkloadFile
+    from dlbench.specs.files import available
+
+    rows: list[dict[str, Any]] = []
+    for name, path in available("workloads").items():
+        row: dict[str, Any] = {"name": name, "file": str(path)}
+        try:
+            file = WorkloadFile(path)
+            row["title"] = str(file.base.get("title", file.base.get("name", path.stem)))
+            row["presets"] = {
+                key: " ".join(str(preset.get("about", "")).split()) for key, preset in file.presets.items()
+            }
+        except DlbenchError as error:
+            row["problem"] = f"unusable: {error}"
+        rows.append(row)
+    return rows
+
+
+def _systems() -> list[dict[str, Any]]:
+    from dlbench.specs.choices import choose_system
+    from dlbench.specs.files import available
+
+    rows: list[dict[str, Any]] = []
+    for name, path in available("systems").items():
+        row: dict[str, Any] = {"name": name, "file": str(path)}
+        try:
+            row["title"] = choose_system(str(path), {}).title
+        except DlbenchError as error:
+            row["problem"] = f"unusable: {error}"
+        rows.append(row)
+    return rows

@@ -19,13 +19,13 @@ from dlbench.cli.choosing import named, parse_where, read_comm_runs, runs_argume
 from dlbench.cli.options import duration, output_folder
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
-from dlbench.jobs.submission import read_submission
+from dlbench.jobs.scheduler import read_submission
 from dlbench.records.folder import RunFolder
 
 if TYPE_CHECKING:
-    from dlbench.jobs.campaign.cancelling import Cancelled
-    from dlbench.jobs.campaign.file import Standing
-    from dlbench.jobs.campaign.outlook import Outcome, Outlook
+    from dlbench.jobs.campaign.ended import Cancelled
+    from dlbench.jobs.campaign.run_status import Outcome, RunStatus
+    from dlbench.jobs.campaign.series_file import SubmissionStatus
     from dlbench.records.folder import RunFolder
     from dlbench.records.scan import LaunchedRun
 
@@ -51,17 +51,17 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
       dlbench status runs
       dlbench status runs --where series=nightly --where state=failed
     """
-    from dlbench.jobs.campaign.outlook import outlooks
+    from dlbench.jobs.campaign.run_status import run_statuses
     from dlbench.reading.selection import select
 
     wanted = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
     _adopt(_roots([*training.runs, *comm.runs], runs))
     chosen = select([*training.runs, *comm.runs], named(runs), wanted, "--where")
-    found, unread = outlooks(chosen)
+    found, unread = run_statuses(chosen)
     of_roots = _roots([*training.runs, *comm.runs], runs)
     # Of a series, whatever --where leaves out.
-    every = found if not wanted else outlooks([*training.runs, *comm.runs])[0]
+    every = found if not wanted else run_statuses([*training.runs, *comm.runs])[0]
     series, damaged = _series(of_roots, wanted.get("series", ""), {one.run_id: one for one in every})
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
@@ -78,7 +78,7 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
-def _print(found: Sequence[Outlook], series: Sequence[dict[str, Any]]) -> None:
+def _print(found: Sequence[RunStatus], series: Sequence[dict[str, Any]]) -> None:
     for one in found:
         click.echo(f"{one.state:<11} {one.run_id}" + (f"  job {one.job}" if one.job else ""))
         if one.story:
@@ -88,7 +88,7 @@ def _print(found: Sequence[Outlook], series: Sequence[dict[str, Any]]) -> None:
     click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
 
 
-def _row(one: Outlook) -> dict[str, str]:
+def _row(one: RunStatus) -> dict[str, str]:
     return {
         "run_id": one.run_id,
         "state": one.state,
@@ -111,8 +111,7 @@ def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
 def _adopt(roots: Sequence[Path], series: str = "") -> None:
     """Notes the jobs of scripts that were submitted by hand; of one series if it is named."""
     from dlbench.jobs.campaign.completing import adopt
-    from dlbench.jobs.campaign.file import standings
-    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.campaign.series_file import scheduler_named, standings
 
     for root in roots:
         for one in standings(root)[0]:
@@ -120,9 +119,11 @@ def _adopt(roots: Sequence[Path], series: str = "") -> None:
                 adopt(root, one.series.id, scheduler_named(one.series.scheduler))
 
 
-def _series(roots: Sequence[Path], wanted: str, found: Mapping[str, Outlook]) -> tuple[list[dict[str, Any]], list[str]]:
+def _series(
+    roots: Sequence[Path], wanted: str, found: Mapping[str, RunStatus]
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Each series that is not done, of them that of one name if `wanted` is not empty; what is damaged."""
-    from dlbench.jobs.campaign.file import standings
+    from dlbench.jobs.campaign.series_file import standings
 
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -137,10 +138,10 @@ def _series(roots: Sequence[Path], wanted: str, found: Mapping[str, Outlook]) ->
     return rows, problems
 
 
-def _series_row(root: Path, one: Standing, found: Mapping[str, Outlook], valid: int) -> dict[str, Any]:
+def _series_row(root: Path, one: SubmissionStatus, found: Mapping[str, RunStatus], valid: int) -> dict[str, Any]:
     from dlbench.cli.series import resume_command
-    from dlbench.jobs.campaign.file import is_held
-    from dlbench.jobs.campaign.outlook import counted
+    from dlbench.jobs.campaign.run_status import counted
+    from dlbench.jobs.campaign.series_file import is_held
     from dlbench.sharing import user_name
 
     name, story = one.series.id, counted(one, found)
@@ -161,7 +162,7 @@ def _series_row(root: Path, one: Standing, found: Mapping[str, Outlook], valid: 
         "valid": valid,
         "jobs": one.total,
         "submitted": one.submitted,
-        # One that the queue has no more room for is gone on with later.
+        # One that the queue has no more room for is submitted later.
         "is_cut_off": bool({"missing", "unsure"} & {*one.states}) and not is_going_on and one.series.max_jobs is None,
         "story": story,
     }
@@ -322,10 +323,10 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
 
 def _is_over(folder: RunFolder) -> bool:
     """Whether nothing is to come of a run, as where its job ended without a record."""
-    from dlbench.jobs.campaign.outlook import outlooks
+    from dlbench.jobs.campaign.run_status import run_statuses
     from dlbench.records.collectives_scan import read_launched
 
-    (one,), _ = outlooks([read_launched(folder.path)])
+    (one,), _ = run_statuses([read_launched(folder.path)])
     return one.ahead == "nothing"
 
 
@@ -346,9 +347,8 @@ def cancel(series: str, out: Path) -> None:
       dlbench cancel runs
     """
     from dlbench.cli.series import series_at, streams_are_one
-    from dlbench.jobs.campaign.cancelling import cancel_series
-    from dlbench.jobs.campaign.file import read_series, series_path
-    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.campaign.ended import cancel_series
+    from dlbench.jobs.campaign.series_file import read_series, scheduler_named, series_path
 
     is_run = any(RunFolder(path).plan.exists() for path in (Path(series), out / series))
     if is_run and not series_path(out, series, "json").exists():
@@ -364,9 +364,9 @@ def cancel(series: str, out: Path) -> None:
 
 def _cancel_run(run: str, root: Path) -> Cancelled:
     """Raises UserError: there is no such run, or it was not submitted."""
-    from dlbench.jobs.campaign.cancelling import cancel_run
-    from dlbench.jobs.known_schedulers import scheduler_named
-    from dlbench.jobs.submission import read_submission
+    from dlbench.jobs.campaign.ended import cancel_run
+    from dlbench.jobs.campaign.series_file import scheduler_named
+    from dlbench.jobs.scheduler import read_submission
 
     folder = run_folder(run, root)
     submission = read_submission(folder)
@@ -404,8 +404,8 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     """
     from dlbench.cli.series import left, series_at
     from dlbench.cli.streams import cleaned
-    from dlbench.jobs.campaign.outlook import wait as wait_for
-    from dlbench.jobs.interruption import Interruption
+    from dlbench.jobs.campaign.run_status import wait as wait_for
+    from dlbench.jobs.processes import Interruption
     from dlbench.units import format_seconds
 
     root, series = series_at(series, out)
@@ -414,11 +414,11 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
         now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
         if now.is_over:
             _keep_accounting(root, now, interruption.check)
-    wanted = [run_id for job in now.standing.series.jobs for run_id in job.runs]
+    wanted = [run_id for job in now.submission.series.jobs for run_id in job.runs]
     for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
         click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.story.splitlines())}"), err=True)
     click.echo(now.text)
-    if now.standing.submitted < now.standing.total:
+    if now.submission.submitted < now.submission.total:
         click.echo(left(root, series, root), err=True)
     if not now.is_over:
         click.echo(f"dlbench: not over after {format_seconds(timeout)}; its jobs go on", err=True)
@@ -433,7 +433,7 @@ def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> Non
     from dlbench.jobs.slurm.accounting import settled_accounting
     from dlbench.records.collectives_scan import read_launched
 
-    if now.standing.series.scheduler != "slurm":
+    if now.submission.series.scheduler != "slurm":
         return
     runs = [read_launched(root / run_id) for run_id in now.runs if (root / run_id).is_dir()]
     why_not = settled_accounting(runs, lambda seconds: sleep(seconds, check))

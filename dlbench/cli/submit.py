@@ -15,11 +15,11 @@ from dlbench.errors import UserError
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.campaign import Campaign
     from dlbench.specs.plan import LaunchPlan, RunPlan
-    from dlbench.specs.system.system import SystemSpec
+    from dlbench.specs.system import SystemSpec
 
 
 class SubmitCommand(shared.GroupedCommand):
-    """`dlbench submit`: WORKLOAD and --system may be left out where a series is gone on with, which has them."""
+    """`dlbench submit`: WORKLOAD and --system may be left out where a series is resumed, which has them."""
 
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
@@ -134,7 +134,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     import re
 
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
-    from dlbench.specs.system.slurm import TIME
+    from dlbench.specs.launch import TIME
 
     refuse_beside_write_only(options, "dry_run", "follow")
     if options["one_run_per_job"] and options["pack"] != "points":
@@ -184,8 +184,8 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     """
     from dlbench.cli.series import cost_lines, print_commands, submit_rest
     from dlbench.jobs.campaign.completing import Limits, begin, write_only
-    from dlbench.jobs.interruption import Interruption
-    from dlbench.jobs.known_schedulers import scheduler_named
+    from dlbench.jobs.campaign.series_file import scheduler_named
+    from dlbench.jobs.processes import Interruption
     from dlbench.jobs.scripts.launch import quoted
     from dlbench.records.folder import prepare_output
 

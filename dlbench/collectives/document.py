@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import dlbench
 from dlbench.collectives.choice import STAY_WITHIN, Best, Crossover, Ratio
 from dlbench.collectives.fits import Errors, Fit, LevelCosts
 from dlbench.collectives.measurements import Measurement, Rejected, Series
@@ -32,8 +31,16 @@ from dlbench.collectives.report import (
 )
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
-from dlbench.report.document import Card, Document, Section, remark
-from dlbench.report.runs import MAX_LISTED, warnings_cell, without_figures
+from dlbench.report.document import (
+    MAX_LISTED,
+    Card,
+    Document,
+    Section,
+    methods_section,
+    remark,
+    warnings_cell,
+    without_figures,
+)
 from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, cell_of, named_table, text_sheet, times_cell
 from dlbench.report.wording import (
     DASH,
@@ -314,7 +321,7 @@ _RUNS: tuple[Column[RunRow], ...] = (
     Column("nodes", "Nodes", lambda run: run.nodes),
     Column("repeat", "Repeat", lambda run: run.repeat),
     Column("finished", "", lambda run: run.finished),
-    Column("story", "", lambda run: run.story),
+    Column("failure_reason", "", lambda run: run.failure_reason),
     Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
 )
 
@@ -611,26 +618,13 @@ def _words(group: GroupReport, rows: Rows, quantity: _Quantity) -> str:
 
 def document_of(report: CollectivesReport) -> Document:
     """The whole report."""
-    return Document(
-        title=report.title,
-        dlbench_version=report.dlbench_version,
-        as_of=report.as_of,
+    return report.document(
+        _summary(report),
+        *map(_group, report.groups),
+        *(_fit(fit, number) for number, fit in enumerate(report.fits)),
+        *_runs(report),
+        *methods_section(report.methods),
         meta=(f"{runs_text(len(report.runs))}, {len(report.without_figures)} without figures.",),
-        sections=(
-            _summary(report),
-            *map(_group, report.groups),
-            *(_fit(fit, number) for number, fit in enumerate(report.fits)),
-            *_runs(report),
-            Section(
-                id="methods",
-                title="How the numbers are made",
-                level="appendix",
-                facts=report.methods,
-                are_methods=True,
-                brief=(),
-            ),
-        ),
-        data=report,
         always=always(),
         file_prefix="comm-",
         command="dlbench comm report RUNS",
@@ -639,7 +633,7 @@ def document_of(report: CollectivesReport) -> Document:
 
 def fit_document(fit: Fit) -> Document:
     """One fit alone."""
-    return Document(title=TITLE, dlbench_version=dlbench.__version__, sections=(_fit(fit, 0),), data=fit)
+    return Document(title=TITLE, sections=(_fit(fit, 0),), data=fit)
 
 
 def predictions_document(found: Predictions) -> Document:
@@ -649,7 +643,6 @@ def predictions_document(found: Predictions) -> Document:
     return Document(
         title=f"Predicted by the fitted costs of {network.system}, {network.transport} "
         f"({network.num_points} points; {basis})",
-        dlbench_version=dlbench.__version__,
         sections=tuple(_prediction(found, one) for one in found.predictions),
         data=found,
         command="dlbench comm predict NETWORK --ranks N",

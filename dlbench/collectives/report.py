@@ -7,9 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
 
-import dlbench
 from dlbench.collectives import choice
 from dlbench.collectives.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Recommended
 from dlbench.collectives.fits import Fit, Fits, fit_all
@@ -37,12 +35,15 @@ from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.records.watch import NodeLoad
+from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.network import POOR_MEDIAN, POOR_WORST, LargestHeldOut
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, Collective
 from dlbench.stats.estimates import MIN_RUNS, median_estimate
 from dlbench.units import format_bytes, format_number, whole_seconds
+
+TITLE = "dlbench collective benchmark"
 
 NOISY = 0.5
 """Where the middle half of the iterations spans more than this share of the median, there is hardly a typical time."""
@@ -240,10 +241,6 @@ def _row(group: CollectiveGroup, rows: Sequence[Measurement]) -> Measurement:
     )
 
 
-FORMAT = "dlbench.comm-report"
-VERSION = 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class GroupReport:
     """One collective at one layout."""
@@ -277,35 +274,20 @@ class GroupReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRow:
-    """One run, whatever became of it."""
+class RunRow(ListedRun):
+    """One run of the collective benchmark."""
 
-    run_id: str
-    group: str
-    """Id of its group; empty for runs without figures."""
-    state: str
-    story: str
-    """Why it has no figures; empty where it has some."""
     collective: Collective
     dtype: Precision
     system: str
-    ranks: int
-    nodes: int
-    repeat: int
-    finished: str
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectivesReport:
+class CollectivesReport(BaseReport):
     """Everything."""
 
-    format: str = FORMAT
-    version: int = VERSION
-    title: str
-    as_of: str
-    """When the newest run finished, UTC; empty if none did."""
-    dlbench_version: str
+    format: str = "dlbench.comm-report"
+    title: str = TITLE
     groups: tuple[GroupReport, ...]
     fits: tuple[Fit, ...]
     unfitted: tuple[str, ...]
@@ -330,9 +312,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
     asked = asked_apart([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
     groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
     return CollectivesReport(
-        title=TITLE,
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
-        dlbench_version=dlbench.__version__,
         groups=tuple(
             dataclasses.replace(group, label=label) for group, label in zip(groups, unique_labels(groups), strict=True)
         ),
@@ -382,13 +362,13 @@ def _runs(scan: CommScan, table: CollectiveTable) -> tuple[RunRow, ...]:
     return tuple(_run(run, groups.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs)
 
 
-def _run(run: CommRun, group: str, state: str, story: str) -> RunRow:
+def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
     plan = run.plan
     return RunRow(
         run_id=plan.run_id,
         group=group,
         state=state,
-        story=story,
+        failure_reason=failure_reason,
         collective=plan.comm.collective,
         dtype=plan.comm.dtype,
         system=plan.system.name,
@@ -399,8 +379,6 @@ def _run(run: CommRun, group: str, state: str, story: str) -> RunRow:
         warnings=tuple(one.text for one in run_doubts(run)),
     )
 
-
-TITLE: Final = "dlbench collective benchmark"
 
 MAX_TIED = 3
 """Algorithms that are named where none is clearly faster."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-import dlbench
 from dlbench.history.change_points import MIN_NIGHTS
 from dlbench.history.report import (
-    METHODS,
     TrendsReport,
     acknowledged_text,
     between_text,
@@ -33,9 +31,9 @@ from dlbench.history.report import (
 from dlbench.history.series import Change, Trend
 from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import changes_sheet, host_charts, hosts_sheet, nights_sheet, series_chart, series_sheet
-from dlbench.report.document import Card, Document, Mark, Section, no_charts
+from dlbench.report.document import Card, Document, Mark, Section, methods_section, no_charts
 from dlbench.report.wording import clean, runs_text
-from dlbench.specs.system.hostlist import compressed
+from dlbench.specs.hostlist import compressed
 
 MAX_CHARTED = 20
 """Series drawn: those with the newest changes; all stand in the tables."""
@@ -54,28 +52,15 @@ def trends_document(report: TrendsReport) -> Document:
     """What changed over months, and which nodes are slow."""
     followed = [one for one in report.by_newest_change if len(one.nights) >= MIN_DRAWN]
     series = [_series(one, is_drawn=number < MAX_CHARTED) for number, one in enumerate(followed)]
-    return Document(
-        title=report.title,
-        dlbench_version=report.dlbench_version,
-        as_of=report.as_of,
+    return report.document(
+        _changes(report),
+        *(one for one in series if one.level == "answer"),
+        _all_series(report),
+        *(one for one in series if one.level != "answer"),
+        nodes_section(report.nodes),
+        *_damaged(report.damaged),
+        *methods_section(report.methods),
         meta=(f"{runs_text(report.num_runs)} with figures, {report.num_without} without.",),
-        sections=(
-            _changes(report),
-            *(one for one in series if one.level == "answer"),
-            _all_series(report),
-            *(one for one in series if one.level != "answer"),
-            nodes_section(report.nodes),
-            *_damaged(report.damaged),
-            Section(
-                id="methods",
-                title="How the numbers are made",
-                facts=METHODS,
-                level="appendix",
-                are_methods=True,
-                brief=(),
-            ),
-        ),
-        data=report,
         file_prefix="trends-",
         command="dlbench history trends",
     )
@@ -85,7 +70,6 @@ def nodes_document(nodes: SlowMonths) -> Document:
     """Which nodes are slow, by month."""
     return Document(
         title="dlbench history: slow nodes",
-        dlbench_version=dlbench.__version__,
         as_of=nodes.as_of,
         sections=(nodes_section(nodes), *_damaged(nodes.damaged)),
         data=nodes,

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import dlbench
 from dlbench.history.change_points import (
     MIN_DRIFT,
     MIN_EFFECT,
@@ -24,27 +23,21 @@ from dlbench.history.store import Acknowledgement
 from dlbench.reading.hosts.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.reading.metrics import METRICS
 from dlbench.reading.sessions import MIN_SESSIONS
+from dlbench.report.document import BaseReport
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import basis_text, clean, number_text, place_text, slow_link_text
 from dlbench.stats.estimates import Estimate
-
-FORMAT = "dlbench.trends"
-VERSION = 1
 
 FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
 """Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrendsReport:
+class TrendsReport(BaseReport):
     """Everything; what the JSON of `dlbench history trends` holds."""
 
-    format: str = FORMAT
-    version: int = VERSION
-    title: str
-    as_of: str
-    """When the newest run with figures finished, UTC; empty if there is none."""
-    dlbench_version: str
+    format: str = "dlbench.trends"
+    title: str = "dlbench history: trends"
     num_runs: int
     """Runs with figures."""
     num_without: int
@@ -80,9 +73,7 @@ def trends_of(
     with_figures = [entry for entry in dated(known) if entry.group and entry.figures]
     found = trends(known, [metric for metric in METRICS if metric.name in metrics], acknowledged)
     return TrendsReport(
-        title="dlbench history: trends",
         as_of=with_figures[-1].finished if with_figures else "",
-        dlbench_version=dlbench.__version__,
         num_runs=len(with_figures),
         num_without=len(known) - len(with_figures),
         series=tuple(dataclasses.replace(one, verdict=verdict(one)) for one in found),

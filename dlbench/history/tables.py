@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import dlbench
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.report import (
     TrendsReport,
@@ -74,7 +73,6 @@ def list_document(entries: Sequence[HistoryEntry]) -> Document:
     runs: Sheet[Any] = Sheet(name="runs", title="Runs", columns=COLUMNS, rows=entries, is_shown=lambda entry: False)
     return Document(
         title="dlbench history: runs",
-        dlbench_version=dlbench.__version__,
         sections=(
             *(
                 Section(

@@ -31,7 +31,7 @@ from dlbench.records.answers.reading_rate import ReadingRate
 from dlbench.specs.base import Spec
 from dlbench.specs.problems import problem_of
 
-READING = "dlbench.node.data.reading.rate"
+READING = "dlbench.node.data.reading_rate"
 
 
 def reader_command(python: str) -> list[str]:
@@ -42,7 +42,7 @@ def reader_command(python: str) -> list[str]:
 def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     """Reads as the order says; returns when all its repeats are done.
 
-    `order`: as `dlbench.node.data.reading.rate` wants it, ready for JSON. `python`: the interpreter of the compute
+    `order`: as `dlbench.node.data.reading_rate` wants it, ready for JSON. `python`: the interpreter of the compute
     side.
     Raises `UserError`: the data set is missing or does not fit the model. `IncompleteDataError`: samples are damaged.
     `EnvironmentLacksError` or `RunError` or `KeyboardInterrupt`: as `answer_of`.

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.specs.launch import LauncherName
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.system.launch import LauncherName
 from dlbench.units import utf8_text
 
 # rank, size, local rank: names of the first set that is complete are used.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RankNumber, Spec
-from dlbench.specs.system.storage import StagingTier, Tier
+from dlbench.specs.system import StagingTier, Tier
 from dlbench.specs.workload import Staging
 
 

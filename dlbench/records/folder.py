@@ -12,8 +12,8 @@ from pathlib import Path
 from dlbench.errors import RunError, UserError, refused
 from dlbench.records.files import write_atomic
 from dlbench.sharing import share
+from dlbench.specs.files import control_character
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.yamlfile import control_character
 
 CHECKPOINT_SUFFIX = ".safetensors"
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import BlockPlan
-from dlbench.specs.memory.settings import Recompute, Swap
+from dlbench.specs.memory import BlockPlan, Chain, Recompute, Swap, TransferRates
 
 
 class RankMemory(Spec):

@@ -105,7 +105,7 @@ def _accumulation(run: Run) -> str:
 
 
 def activations(run: Run) -> str:
-    """How activations are treated, where they are not left to autograd; see `dlbench.specs.memory.settings`."""
+    """How activations are treated, where they are not left to autograd; see `dlbench.specs.memory`."""
     train = run.plan.workload.train
     if train.is_in_core:
         return ""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import dlbench
 from dlbench.report.charts.chart import Chart
-from dlbench.report.table import Datum, NamedTable, Sheet
+from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet
 from dlbench.report.wording import clean, runs_text
 
 Level = Literal["answer", "evidence", "appendix"]
@@ -166,11 +167,35 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaseReport:
+    """What every report says of itself, first in its JSON."""
+
+    format: str
+    version: int = 1
+    title: str
+    as_of: str
+    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
+    dlbench_version: str = dlbench.__version__
+
+    def document(self, *sections: Section, **more: Any) -> Document:
+        """The report ready for every format; `more` are further fields of `Document`."""
+        title, version = self.title, self.dlbench_version
+        return Document(title=title, dlbench_version=version, as_of=self.as_of, sections=sections, data=self, **more)
+
+
+def methods_section(methods: Sequence[tuple[str, str]], title: str = "How the numbers are made") -> tuple[Section, ...]:
+    """Definitions, name and text, in a section; none where there are none."""
+    facts = tuple(methods)
+    found = Section(id="methods", title=title, level="appendix", facts=facts, are_methods=True, brief=())
+    return (found,) if facts else ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Document:
     """A whole report."""
 
     title: str
-    dlbench_version: str
+    dlbench_version: str = dlbench.__version__
     meta: tuple[str, ...] = ()
     """Lines under the title: how many runs, of when."""
     as_of: str = ""
@@ -224,3 +249,59 @@ def _walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[t
         own = {**where, **(section.where or {})}
         yield section, own
         yield from _walk(section.sections, own)
+
+
+MAX_LISTED = 500
+"""Runs listed in a page, so that it stays small."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """What a report says of a run, whatever became of it; a report adds its own fields."""
+
+    run_id: str
+    group: str
+    """Id of its group; empty for runs without figures. Groups of control runs are in no report that has others."""
+    state: str
+    """valid, invalid, failed ..."""
+    failure_reason: str
+    """Why there is no figure; empty where there is one."""
+    ranks: int
+    nodes: int
+    repeat: int
+    finished: str
+    """UTC, ISO 8601; empty where it did not end."""
+    warnings: tuple[str, ...]
+
+
+def without_figures(runs: Sequence[ListedRun], damaged: Sequence[str]) -> tuple[Section, ...]:
+    """Runs that yield no figure, each with the reason, and damaged files; none where there is neither."""
+    if not (runs or damaged):
+        return ()
+    columns: tuple[Column[ListedRun], ...] = (
+        Column("", "Run", lambda run: run.run_id),
+        Column("", "State", lambda run: run.state),
+        Column("", "Ranks", lambda run: run.ranks),
+        Column("", "Why", lambda run: run.failure_reason),
+    )
+    title = "Excluded runs"
+    sheet = Sheet(
+        name="without-figures", title=title, columns=columns, rows=runs, is_sortable=True, max_rows=MAX_LISTED
+    )
+    listed = (f"- {run.run_id}: {run.state}: {run.failure_reason}" for run in runs)
+    return (
+        Section(
+            id="without-figures",
+            title=title,
+            headline=f"{runs_text(len(runs))} in no figure, each with the reason" if runs else "damaged files",
+            level="appendix",
+            marks=tuple(Mark(severity="serious", label="Damaged", text=line) for line in damaged),
+            sheets=(sheet,),
+            brief=(f"{runs_text(len(runs))} excluded:", *listed) if runs else (),
+        ),
+    )
+
+
+def warnings_cell(texts: tuple[str, ...]) -> Cell:
+    """How many warnings a run has; the texts behind the number."""
+    return Cell(str(len(texts) or "none"), items=texts, number=len(texts))

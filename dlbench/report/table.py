@@ -362,7 +362,7 @@ def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
 
 
 def text_sheet(
-    name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
+    name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[Value]], caption: str = ""
 ) -> Sheet[Any]:
     """A table of ready texts, for people only."""
     columns: tuple[Column[Any], ...] = tuple(

@@ -30,7 +30,7 @@ from typing import Any
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.machine.cuda_parts import Nvcc, find_cuda_parts
 from dlbench.setup.horovod_patches import PATCHES
-from dlbench.specs.user_cache import cache_folder
+from dlbench.specs.files import cache_folder
 from dlbench.units import format_seconds
 
 VERSION = "0.28.1"

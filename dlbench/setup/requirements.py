@@ -18,10 +18,10 @@ from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.setup.probes import ASK_HOROVOD, ask
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.files import kept
 from dlbench.specs.horovod_build import HorovodBuild
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.specs.system.system import SystemSpec
-from dlbench.specs.user_cache import kept
+from dlbench.specs.system import SystemSpec
 
 _REMEDIES = {
     "torch": "pip install 'dlbench[node]'",

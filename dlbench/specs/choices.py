@@ -11,20 +11,17 @@ from pydantic import Field
 
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Name, Ranks, Spec, size_in_bytes
+from dlbench.specs.container import with_digest, with_image
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.fault import FaultSpec
-from dlbench.specs.keys import keys_of
+from dlbench.specs.files import find, read_yaml
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
-from dlbench.specs.resolve import find
+from dlbench.specs.problems import keys_of
 from dlbench.specs.sync import SyncSpec, read_fusion
-from dlbench.specs.system.container_image import with_image
-from dlbench.specs.system.image import with_digest
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
-from dlbench.specs.watch import WatchSpec
+from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.specs.workload import DataSpec, ModelSpec, Workload
-from dlbench.specs.yamlfile import read_yaml
 
 _NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""

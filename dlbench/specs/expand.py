@@ -13,17 +13,28 @@ from pydantic import ValidationError
 import dlbench
 from dlbench import bundled
 from dlbench.errors import UserError
-from dlbench.specs.ab_sides import in_order, refuse_equal, refuse_other_options, refuse_uneven
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes
 from dlbench.specs.engine import EngineSpec
+from dlbench.specs.files import find
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import Request
-from dlbench.specs.resolve import find
-from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
-from dlbench.specs.system.system import SystemSpec
-from dlbench.specs.variants import apart_problem, arranged, option_of
+from dlbench.specs.series import (
+    Counts,
+    apart_problem,
+    arranged,
+    in_order,
+    interleaved,
+    option_of,
+    refuse_equal,
+    refuse_other_options,
+    refuse_too_many,
+    refuse_uneven,
+    series_name,
+    shown_count,
+)
+from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 
 

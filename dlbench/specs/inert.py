@@ -65,11 +65,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     ("system.launch.oversubscribe_yield", lambda plan: plan.system.launch.by_mpi, "only MPI launchers read it"),
     *(
-        (
-            key,
-            lambda plan: not plan.engine.autotunes,
-            "engine.horovod.autotune searches fusion and cycle time itself",
-        )
+        (key, lambda plan: not plan.engine.autotunes, "engine.horovod.autotune searches fusion and cycle time itself")
         for key in ("sync.fusion", "engine.horovod.cycle_time_ms")
     ),
     ("engine.horovod.autotune_", lambda plan: plan.engine.horovod.autotune, "only engine.horovod.autotune reads it"),

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import UserError, close_names
 from dlbench.specs.engine import key_for_name
-from dlbench.specs.keys import keys_of
-from dlbench.specs.problems import Problem, problem_of
+from dlbench.specs.problems import Problem, keys_of, problem_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -12,11 +12,10 @@ from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, Ranks, Repeats, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.fault import FaultSpec
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, goal_problem
-from dlbench.specs.watch import WatchSpec
+from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.specs.workload import Workload
 from dlbench.units import exact_bytes
 

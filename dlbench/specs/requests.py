@@ -9,8 +9,8 @@ from typing import Literal
 
 from dlbench.errors import UserError
 from dlbench.specs.base import MAX_TAG_VALUE
+from dlbench.specs.files import parse_yaml
 from dlbench.specs.plan import AxisValue, Side
-from dlbench.specs.yamlfile import parse_yaml
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")

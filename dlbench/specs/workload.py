@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, Name, Spec
-from dlbench.specs.system.storage import StagingTier
+from dlbench.specs.system import StagingTier
 from dlbench.specs.training import QualitySpec, TrainSpec
 
 MemoryFormat = Literal["contiguous", "channels-last"]

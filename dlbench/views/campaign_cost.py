@@ -12,8 +12,7 @@ import dlbench
 from dlbench.reading.sessions import wall_s
 from dlbench.records.job.accounting import RunAccounting
 from dlbench.records.scan import Run
-from dlbench.report.document import Document, Section
-from dlbench.report.runs import MAX_LISTED
+from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, drop_empty_columns
 from dlbench.report.wording import number_text, optional, percent, runs_text
 from dlbench.views.model import Report

@@ -42,7 +42,7 @@ from dlbench.report.wording import (
     value_text,
 )
 from dlbench.specs.plan import Variant
-from dlbench.specs.variants import MIN_WATCH_REPEATS
+from dlbench.specs.series import MIN_WATCH_REPEATS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.stats.verdicts import Placed, placed

@@ -26,7 +26,7 @@ from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ra
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_number
 from dlbench.views.model import Group
-from dlbench.views.telemetry.view import not_sampled
+from dlbench.views.telemetry import not_sampled
 from dlbench.views.view import GroupSource, GroupView, place_of
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, remark
-from dlbench.views.assemble import assemble
 from dlbench.views.model import Report
 from dlbench.views.quality.view import QualityView
+from dlbench.views.scaling_report import assemble
 from dlbench.views.time_to_train import Asked, TimeToTrainView
 from dlbench.views.view import Views
 

@@ -23,7 +23,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, points, ranks_text
 from dlbench.specs.base import Count, Fraction, Name, Precision, Spec
-from dlbench.specs.yamlfile import read_yaml
+from dlbench.specs.files import read_yaml
 from dlbench.views.model import Group
 from dlbench.views.next_step import most_ranks, rank_counts, second_rank
 from dlbench.views.scaling_laws import MIN_POINTS, TEXTS, ForecastPoint, Law, LawPoint, efficiency_at, forecasts, law_of

@@ -24,7 +24,7 @@ class HistoryView(ReportView):
     key = "history"
 
     def numbers(self, source: ReportSource) -> TrendsReport | None:
-        return source.history
+        return source.history if isinstance(source.history, TrendsReport) else None
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         found = report.of(TrendsReport)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlbench.reading.scaling import Group
 from dlbench.records.record import LayerMacs
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, RowKind, Sheet
+from dlbench.report.table import Cell, Column, RowKind, Sheet, column, columns_of
 from dlbench.report.wording import percent
 from dlbench.units import format_number
 from dlbench.views.model import Report
@@ -91,13 +91,21 @@ def _headline(found: Sequence[LayerTable]) -> str:
     return f"largest: {name[:40]} of {network[:30]}, {percent(share, 0)} of its MACs"
 
 
+def macs_cell(macs: int) -> Cell:
+    """E.g. ``4.1 GMAC``."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if macs >= factor:
+            return Cell(f"{format_number(macs / factor)} {unit}MAC", number=macs)
+    return Cell(f"{macs} MAC", number=macs)
+
+
 @dataclass(frozen=True)
 class _Row:
     """A layer, or several together."""
 
-    name: str
-    kind: str
-    macs: int
+    name: str = field(metadata=column("Layer", "layer", limit=200))
+    kind: str = field(metadata=column("Kind", limit=80))
+    macs: int = field(metadata=column("MACs per sample", "macs_per_sample", text=macs_cell))
     is_layer: bool = True
     is_shown: bool = True
     role: RowKind = ""
@@ -113,11 +121,9 @@ def _sheet(found: LayerTable) -> Sheet[_Row]:
     if others:
         rows.append(_Row(f"{len(others)} others", "", sum(layer.macs for layer in others), is_layer=False))
     rows.append(_Row(f"sum: {len(ordered)} layers", "", found.macs, is_layer=False, role="sum"))
-    columns: tuple[Column[_Row], ...] = (
+    columns = (
         Column("network", "", lambda row: found.title),
-        Column("layer", "Layer", lambda row: row.name, limit=200),
-        Column("kind", "Kind", lambda row: row.kind, limit=80),
-        Column("macs_per_sample", "MACs per sample", lambda row: row.macs, _macs),
+        *columns_of(_Row),
         Column("share", "Share", lambda row: row.macs / found.macs if found.macs else 0.0, unit="fraction"),
     )
     return Sheet(
@@ -130,10 +136,3 @@ def _sheet(found: LayerTable) -> Sheet[_Row]:
         kind=lambda row: row.role,
         is_folded=True,
     )
-
-
-def _macs(row: _Row) -> Cell:
-    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if row.macs >= factor:
-            return Cell(f"{format_number(row.macs / factor)} {unit}MAC", number=row.macs)
-    return Cell(f"{row.macs} MAC", number=row.macs)

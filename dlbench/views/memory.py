@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from dlbench.reading import scaling
 from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
@@ -15,17 +14,18 @@ from dlbench.reading.table import RunTable
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import INK, MEASURED, WIDE
+from dlbench.report.charts.shapes import Axis, figure_row, intervals
+from dlbench.report.charts.style import MEASURED, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
-from dlbench.report.wording import place_text, runs_text
+from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
+from dlbench.report.wording import runs_text
 from dlbench.report.wording import value_text as figure_value
 from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import Group
-from dlbench.views.view import GroupSource, GroupView
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 MAX_BATCHES = 40
 _FP32_BYTES = 4
@@ -42,24 +42,25 @@ def ended_without_memory(why: str) -> bool:
     return _NO_MEMORY.search(why) is not None
 
 
-_GPU_USED = re.compile(r"gpu\.\d+\.memory_used_bytes")
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryPoint:
     """One rank count."""
 
     ranks: int
     nodes: int
-    peak: Estimate
+    peak: Estimate = field(metadata=column("Resident in a rank at most", "peak_bytes", is_brief=True))
     """Bytes of the rank that held most, median over runs: allocated on its GPU, or resident on a CPU."""
-    reserved: Estimate | None
+    reserved: Estimate | None = field(
+        metadata=column("With torch's cache", "reserved_bytes", missing="not recorded", has_interval=False)
+    )
     """Most that torch held of a GPU's memory, its cache included, where ranks compute on GPUs."""
-    resident: Estimate | None
+    resident: Estimate | None = field(
+        metadata=column("Resident in its process", "resident_bytes", missing="not recorded", has_interval=False)
+    )
     """Peak resident bytes of a rank's process, where ranks compute on GPUs and records hold it."""
-    gpu_used_bytes: float | None
+    gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
     """Highest sample of a GPU's used memory in the measured window, with what else was on it."""
-    host_used_bytes: float | None
+    host_used_bytes: float | None = field(metadata=column("Used on a node", missing="not sampled", unit="bytes"))
     """Highest sample of a node's used memory, whatever used it."""
 
 
@@ -67,16 +68,20 @@ class MemoryPoint:
 class BatchMemory:
     """All runs of one workload, preset and device with one batch and precision, at any rank count."""
 
-    batch: int
+    batch: int = field(metadata=column("Batch per rank", "batch_per_rank", unit="samples"))
     """Samples per rank and step."""
-    parts: int
+    parts: int = field(metadata=column("Parts"))
     """Parts in which a batch is computed."""
-    precision: str
-    peak_bytes: int | None
+    precision: str = field(metadata=column("Precision"))
+    peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))
     """Of the rank that held most, over all runs with figures; None where none has any."""
-    num_runs: int
+    num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))
     """Runs with figures."""
-    num_without_memory: int
+    num_without_memory: int = field(
+        metadata=column(
+            "Ended without memory", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"
+        )
+    )
     """Runs that ended because memory was used up, by their own words."""
 
 
@@ -139,8 +144,8 @@ def _point(
         peak=peak,
         reserved=estimate(lambda rank: rank.peak_reserved_bytes or None),
         resident=estimate(lambda rank: rank.peak_resident_bytes) if on_gpu else None,
-        gpu_used_bytes=_highest(reading, lambda name: _GPU_USED.fullmatch(name) is not None) if on_gpu else None,
-        host_used_bytes=_highest(reading, lambda name: name == "host.memory_used_bytes"),
+        gpu_used_bytes=_highest(reading, r"gpu\.\d+\.memory_used_bytes") if on_gpu else None,
+        host_used_bytes=_highest(reading, r"host\.memory_used_bytes"),
     )
 
 
@@ -153,11 +158,10 @@ def _most(ranks: Iterable[RankResult], of: Callable[[RankResult], int | None]) -
     return max((value for rank in ranks if (value := of(rank)) is not None), default=None)
 
 
-def _highest(reading: MachineReading | None, wanted: Callable[[str], bool]) -> float | None:
-    nodes = () if reading is None else reading.nodes
-    return max(
-        (summary.highest for node in nodes for name, summary in node.fields.items() if wanted(name)), default=None
-    )
+def _highest(reading: MachineReading | None, name: str) -> float | None:
+    """`name`: a pattern."""
+    fields = [field for node in (reading.nodes if reading else ()) for field in node.fields.items()]
+    return max((summary.highest for field, summary in fields if re.fullmatch(name, field)), default=None)
 
 
 def batch_memory(group: scaling.Group, table: RunTable) -> tuple[BatchMemory, ...]:
@@ -240,47 +244,20 @@ BATCHES_CAPTION = "All runs of this network, preset, engine and system; the high
 def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     """Memory of the ranks, and of their nodes, by rank count."""
     on_gpu = found.on_gpu
-    columns: tuple[Column[MemoryPoint], ...] = (
-        Column("", "At", lambda point: place_text(point.ranks, point.nodes), is_brief=True),
-        Column("ranks", "", lambda point: point.ranks),
-        Column("nodes", "", lambda point: point.nodes),
-        Column(
-            "peak_bytes",
-            "Allocated on a GPU at most" if on_gpu else "Resident in a rank at most",
-            lambda point: point.peak,
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("runs", "", lambda point: point.peak.n),
-        Column("peak_of", "", lambda point: "GPU" if on_gpu else "process"),
-        Column(
-            "reserved_bytes",
-            "With torch's cache" if on_gpu else "",
-            lambda point: point.reserved,
-            lambda point: _or_not(point.reserved, "not recorded"),
-        ),
-        Column(
-            "resident_bytes",
-            "Resident in its process" if on_gpu else "",
-            lambda point: point.resident,
-            lambda point: _or_not(point.resident, "not recorded"),
-        ),
-        Column(
+    columns = (
+        *place_columns(),
+        *columns_of(
+            MemoryPoint,
+            "peak",
+            "runs=peak.n",
+            Column("peak_of", "", lambda point: "GPU" if on_gpu else "process"),
+            "reserved",
+            "resident",
             "gpu_used_bytes",
-            "Used on a GPU" if on_gpu else "",
-            lambda point: point.gpu_used_bytes,
-            lambda point: _or_not(point.gpu_used_bytes, "not sampled"),
-            unit="bytes",
-        ),
-        Column(
             "host_used_bytes",
-            "Used on a node",
-            lambda point: point.host_used_bytes,
-            lambda point: _or_not(point.host_used_bytes, "not sampled"),
-            unit="bytes",
+            titles={"peak_bytes": "Allocated on a GPU at most"} if on_gpu else {},
         ),
-        Column("model_bytes", "", lambda point: found.model_bytes),
-        Column("gradient_bytes", "", lambda point: found.gradient_bytes),
+        *columns_of(Memory, "model_bytes", "gradient_bytes", of=lambda point: found),
     )
     allocator = "Allocated: by torch's allocator, without its cache and the CUDA context."
     return Sheet(
@@ -293,29 +270,12 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     )
 
 
-def _or_not(value: Estimate | float | None, why: str) -> Estimate | float | Cell:
-    return Cell(why) if value is None else value
-
-
 def batches_sheet(batches: Sequence[BatchMemory]) -> Sheet[BatchMemory]:
     """Which batches fitted, in which precision."""
-    columns: tuple[Column[BatchMemory], ...] = (
-        Column("batch_per_rank", "Batch per rank", lambda batch: batch.batch, unit="samples"),
-        Column("parts", "Parts", lambda batch: batch.parts),
-        Column("precision", "Precision", lambda batch: batch.precision),
-        Column("peak_bytes", "Peak of a rank", lambda batch: batch.peak_bytes, unit="bytes"),
-        Column("runs", "Runs", lambda batch: batch.num_runs, lambda batch: runs_text(batch.num_runs)),
-        Column(
-            "runs_without_memory",
-            "Ended without memory",
-            lambda batch: batch.num_without_memory,
-            lambda batch: runs_text(batch.num_without_memory) if batch.num_without_memory else "none",
-        ),
-    )
     return Sheet(
         name="memory-batches",
         title="Memory by batch and precision",
-        columns=columns,
+        columns=columns_of(BatchMemory),
         rows=batches,
         caption=BATCHES_CAPTION,
         is_drawn=sum(bool(batch.peak_bytes) for batch in batches) > 1,
@@ -330,9 +290,7 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
         rows: Rows = [
             {
                 "at": f"batch {batch.batch}, {batch.precision}" + (f", {batch.parts} parts" if batch.parts > 1 else ""),
-                "bytes": peak,
-                "low": None,
-                "high": None,
+                "value": peak / 2**30,
                 "shown": format_bytes(peak),
             }
             for batch, peak in batches
@@ -340,22 +298,16 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
     else:
         what, title, table = "rank count", "Peak memory of a rank", points_sheet(found).to_display(brief=True)
         rows = [
-            {
-                "at": place_text(point.ranks, point.nodes),
-                "bytes": point.peak.value,
-                "low": point.peak.low,
-                "high": point.peak.high,
-                "shown": figure_value(point.peak),
-            }
+            {**figure_row(point.peak, 1 / 2**30), "at": place_of(point), "shown": figure_value(point.peak)}
             for point in found.points
         ]
-    if not any(row["bytes"] for row in rows):
+    if not any(row["value"] for row in rows):
         return []
     held = "allocated on a GPU" if found.on_gpu else "resident in a rank"
     words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
     return [
         finish(
-            _bars(rows, f"GiB {held}"),
+            intervals(rows, Axis(f"GiB {held}"), MEASURED, {"at": "at", "shown": "peak"}, limit=220),
             group,
             name="memory",
             title=title,
@@ -366,26 +318,6 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
     ]
 
 
-def _bars(rows: Rows, title: str) -> Any:
-    """An altair chart of bytes with their intervals."""
-    import altair as alt
-
-    for row in rows:
-        for key in ("bytes", "low", "high"):
-            row[key] = None if row[key] is None else row[key] / 2**30
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        y=alt.Y("at:N", title=None, sort=[row["at"] for row in rows]).axis(labelLimit=220)
-    )
-    bars = base.mark_bar(height={"band": 0.72}, color=MEASURED).encode(
-        x=alt.X("bytes:Q", title=title).axis(tickCount=5, format=".4~g"),
-        tooltip=[alt.Tooltip("at:N", title="at"), alt.Tooltip("shown:N", title="peak")],
-    )
-    layers = [bars]
-    if any(row["low"] is not None and row["low"] != row["high"] for row in rows):
-        layers.append(base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"))
-    return alt.layer(*layers)
-
-
 class MemoryView(GroupView):
     """Memory of ranks and nodes."""
 
@@ -394,11 +326,9 @@ class MemoryView(GroupView):
     key = "memory"
 
     def numbers(self, source: GroupSource) -> Memory | None:
-        """By rank count, and by batch."""
         return memory(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """By rank count, and by batch and precision where several ran."""
         found = group.of(Memory)
         if found is None:
             return None
@@ -406,16 +336,15 @@ class MemoryView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            headline=_peak(found),
+            headline=_headline(found),
             notes=(found.limit, *found.notes),
             charts=lambda: memory_charts(group, found),
             sheets=(points_sheet(found), *by_batch),
         )
 
 
-def _peak(found: Memory) -> str:
-    """What the largest point needs."""
+def _headline(found: Memory) -> str:
     last = found.points[-1]
     on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
     of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
-    return f"{place_text(last.ranks, last.nodes)}: {figure_value(last.peak)} {on}{of}"
+    return f"{place_of(last)}: {figure_value(last.peak)} {on}{of}"

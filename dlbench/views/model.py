@@ -11,15 +11,13 @@ from typing import Literal, TypeVar
 
 from dlbench.reading.comparability import Condition
 from dlbench.reading.doubts import Doubt
+from dlbench.reading.environments import Difference
 from dlbench.reading.scaling import Point
-from dlbench.report.document import Missing
+from dlbench.report.document import BaseReport, ListedRun, Missing
 from dlbench.report.formats.json import INLINE
 from dlbench.views.controls import Controls
 
 N = TypeVar("N")
-
-FORMAT = "dlbench.report"
-VERSION = 1
 
 
 class HasViews:
@@ -98,15 +96,9 @@ class Group(HasViews):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRow:
-    """One run, whatever became of it."""
+class RunRow(ListedRun):
+    """One run of training."""
 
-    run_id: str
-    group: str
-    """Id of its group; empty for runs without figures. Groups of control runs are in no report that has others."""
-    state: str
-    story: str
-    """Why there is no figure; empty where there is one."""
     workload: str
     preset: str
     engine: str
@@ -115,13 +107,10 @@ class RunRow:
     batch_per_rank: int
     scaling: str
     series: str
-    repeat: int
     variant: str
     """`plain`, or what was taken away: a control run."""
     side: str
     """Of a paired comparison, whose runs are control runs, too; empty: none."""
-    ranks: int
-    nodes: int
     sample_unit: str
     steps: int | None
     throughput: float | None
@@ -129,8 +118,6 @@ class RunRow:
     step_median_s: float | None
     step_p95_s: float | None
     step_cv: float | None
-    finished: str
-    warnings: tuple[str, ...]
     goal: str
     """`throughput`, or `target` and its value."""
     reached: bool | None
@@ -141,34 +128,19 @@ class RunRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentDifference:
-    """A key of the environment with more than one value among the runs."""
-
-    key: str
-    values: tuple[tuple[str, tuple[str, ...]], ...]
-    expected: bool
-    """Whether it names the job or the place in it, and so differs by nature."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Environment:
     """What the runs ran in."""
 
     common: tuple[tuple[str, str], ...]
-    differences: tuple[EnvironmentDifference, ...]
+    differences: tuple[Difference, ...]
     num_runs: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(HasViews):
+class Report(BaseReport, HasViews):
     """Everything."""
 
-    format: str = FORMAT
-    version: int = VERSION
-    title: str
-    as_of: str
-    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
-    dlbench_version: str
+    format: str = "dlbench.report"
     notices: tuple[str, ...]
     groups: tuple[Group, ...]
     """Results: of control runs only where there are no others."""

@@ -13,7 +13,7 @@ ratio is taken (appendix A.1 there). A run that is left out because its own rati
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.reading import scaling
@@ -21,8 +21,8 @@ from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.record import NoiseScale
 from dlbench.report.document import Section
-from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import figure_text, percent, place_text, repeat_text, runs_text, times_value
+from dlbench.report.table import Column, Sheet, column, columns_of
+from dlbench.report.wording import figure_text, percent, repeat_text, runs_text, times_value
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdicts import placed
@@ -43,14 +43,14 @@ class NoisePoint:
 
     ranks: int
     nodes: int
-    global_batch: int
-    noise_scale: Estimate | None
+    global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
+    noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples", is_brief=True))
     """Samples: the global batch over `share`; None where that is not known to be above 0."""
-    share: Estimate | None
+    share: Estimate | None = field(metadata=column("Batch / noise scale", "batch_over_noise_scale", is_brief=True))
     """Global batch over noise scale (ratio of means over runs); None where it is not above 0."""
     advice: str
     """What that means for a larger batch, or why it is not known, in words."""
-    basis: str
+    basis: str = field(metadata=column("From", ""))
     """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
 
 
@@ -100,7 +100,7 @@ def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate |
 
 
 def _advice_text(share: Estimate | None, num_runs: int) -> str:
-    """Args: the share, and the runs that looked for the noise scale."""
+    """`num_runs`: those that looked for the noise scale."""
     found = advice(share)
     if share is None:
         return (
@@ -134,10 +134,8 @@ def advice(share: Estimate | None) -> Advice:
     if share is None:
         return "unknown"
     where = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
-    if where in ("undecided", "insufficient"):
-        return where
     found: dict[str, Advice] = {"below": "pays", "within": "balanced", "above": "wasteful"}
-    return found[where]
+    return where if where in ("undecided", "insufficient") else found[where]
 
 
 def doubled_batch(share: float) -> tuple[float, float]:
@@ -149,23 +147,6 @@ def doubled_batch(share: float) -> tuple[float, float]:
 
 
 CAPTION = "A guide: it supposes a learning rate tuned to each batch."
-
-COLUMNS: tuple[Column[NoisePoint], ...] = (
-    *place_columns(),
-    Column("global_batch", "Global batch", lambda point: point.global_batch, unit="samples", is_brief=True),
-    Column(
-        "noise_scale_samples", "Noise scale, samples", lambda point: point.noise_scale, has_interval=True, is_brief=True
-    ),
-    Column(
-        "batch_over_noise_scale",
-        "Batch / noise scale",
-        lambda point: point.share,
-        has_interval=True,
-        is_brief=True,
-    ),
-    Column("", "From", lambda point: point.basis),
-    Column("", "What that means", lambda point: point.advice),
-)
 
 
 class NoiseView(GroupView):
@@ -185,12 +166,16 @@ class NoiseView(GroupView):
         sheet = Sheet(
             name="noise",
             title="Noise scale and global batch",
-            columns=COLUMNS,
+            columns=(
+                *place_columns(),
+                *columns_of(NoisePoint),
+                Column("", "What that means", lambda point: point.advice),
+            ),
             rows=points,
             caption=CAPTION,
             in_terminal=True,
         )
-        advice = tuple(f"At {place_text(point.ranks, point.nodes)}: {point.advice}." for point in points)
+        advice = tuple(f"At {place_of(point)}: {point.advice}." for point in points)
         return Section(id=self.id, title=self.title, headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
 
     def remedy(self, group: Group) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.report.document import Section
-from dlbench.report.runs import MAX_LISTED, warnings_cell, without_figures
+from dlbench.reading.environments import Difference
+from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
 from dlbench.report.table import Column, Sheet, drop_empty_columns
 from dlbench.report.wording import runs_text
-from dlbench.views.model import EnvironmentDifference, Report, RunRow
+from dlbench.views.model import Report, RunRow
 from dlbench.views.view import ReportView
 
 CAPTION = "Scatter: standard deviation of step times over their mean."
@@ -55,7 +55,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
         Column("step_p95_s", "Step, p95", lambda run: run.step_p95_s, unit="s"),
         Column("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction"),
         Column("finished", "", lambda run: run.finished),
-        Column("story", "", lambda run: run.story),
+        Column("failure_reason", "", lambda run: run.failure_reason),
         Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
         Column("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
         Column("goal", "", lambda run: run.goal),
@@ -121,7 +121,7 @@ class EnvironmentView(ReportView):
         return (Section(id=self.id, title=self.title, headline=finding, sheets=tuple(sheets)),)
 
 
-def _settings(items: list[EnvironmentDifference], mark: str) -> list[_Setting]:
+def _settings(items: list[Difference], mark: str) -> list[_Setting]:
     return [
         _Setting(item.key + ("" if item.expected else mark), value, str(len(ids)))
         for item in items

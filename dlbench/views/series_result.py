@@ -16,12 +16,12 @@ from dlbench.report.document import Document, Mark, Section, remark
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, place_text, reached_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.view import QualityView
 from dlbench.views.scaling import loss_text
+from dlbench.views.scaling_report import assemble
 from dlbench.views.view import Views
 
 VIEWS = Views(group=(QualityView(), CausesView()))

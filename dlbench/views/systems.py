@@ -15,7 +15,7 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet
 from dlbench.report.wording import runs_text
-from dlbench.specs.system.container import ContainerSpec
+from dlbench.specs.container import ContainerSpec
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
@@ -18,15 +18,15 @@ from dlbench.costs.utilisation import TERA, datasheet_peak, model_flops_utilisat
 from dlbench.reading import scaling
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
-from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import place_text, value_text
+from dlbench.report.table import Column, Sheet, column, columns_of
+from dlbench.report.wording import value_text
 from dlbench.specs.base import Count, Name, Positive, Precision, Spec
+from dlbench.specs.files import read_yaml
 from dlbench.specs.workload import TextData
-from dlbench.specs.yamlfile import read_yaml
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
 from dlbench.views.model import Group
-from dlbench.views.view import GroupSource, GroupView, place_columns
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
 
@@ -72,7 +72,7 @@ class UtilisationPoint:
     """Model FLOPs per second and rank, `TFLOP/s/rank`; None where a sample's FLOPs are not known."""
     peak_tflops: float | None
     """Of one rank."""
-    mfu: Estimate | None
+    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))
     """Model FLOPs utilisation (fraction); None without a peak."""
 
 
@@ -236,15 +236,17 @@ class RateFile(Spec):
 class PublishedRate:
     """A published figure, and what was measured on as many of the same cards."""
 
-    gpus: int
+    gpus: int = field(metadata=column("GPUs", is_brief=True))
     device: str
     published: float
     """Samples a second and GPU."""
-    measured: Estimate
+    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s", is_brief=True))
     """The same, here."""
-    ratio: Estimate
+    ratio: Estimate = field(metadata=column("Here / published", is_brief=True))
     """Measured over published."""
-    differences: tuple[str, ...]
+    differences: tuple[str, ...] = field(
+        metadata=column("What differs", value=lambda found: ", ".join(found) or "nothing known")
+    )
     """What the two do otherwise."""
     source: str
     address: str
@@ -259,9 +261,7 @@ def published_rates() -> RateFile:
 def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[PublishedRate, ...]:
     """The published figures of the group's network and precision on its card, for every point with as many GPUs.
 
-    Args:
-        group: comparable runs.
-        file: figures; None: the bundled ones.
+    `file`: None: the bundled figures.
     """
     found = published_rates() if file is None else file
     sources = {one.id: one for one in found.sources}
@@ -314,11 +314,10 @@ def _differences(run: Run, rate: Rate) -> list[str]:
         ("parts of an update", rate.parts, parts),
         ("data", rate.data, "synthetic" if workload.data.is_synthetic else "real"),
     ]
-    if len(rate.precision) == 1 or workload.train.precision == "fp16":
-        precision = []
-    else:
-        precision = [f"16-bit format ({workload.train.precision} here)"]
-    return [f"{what} ({theirs} there, {mine} here)" for what, theirs, mine in asked if theirs != mine] + precision
+    found = [f"{what} ({theirs} there, {mine} here)" for what, theirs, mine in asked if theirs != mine]
+    if len(rate.precision) > 1 and workload.train.precision != "fp16":
+        found.append(f"16-bit format ({workload.train.precision} here)")
+    return found
 
 
 class UtilisationView(GroupView):
@@ -349,14 +348,15 @@ def _sheets(found: Utilisation) -> tuple[Sheet[Any], ...]:
 
 
 def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
-    columns: tuple[Column[PublishedRate], ...] = (
-        Column("gpus", "GPUs", lambda rate: rate.gpus, is_brief=True),
+    columns = columns_of(
+        PublishedRate,
+        "gpus",
         Column("published_per_gpu_s", "Published per GPU", lambda rate: rate.published, _rate_text, is_brief=True),
-        Column("measured_per_gpu_s", "Here per GPU", lambda rate: rate.measured, has_interval=True, is_brief=True),
-        Column("ratio", "Here / published", lambda rate: rate.ratio, has_interval=True, is_brief=True),
-        Column("differences", "What differs", lambda rate: ", ".join(rate.differences) or "nothing known"),
+        "measured",
+        "ratio",
+        "differences",
         Column("source", "Source", lambda rate: rate.source, lambda rate: f"{rate.source}, {rate.address}"),
-        Column("address", "", lambda rate: rate.address),
+        "address",
     )
     return Sheet(
         name="published_rates",
@@ -381,7 +381,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
         Column("throughput_per_s", "", lambda point: point.throughput),
         Column(
             "tflops_per_rank",
-            f"Model {unit} per rank" if found.training_flops_per_sample else "",
+            f"Model {unit} per rank",
             lambda point: point.achieved,
             lambda point: point.achieved and point.achieved.scaled(factor),
             has_interval=True,
@@ -395,7 +395,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
             unit="TFLOP/s/rank",
             is_brief=True,
         ),
-        Column("mfu", "MFU" if has_mfu else "", lambda point: point.mfu, has_interval=True, is_brief=True),
+        *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
     return Sheet(
         name="utilisation",
@@ -411,7 +411,7 @@ def _headline(found: Utilisation) -> str:
     if last.mfu is not None:
         beside = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
         padding = f"; {found.padding}" if found.padding else ""
-        return f"MFU {value_text(last.mfu)} at {place_text(last.ranks, last.nodes)}{beside}{padding}"
+        return f"MFU {value_text(last.mfu)} at {place_of(last)}{beside}{padding}"
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"

@@ -1,7 +1,7 @@
 """What a view of the scaling report is: a subject shown for each group of runs, or once for the whole report.
 
 A view computes numbers (dataclasses, no text), and its class below makes a `Section` of them. It is listed in
-`dlbench.views.registry`, and nowhere else.
+`dlbench.views.scaling_report`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_type_hints
 
-from dlbench.history.report import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
-from dlbench.report.document import Level, Missing, Section
+from dlbench.report.document import BaseReport, Level, Missing, Section
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
@@ -50,7 +49,7 @@ class ReportSource:
     """All groups, those of control runs too."""
     results: Sequence[scaling.Group]
     """The groups that the report shows."""
-    history: TrendsReport | None
+    history: BaseReport | None
     """What changed over months; None where the report is made without a history."""
 
 

@@ -26,8 +26,7 @@ from dlbench.jobs.box.box import Box, check_requirements
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
-from dlbench.setup.image.pack import pack
-from dlbench.setup.image.survey import survey
+from dlbench.setup.image import pack, survey
 from tests.bench.figures import Figure
 from tests.support.paths import ROOT
 

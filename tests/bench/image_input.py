@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.making.image_recipes import PackRecipe, PhotoRecipe
 from dlbench.datasets.making.production import produce
-from dlbench.node.data.images import open_images
-from dlbench.node.data.jpeg import Box, crop_box, resize
+from dlbench.node.data.images import Box, crop_box, open_images, resize
 from dlbench.node.data.reader import BatchReader
 from dlbench.specs.workload import ResNetModel
 from tests.bench.figures import Figure, median_interval

@@ -29,12 +29,11 @@ from dlbench.datasets.making.image_recipes import PhotoRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.volumes import index_density
 from dlbench.node.data.density import VolumeReader, network_input
-from dlbench.node.data.images import open_images
-from dlbench.node.data.jpeg import decode_factor, resize, scaled_box, training_crop
+from dlbench.node.data.images import decode_factor, open_images, resize, scaled_box, training_crop
 from dlbench.node.data.loader import LoadedSource
+from dlbench.node.data.loader_transport import MadeSlots
 from dlbench.node.data.reader import BatchReader, SampleReader
 from dlbench.node.data.sharding import ShardedOrder
-from dlbench.node.data.slots import MadeSlots
 from dlbench.node.models.build import MEAN, STD
 from dlbench.specs.workload import ResNetModel
 from tests.bench.figures import Figure

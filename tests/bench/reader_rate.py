@@ -32,8 +32,7 @@ from dlbench.datasets.making.image_recipes import PackRecipe, PhotoRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.volumes import index_density
 from dlbench.node.data.density import VolumeReader, network_input
-from dlbench.node.data.images import open_images
-from dlbench.node.data.jpeg import training_image
+from dlbench.node.data.images import open_images, training_image
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BatchReader, SampleReader
 from dlbench.node.data.sharding import ShardedOrder

@@ -190,12 +190,10 @@ def _epochs(
 ) -> tuple[float, float]:
     """Seconds of an epoch, and of the audit in it."""
     from dlbench.node.data.loader import LoadedSource
-    from dlbench.node.data.sharding import ShardedOrder
-    from dlbench.node.data.shuffling.audit import ReadAudit
-    from dlbench.node.data.shuffling.awaiting import AwaitingReader
-    from dlbench.node.data.shuffling.exchange import SampleExchange
-    from dlbench.node.data.shuffling.order import HeldOrder
-    from dlbench.node.data.staged import HeldReader
+    from dlbench.node.data.read_audit import ReadAudit
+    from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange
+    from dlbench.node.data.sharding import HeldOrder, ShardedOrder
+    from dlbench.node.data.staging import HeldReader
 
     store = SampleStore(staged.with_name(f"now-{rank}"))
     exchange = None

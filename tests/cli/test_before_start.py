@@ -10,14 +10,14 @@ import click
 import pytest
 
 from dlbench.cli import cli
-from dlbench.cli.ending import GUESSES, ending_of
 from dlbench.cli.options import expand_request
+from dlbench.cli.streams import GUESSES, ending_of
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs import local
 from dlbench.specs.choices import Choices, WorkloadFile, choose
-from dlbench.specs.keys import keys_of
+from dlbench.specs.files import find
+from dlbench.specs.problems import keys_of
 from dlbench.specs.requests import Request
-from dlbench.specs.resolve import find
 from tests.specs.test_keys import SHORT
 
 

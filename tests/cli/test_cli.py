@@ -18,13 +18,13 @@ import pytest
 from dlbench.cli import COMMANDS
 from dlbench.cli import run as run_module
 from dlbench.jobs import local
-from dlbench.jobs.verdict import verdict
+from dlbench.jobs.local import verdict
 from dlbench.records import folder
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices
-from dlbench.specs.keys import keys_of
+from dlbench.specs.files import parse_yaml
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.yamlfile import parse_yaml
+from dlbench.specs.problems import keys_of
 from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import ROOT

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
-from dlbench.jobs.verdict import verdict
+from dlbench.jobs.local import verdict
 from dlbench.records.collectives import CommRecord
 from dlbench.records.collectives_scan import read_comm_run, read_launched, scan_comm
 from dlbench.records.files import write_json

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import CommandGroups
-from dlbench.cli.ending import Ending, ending_of
+from dlbench.cli.streams import Ending, ending_of
 from dlbench.errors import (
     MACHINE_ERRORS,
     DlbenchError,

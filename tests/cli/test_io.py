@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli.ending import ending_of
+from dlbench.cli.streams import ending_of
 from dlbench.costs.storage_demand import PUBLISHED
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
 from dlbench.jobs import node_program

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli.ending import ending_of
+from dlbench.cli.streams import ending_of
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import node_program
 from dlbench.records.answers.memory_profile import MemoryProfile

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli as entry
-from dlbench.cli.ending import ending_of
+from dlbench.cli.streams import ending_of
 from dlbench.errors import DlbenchError
 from dlbench.records import status as record_status
 from dlbench.records.files import write_json

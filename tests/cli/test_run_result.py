@@ -16,7 +16,7 @@ from dlbench.cli import cli
 from dlbench.cli.progress import Bar, Course, Lines
 from dlbench.errors import ExitCode
 from dlbench.jobs import local
-from dlbench.jobs.verdict import Outcome, verdict
+from dlbench.jobs.local import Outcome, verdict
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
 from tests.support.collectives_factory import comm_plans

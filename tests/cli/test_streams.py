@@ -23,7 +23,7 @@ from dlbench.cli import run as run_module
 from dlbench.cli.streams import MAX_LINE, cleaned
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import local
-from dlbench.jobs.verdict import Outcome, verdict
+from dlbench.jobs.local import Outcome, verdict
 from dlbench.records.folder import RunFolder
 from tests.conftest import Cli
 from tests.support.forks import Surroundings
@@ -38,7 +38,7 @@ from pathlib import Path
 from dlbench.cli import main
 from dlbench.errors import ExitCode
 from dlbench.jobs import local
-from dlbench.jobs.verdict import Outcome
+from dlbench.jobs.local import Outcome
 
 def run(plan, folder, tell):
     with open("started", "a") as file:

@@ -22,7 +22,7 @@ from dlbench.costs.training_time import (
 )
 from dlbench.costs.utilisation import model_flops_utilisation
 from dlbench.errors import UserError
-from dlbench.specs.resolve import find
+from dlbench.specs.files import find
 
 IMAGES = PUBLISHED_TRAINING_SAMPLES["resnet"][0]
 

@@ -35,7 +35,7 @@ from dlbench.datasets.manifest import verify_manifest
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify_images
 from dlbench.errors import MachineError, UserError
-from dlbench.node.data import jpeg
+from dlbench.node.data import images as jpeg
 from dlbench.node.data.images import image_classes, open_images
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BadSampleError, SampleReader

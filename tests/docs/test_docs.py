@@ -19,10 +19,10 @@ from dlbench.errors import DlbenchError
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.engine import key_for_name
-from dlbench.specs.keys import models_in
+from dlbench.specs.files import find
+from dlbench.specs.problems import models_in
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
-from dlbench.specs.resolve import find
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests import reference
 from tests.support.paths import ROOT
 
@@ -363,7 +363,7 @@ def test_every_file_of_a_run_is_described() -> None:
     [
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/reading/hosts/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
-        ("dlbench/node/training/sanity.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
+        ("dlbench/node/training/run_record.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/views/systems.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),

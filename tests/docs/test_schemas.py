@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dlbench.gate import page as compared
 from dlbench.gate.comparison import compare_sides
 from dlbench.gate.page import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
@@ -18,10 +17,9 @@ from dlbench.reading.metrics import DEFAULT_METRICS
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.json import to_json
-from dlbench.views.assemble import assemble
 from dlbench.views.diagnosis import diagnosis
-from dlbench.views.document import document_of
 from dlbench.views.estimate import estimate
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import Asked
 from tests import reference
 from tests.support.run_factory import write_scaling
@@ -60,7 +58,7 @@ def test_what_reports_write_holds_to_their_schemas(runs: Path, tmp_path: Path) -
     assert holds("estimate", estimate(scan(runs), Asked(deadline_s=60))[1])["groups"]
     write_scaling(tmp_path, points=(1, 2, 4), series="s2")
     a, b = (side_of_runs(scan(folder), "runs", {}, "--where") for folder in (runs, tmp_path))
-    found = compared(compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule()))
+    found = compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule())
     assert holds("comparison", comparison_document(found))["points"]
 
 

@@ -159,7 +159,7 @@ def test_one_json_line_a_run_holds_to_its_schema(runs: Path) -> None:
     assert [line["run_id"] for line in lines] == [run.plan.run_id for run in scan(runs).runs]
     without = [line for line in lines if line["state"] != "valid"]
     assert [(line["throughput"], line["point"]) for line in without] == [(None, None)]
-    assert without[0]["story"]
+    assert without[0]["failure_reason"]
     of_two = [line for line in lines if line["ranks"] == 2]
     assert len({line["throughput"] for line in of_two}) > 1
     (point,) = {json.dumps(line["point"]) for line in of_two}

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.data.text import arranged
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer, update_evidence

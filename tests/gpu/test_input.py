@@ -134,8 +134,7 @@ def test_images_decoded_by_the_gpu_are_near_those_of_the_host(device: torch.devi
     """nvJPEG's inverse transform and colours round otherwise than libjpeg's: levels, not bits."""
     pytest.importorskip("nvidia.nvimgcodec", reason="nvImageCodec is not installed (extra gpu-input)")
     image = pytest.importorskip("PIL.Image")
-    from dlbench.node.data.gpu_images import RegionDecoder
-    from dlbench.node.data.images import open_images
+    from dlbench.node.data.images import RegionDecoder, open_images
 
     model = ResNetModel(family="resnet", image_size=64, num_classes=2)
     rng = np.random.default_rng(0)

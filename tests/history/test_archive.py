@@ -22,8 +22,7 @@ from dlbench.history.reading import open_history
 from dlbench.history.store import History
 from dlbench.records.scan import scan
 from dlbench.report.formats import json as json_tables
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
+from dlbench.views.scaling_report import assemble, document_of
 from tests.support.history_factory import write_history
 
 POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]
@@ -415,6 +414,6 @@ def test_no_bytes_make_the_reader_fail_otherwise(content: bytes) -> None:
         file.flush()
         try:
             for member in members(Path(file.name), Limits()):
-                assert sum(map(len, member.pieces())) == member.num_bytes
+                assert len(member.file.read()) == member.num_bytes
         except IncompleteDataError:
             pass

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli as command_line
 from dlbench.jobs.box.box import Box
-from dlbench.jobs.campaign.file import SeriesFile, SeriesJob, write_series
+from dlbench.jobs.campaign.series_file import SeriesFile, SeriesJob, write_series
+from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import job_energies, with_accounting
-from dlbench.jobs.submission import Submission
 from dlbench.node.ranks import switch_of
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder

@@ -15,16 +15,32 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
 from dlbench.errors import RunError, UserError
-from dlbench.jobs import known_schedulers
+from dlbench.jobs.campaign import series_file
 from dlbench.jobs.campaign.campaign import job_of
-from dlbench.jobs.campaign.cancelling import cancel_run, cancel_series
 from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, begin, complete, feed, write_only
-from dlbench.jobs.campaign.file import FOLDER, append, feeding, held, is_held, known_jobs, series_path, standing
-from dlbench.jobs.campaign.outlook import wait
-from dlbench.jobs.campaign.reopening import reopen
-from dlbench.jobs.scheduler import Answer, DoubtError, Queue, QueueFullError, Scheduler, StuckError, UnansweredError
+from dlbench.jobs.campaign.ended import cancel_run, cancel_series, reopen
+from dlbench.jobs.campaign.run_status import wait
+from dlbench.jobs.campaign.series_file import (
+    FOLDER,
+    append,
+    feeding,
+    held,
+    is_held,
+    known_jobs,
+    series_path,
+    submission_status,
+)
+from dlbench.jobs.scheduler import (
+    Answer,
+    DoubtError,
+    Queue,
+    QueueFullError,
+    Scheduler,
+    StuckError,
+    UnansweredError,
+    read_submission,
+)
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_failure, write_status
 from dlbench.specs.expand import expand
@@ -60,7 +76,7 @@ def root(tmp_path: Path) -> Path:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     made = Desk(queue=tmp_path / "queue")
-    monkeypatch.setitem(known_schedulers.SCHEDULERS, "slurm", lambda: made)
+    monkeypatch.setitem(series_file.SCHEDULERS, "slurm", lambda: made)
     return made
 
 
@@ -76,7 +92,7 @@ def submitted(root: Path, desk: Scheduler, most: int | None = None) -> list[str]
 
 def exactly_once(root: Path, desk: Desk, count: int) -> None:
     """Each job of the series is in the queue once, and has its folder."""
-    now = standing(root, "s")
+    now = submission_status(root, "s")
     assert now.text == f"{count} of {count} jobs submitted"
     runs = [job.runs[0] for job in now.series.jobs]
     assert sorted(row[3] for row in desk.lines()) == sorted(str(root / run) for run in runs)
@@ -187,7 +203,7 @@ def test_lines_that_were_cut_off_are_taken_away(root: Path, desk: Desk) -> None:
     first, second = known_jobs(root, "s")
     path.write_text(path.read_text()[:-2])  # of the second job's line
     assert known_jobs(root, "s") == {first: "1"}
-    assert standing(root, "s").text == "2 of 4 jobs submitted"  # its own folder knows
+    assert submission_status(root, "s").text == "2 of 4 jobs submitted"  # its own folder knows
     append(path, "x 7\n")
     assert known_jobs(root, "s") == {first: "1", "x": "7"}
     assert second not in known_jobs(root, "s")
@@ -200,11 +216,11 @@ def test_a_job_that_left_only_its_log_is_not_submitted_again(root: Path, desk: D
     desk.is_silent = True
     with pytest.raises(DoubtError):
         submitted(root, desk)
-    run = standing(root, "s").series.jobs[0].runs[0]
+    run = submission_status(root, "s").series.jobs[0].runs[0]
     (root / run / "slurm-812.out").write_text("no such Python\n")
     desk.queue.write_text("")
     desk.is_silent = False
-    assert standing(root, "s").ids[0] == "812"
+    assert submission_status(root, "s").ids[0] == "812"
     assert len(submitted(root, desk)) == 3
 
 
@@ -224,7 +240,7 @@ def test_no_more_jobs_than_asked_for_are_in_the_queue(root: Path, desk: Desk) ->
     desk.set_state("F")
     assert submitted(root, desk, 2) == ["4", "5"]
     # A job that has ended may be forgotten, and is not waited for.
-    commands = [read_submission(RunFolder(root / job.runs[0])) for job in standing(root, "s").series.jobs]
+    commands = [read_submission(RunFolder(root / job.runs[0])) for job in submission_status(root, "s").series.jobs]
     after = [one.command[2].removeprefix("-Wafter=") for one in commands if one is not None]
     assert after == ["", "1", "2", "", "4"]
 
@@ -348,18 +364,18 @@ def test_a_job_that_had_the_folder_before_is_not_taken_for_a_new_one(root: Path,
 
 def by_hand(desk: Desk, root: Path, number: int) -> str:
     """Somebody submits the script of a job, from 0; its id."""
-    entry = standing(root, "s").series.jobs[number]
+    entry = submission_status(root, "s").series.jobs[number]
     return a_victim(desk, entry.comment, str(root / entry.runs[0]))
 
 
 def test_a_series_that_is_only_written_is_submitted_by_hand_or_resumed(root: Path, desk: Desk) -> None:
     begun(root, 3)
     assert [job.run_ids for job, _ in write_only(root, "s", desk, QUIET)] == [
-        entry.runs for entry in standing(root, "s").series.jobs
+        entry.runs for entry in submission_status(root, "s").series.jobs
     ]
     assert write_only(root, "s", desk, QUIET) == []
     assert desk.lines() == []
-    assert standing(root, "s").text == "0 of 3 jobs submitted, 3 written only"
+    assert submission_status(root, "s").text == "0 of 3 jobs submitted, 3 written only"
     told = CliRunner().invoke(command_line, ["status", str(root)])
     assert told.exit_code == 0, told.output
     assert told.stdout.count("its script was written, and not submitted yet") == 3
@@ -368,16 +384,16 @@ def test_a_series_that_is_only_written_is_submitted_by_hand_or_resumed(root: Pat
     waiting = by_hand(desk, root, 1)
     told = CliRunner().invoke(command_line, ["status", str(root)])
     assert f"  job {waiting}\n" in told.stdout
-    last = standing(root, "s").series.jobs[2].runs[0]
+    last = submission_status(root, "s").series.jobs[2].runs[0]
     (root / last / "slurm-77.out").write_text("dlbench: ...")
     assert CliRunner().invoke(command_line, ["status", str(root)]).stdout.count("  job 77\n") == 1
-    assert standing(root, "s").ids == ("", waiting, "77")
-    assert standing(root, "s").text == "2 of 3 jobs submitted, 1 written only"
+    assert submission_status(root, "s").ids == ("", waiting, "77")
+    assert submission_status(root, "s").text == "2 of 3 jobs submitted, 1 written only"
     submission = read_submission(RunFolder(root / last))
     assert submission is not None
     assert (submission.job_id, submission.log) == ("77", f"{last}/slurm-77.out")
     assert submitted(root, desk) == ["2"]
-    assert standing(root, "s").text == "3 of 3 jobs submitted"
+    assert submission_status(root, "s").text == "3 of 3 jobs submitted"
 
 
 def test_resuming_takes_no_job_twice_that_was_submitted_by_hand(root: Path, desk: Desk) -> None:
@@ -423,7 +439,7 @@ def test_a_kill_while_scripts_are_written_loses_and_doubles_nothing(root: Path, 
         assert str(refused.exception) == f"--write-only and --{wrong.partition('=')[0]} exclude each other"
     again = CliRunner().invoke(command_line, asked)
     assert again.exit_code == 0, again.output
-    entries = standing(root, "s").series.jobs
+    entries = submission_status(root, "s").series.jobs
     assert [[entry.runs[0] in line for entry in entries] for line in again.stdout.splitlines()] == [
         [True, False, False],
         [False, False, True],
@@ -448,7 +464,7 @@ def test_a_series_is_cancelled_and_what_was_left_is_taken_out(root: Path, desk: 
         "1 job cancelled, 1 ended before, 3 never submitted and taken out of the series, "
         "left alone, because it is no job of this series: 3"
     )
-    assert standing(root, "s").text == "3 of 3 jobs submitted"
+    assert submission_status(root, "s").text == "3 of 3 jobs submitted"
     assert submitted(root, desk) == []
 
 
@@ -480,7 +496,7 @@ def test_a_series_of_which_nothing_was_submitted_is_gone(root: Path, desk: Desk)
 def test_one_run_is_cancelled_if_its_job_is_its_own(root: Path, desk: Desk) -> None:
     begun(root, 2)
     submitted(root, desk)
-    folder = RunFolder(root / standing(root, "s").series.jobs[1].runs[0])
+    folder = RunFolder(root / submission_status(root, "s").series.jobs[1].runs[0])
     submission = read_submission(folder)
     assert submission is not None
     assert cancel_run(folder, submission, desk).jobs == ("2",)
@@ -503,7 +519,7 @@ def test_a_file_that_names_a_job_does_not_make_it_the_run_s(root: Path, desk: De
     """Whoever can write into the folder of runs can write comment and command of any job there."""
     begun(root, 1)
     submitted(root, desk)
-    run = standing(root, "s").series.jobs[0].runs[0]
+    run = submission_status(root, "s").series.jobs[0].runs[0]
     folder = RunFolder(root / run)
     victim = a_victim(desk, "mine/0123abcd", str(tmp_path / "home"))
     submission = read_submission(folder)
@@ -516,7 +532,7 @@ def test_a_file_that_names_a_job_does_not_make_it_the_run_s(root: Path, desk: De
         f"0 jobs cancelled, left alone, because it is no job of this series: {victim}"
     )
     listed = series_path(root, "s", "json")
-    comment = standing(root, "s").series.jobs[0].comment
+    comment = submission_status(root, "s").series.jobs[0].comment
     listed.write_text(listed.read_text().replace(comment, "mine/0123abcd"))
     series_path(root, "s", "jobs").write_text(f"{run} {victim}\n")
     assert cancel_series(root, "s", desk).strangers == (victim,)
@@ -528,7 +544,7 @@ def test_a_job_whose_number_was_noted_wrong_is_cancelled(root: Path, desk: Desk)
     begun(root, 2)
     desk.after = lambda number: Answer(job_id="424242") if number == 1 else None
     submitted(root, desk)
-    run = RunFolder(root / standing(root, "s").series.jobs[0].runs[0])
+    run = RunFolder(root / submission_status(root, "s").series.jobs[0].runs[0])
     submission = read_submission(run)
     assert submission is not None
     assert submission.job_id == "424242"
@@ -547,7 +563,7 @@ def test_a_series_is_waited_for_until_nothing_more_comes(root: Path, desk: Desk)
     assert not wait(root, "s", QUIET, told.append, 0.05, 0.01).is_over
     assert told == ["series s: 0 of 3 runs valid, 3 Q"]
     made = [job.plans[0] for job in jobs(3)]
-    runs = [job.runs[0] for job in standing(root, "s").series.jobs]
+    runs = [job.runs[0] for job in submission_status(root, "s").series.jobs]
     for run, plan in zip(runs[:2], made, strict=False):
         own = plan.model_copy(update={"run_id": run})
         _record(root, own)
@@ -604,7 +620,7 @@ def test_a_failed_run_whose_job_was_requeued_is_waited_for(root: Path, desk: Des
     """The log of a job that was preempted says so until the next attempt begins."""
     begun(root, 1)
     submitted(root, desk)
-    folder = RunFolder(root / standing(root, "s").series.jobs[0].runs[0])
+    folder = RunFolder(root / submission_status(root, "s").series.jobs[0].runs[0])
     if failed:
         write_status(folder, status(0, "n0", "failed"))
     (folder.path / "slurm-1.out").write_text(
@@ -655,7 +671,7 @@ def open_root() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> None:
-    from dlbench.jobs.campaign.outlook import outlooks
+    from dlbench.jobs.campaign.run_status import run_statuses
     from dlbench.records.folder import prepare_output
     from dlbench.records.scan import scan
 
@@ -669,22 +685,22 @@ def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> No
     finally:
         os.umask(before)
     submitted(root, desk)
-    runs = [job.runs[0] for job in standing(root, "s").series.jobs]
+    runs = [job.runs[0] for job in submission_status(root, "s").series.jobs]
     assert (root / FOLDER).stat().st_mode & 0o7777 == 0o2775
     assert series_path(root, "s", "json").stat().st_mode & 0o777 == 0o640
-    assert standing(root, "s").series.owner == "root"
+    assert submission_status(root, "s").series.owner == "root"
     # The same name is refused, another one is not.
     said = as_user(65534, lambda: begin(root, jobs(2), chain=False, python="/p", request="x"))
     assert said == f"UserError: {root}: series s is of user root; choose another --series"
     assert as_user(65534, lambda: begin(root, jobs(1, "t"), chain=False, python="/p", request="x")) == ""
-    assert standing(root, "t").series.owner == "nobody"
+    assert submission_status(root, "t").series.owner == "nobody"
     assert "is of user root, who alone can go on with it" in as_user(65534, lambda: submitted(root, desk))
     # Runs that the group may read are read, and whose jobs they are is told.
     seen = Desk(queue=root.parent / "empty")
-    known_schedulers.SCHEDULERS["slurm"] = lambda: seen
+    series_file.SCHEDULERS["slurm"] = lambda: seen
 
     def read() -> None:
-        found, problems = outlooks(scan(root).runs)
+        found, problems = run_statuses(scan(root).runs)
         raise RunError(f"{len(found)} {problems} {found[0].story}")
 
     assert as_user(65534, read).startswith(

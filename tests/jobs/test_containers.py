@@ -19,15 +19,13 @@ from hypothesis import strategies as st
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.batch import render_job
-from dlbench.jobs.scripts.launch import render_run_script
+from dlbench.jobs.scripts.launch import render_job, render_run_script
 from dlbench.reading.comparability import averaged_id, repeat_id
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
+from dlbench.specs.container import ContainerSpec, with_image
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.container import ContainerSpec
-from dlbench.specs.system.container_image import with_image
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests.jobs.test_run_script import plan_of
 from tests.support import apptainer_stand_in, container_root
 from tests.support.paths import ROOT

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from dlbench.jobs.campaign.campaign import job_of
-from dlbench.jobs.scripts.batch import render_job
+from dlbench.jobs.scripts.launch import render_job
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
+from dlbench.specs.files import available
 from dlbench.specs.requests import Request
-from dlbench.specs.resolve import available
 from tests.support.paths import GOLDEN, ROOT
 
 EXAMPLES = sorted(name for name in available("systems") if name.startswith("example-") and name != "example-gpu")

@@ -22,16 +22,14 @@ from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.jobs.campaign.campaign import job_of, jobs_of
-from dlbench.jobs.campaign.cancelling import cancel_run
 from dlbench.jobs.campaign.completing import submit as submit_to
-from dlbench.jobs.scheduler import RefusedError
+from dlbench.jobs.campaign.ended import cancel_run
+from dlbench.jobs.scheduler import RefusedError, read_submission
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import SUBMITTED, Job
-from dlbench.jobs.scripts.launch import sbatch_options
+from dlbench.jobs.scripts.launch import render_job, sbatch_arguments, sbatch_options
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm
-from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder, create
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.collectives.request import CommRequest, expand_comm

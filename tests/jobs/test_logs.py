@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
-from dlbench.cli.ending import os_error_words
+from dlbench.cli.streams import os_error_words
 from dlbench.errors import IncompleteDataError
-from dlbench.jobs.submission import Submission
+from dlbench.jobs.scheduler import Submission
 from dlbench.opening import UnfitFileError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from dlbench.cli import cli as command_line
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import jobs_of, on_node_sets
+from dlbench.specs.hostlist import expanded
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.hostlist import expanded
 from tests.support.run_factory import plans
 
 

@@ -25,7 +25,7 @@ from dlbench.records.answers.preflight import PreflightFolder, PreflightNode, Pr
 from dlbench.records.files import write_json
 from dlbench.specs.choices import choose_system
 from dlbench.specs.collectives.plan import CommPlan
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests.jobs.test_jobs import Cluster, cluster
 from tests.support.programs import Program, calls
 

@@ -18,8 +18,7 @@ import pytest
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs import local
-from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.processes import RankProcesses
+from dlbench.jobs.processes import Interruption, RankProcesses
 from dlbench.jobs.scripts import launch
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.status import PEER_MARK

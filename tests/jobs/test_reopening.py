@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from dlbench.cli import cli as command_line
 from dlbench.jobs.campaign.campaign import Packing, jobs_of
 from dlbench.jobs.campaign.completing import Submitted, begin, complete
-from dlbench.jobs.campaign.file import standing
-from dlbench.jobs.campaign.reopening import reopen
+from dlbench.jobs.campaign.ended import reopen
+from dlbench.jobs.campaign.series_file import submission_status
+from dlbench.jobs.scheduler import read_submission
 from dlbench.jobs.slurm.scheduler import Slurm
-from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.specs.expand import expand
@@ -57,7 +57,7 @@ def test_what_a_job_did_not_come_to_is_submitted_again(tmp_path: Path, program: 
     ended(program, j41="TIMEOUT", j42="RUNNING")
     assert reopen(root, "s", Slurm()).runs == 1
     assert not one_b.accounting.exists()
-    assert standing(root, "s").text == "2 of 3 jobs submitted"
+    assert submission_status(root, "s").text == "2 of 3 jobs submitted"
     (new,) = again(root)
     assert new.job.run_ids == (one_b.path.name,)
     kept = read_submission(one_b)
@@ -74,7 +74,7 @@ def test_what_a_job_did_not_come_to_is_submitted_again(tmp_path: Path, program: 
     assert sorted(run for one in again(root) for run in one.job.run_ids) == sorted(
         folder.path.name for folder in (two_a, two_b, one_b)
     )
-    assert standing(root, "s").text == "3 of 3 jobs submitted"
+    assert submission_status(root, "s").text == "3 of 3 jobs submitted"
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_elements_of_an_array_that_never_began_are_packed_anew(tmp_path: Path, p
     assert reopen(root, "s", Slurm()).runs == 1
     (new,) = again(root)
     assert new.job.run_ids == (one_a.path.name,)
-    assert standing(root, "s").text == "3 of 3 jobs submitted"
+    assert submission_status(root, "s").text == "3 of 3 jobs submitted"
     # What stays of the array is known by its id, whatever becomes of the folder.
     shutil.rmtree(one_b.path)
-    assert "41" in standing(root, "s").ids
-    assert standing(root, "s").text == "3 of 3 jobs submitted"
+    assert "41" in submission_status(root, "s").ids
+    assert submission_status(root, "s").text == "3 of 3 jobs submitted"
 
 
 def test_runs_of_cancelled_jobs_come_back_only_if_they_are_asked_for(tmp_path: Path, program: Program) -> None:
@@ -243,7 +243,7 @@ def test_a_reopening_that_is_cut_off_is_made_up_for(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"dlbench.jobs.campaign.reopening.{stops}", stop)
+        patched.setattr(f"dlbench.jobs.campaign.ended.{stops}", stop)
         with pytest.raises(KeyboardInterrupt):
             reopen(root, "s", Slurm())
     reopen(root, "s", Slurm())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.scripts.batch import render_job
 from dlbench.jobs.scripts.job import Job
+from dlbench.jobs.scripts.launch import render_job
 from dlbench.records.folder import RunFolder
 from tests.jobs.test_jobs import (
     PYTHON,

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dlbench.jobs.campaign.campaign import job_of
-from dlbench.jobs.scripts.batch import render_job
-from dlbench.jobs.scripts.launch import has_script, render_run_script
+from dlbench.jobs.scripts.launch import has_script, render_job, render_run_script
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan

@@ -17,14 +17,13 @@ from dlbench.cli import cli as command_line
 from dlbench.cli.series import streams_are_one
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.campaign.campaign import job_of, jobs_of
-from dlbench.jobs.campaign.cancelling import cancel_series
 from dlbench.jobs.campaign.completing import Submitted, begin, complete, forget
-from dlbench.jobs.campaign.file import SeriesJob, is_held, standing, standings
-from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.scheduler import RefusedError
+from dlbench.jobs.campaign.ended import cancel_series
+from dlbench.jobs.campaign.series_file import SeriesJob, is_held, standings, submission_status
+from dlbench.jobs.processes import Interruption
+from dlbench.jobs.scheduler import RefusedError, read_submission
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
-from dlbench.jobs.submission import read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
 from dlbench.specs.collectives.request import CommRequest, expand_comm
@@ -75,12 +74,12 @@ def test_what_a_series_shall_hold_is_written_before_its_first_job(tmp_path: Path
     root = tmp_path / "runs"
     program("sbatch", f'cat "{root}/.series/s.json" "{root}/.series/s.plans" > "{tmp_path}/seen"; {SBATCH} echo $n')
     assert begun(root) == "s"
-    assert standing(root, "s").text == "0 of 4 jobs submitted"
+    assert submission_status(root, "s").text == "0 of 4 jobs submitted"
     told = completed(root)
     assert [(one.number, one.job_id, one.is_adopted) for one in told] == [(n, str(n), False) for n in range(1, 5)]
     seen = (tmp_path / "seen").read_text()
     assert all(one.job.run_ids[0] in seen for one in told)
-    assert standing(root, "s").text == "4 of 4 jobs submitted"
+    assert submission_status(root, "s").text == "4 of 4 jobs submitted"
     # Each after the one before, with a comment of its own.
     words = calls(tmp_path)
     assert [[word for word in call if word.startswith("--dependency")] for call in words] == [
@@ -125,7 +124,7 @@ def test_what_write_only_prints_submits_the_jobs_by_hand(
 
 
 def standing_of(root: Path) -> tuple[SeriesJob, ...]:
-    return standing(root, "s").series.jobs
+    return submission_status(root, "s").series.jobs
 
 
 @pytest.mark.parametrize("command", ["wait", "cancel", "logs"])
@@ -191,7 +190,7 @@ def test_a_signal_waits_for_sbatch_and_the_rest_follows_later(
         for other in (signal.SIGHUP, signal.SIGTERM):
             signal.signal(other, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert standing(root, "s").text == f"{at} of 4 jobs submitted"
+    assert submission_status(root, "s").text == f"{at} of 4 jobs submitted"
     program("sbatch", f"{SBATCH} echo $n")
     assert [one.job_id for one in completed(root)] == [str(n) for n in range(at + 1, 5)]
     assert len(calls(tmp_path)) == 4
@@ -231,7 +230,7 @@ def test_a_limit_of_the_queue_leaves_the_rest_for_later(tmp_path: Path, program:
     begun(root)
     with pytest.raises(RefusedError, match="job submit limit"):
         completed(root)
-    now = standing(root, "s")
+    now = submission_status(root, "s")
     assert (now.text, now.states) == ("2 of 4 jobs submitted", ("submitted", "submitted", "missing", "missing"))
     with pytest.raises(RefusedError):
         completed(root)
@@ -245,15 +244,15 @@ def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -
     begun(root)
     with pytest.raises(RunError, match="may be queued all the same"):
         completed(root)
-    assert standing(root, "s").text == "1 of 4 jobs submitted, 1 more may be queued"
-    return RunFolder(root / standing(root, "s").series.jobs[1].runs[0])
+    assert submission_status(root, "s").text == "1 of 4 jobs submitted, 1 more may be queued"
+    return RunFolder(root / submission_status(root, "s").series.jobs[1].runs[0])
 
 
 def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     folder = cut_off_after_sbatch(root, program)
-    comment = standing(root, "s").series.jobs[1].comment
+    comment = submission_status(root, "s").series.jobs[1].comment
     program("squeue", f"echo '1|RUNNING|N/A|None|x|y'; echo '41|PENDING|N/A|None|{comment}|/x'")
     program("sbatch", "echo 50")
     told = completed(root)
@@ -287,7 +286,7 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
     )
     made = [job_of([plan]) for plan in expand(request, machine_cores=4)]
     begin(root, made, chain=False, python="/python", request="dlbench submit ...")
-    there = standing(root, "s").series.jobs
+    there = submission_status(root, "s").series.jobs
     listed = "".join(
         f"echo '{n}|RUNNING|N/A|None|{job.comment}|{root / job.runs[0]}'; " for n, job in enumerate(there[:2], 1)
     )
@@ -349,7 +348,7 @@ def test_a_folder_that_was_removed_after_its_job_is_not_missed(tmp_path: Path, p
     begun(root)
     told = completed(root)
     shutil.rmtree(root / told[0].job.run_ids[0])
-    assert standing(root, "s").text == "4 of 4 jobs submitted"
+    assert submission_status(root, "s").text == "4 of 4 jobs submitted"
     assert completed(root) == []
 
 
@@ -359,7 +358,7 @@ def test_sides_go_by_the_job(tmp_path: Path, program: Program) -> None:
     begun(root, repeats=2, sides=True)
     with pytest.raises(RefusedError):
         completed(root)
-    now = standing(root, "s")
+    now = submission_status(root, "s")
     assert now.text == "1 of 2 jobs submitted"
     assert [len(job.runs) for job in now.series.jobs] == [4, 4]
     (left,) = completed(root)
@@ -385,7 +384,7 @@ def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Pr
     with pytest.raises(UserError, match="exists already; choose another --series"):
         begun(root, repeats=2)
     begun(root, repeats=2, sides=True)
-    now = standing(root, "s")
+    now = submission_status(root, "s")
     assert now.text == "2 of 4 jobs submitted"
     assert len(now.series.requests) == 2
     with pytest.raises(UserError, match="is in series s already: dlbench submit --resume s --out /"):
@@ -418,7 +417,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
     (line,) = standings(root)[1]
     assert "s.json: damaged" in line
     with pytest.raises(UserError, match="holds no series other"):
-        standing(root, "other")
+        submission_status(root, "other")
     forget(root, "s")
     assert list(root.iterdir()) == []
     assert standings(root) == ([], [])

@@ -14,13 +14,12 @@ import pytest
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
-from dlbench.jobs.scripts.batch import render_job
-from dlbench.jobs.scripts.launch import MAX_BYTES, resolve
+from dlbench.jobs.scripts.launch import MAX_BYTES, render_job, resolve
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
+from dlbench.specs.launch import VariableSource
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from dlbench.specs.system.launch import VariableSource
 
 VALUE = "hunter2-never-written-down"
 

@@ -14,9 +14,9 @@ import pytest
 
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import local
-from dlbench.jobs import verdict as verdict_module
+from dlbench.jobs import local as verdict_module
+from dlbench.jobs.local import verdict
 from dlbench.jobs.processes import Ending, last_words, stopped_among
-from dlbench.jobs.verdict import verdict
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run
 from dlbench.records.status import PEER_MARK, RankStatus, write_status

@@ -14,8 +14,8 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
 from dlbench.node import preflight
-from dlbench.node.data.packing import arranged
 from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.data.text import arranged
 from dlbench.node.preflight import loader_bytes, needs_host_name, require_machine, require_shared_memory, sample_bytes
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from dlbench.machine.storage import file_system_of
-from dlbench.node.site_check import libraries as libraries_of
-from dlbench.node.site_check.clocks import answer, ask
-from dlbench.node.site_check.libraries import libraries
-from dlbench.node.site_check.scratch import scratch
-from dlbench.specs.system.storage import StorageSpec, TierSpec
+from dlbench.node import site_check as libraries_of
+from dlbench.node.site_check import answer, ask, libraries, scratch
+from dlbench.specs.system import StorageSpec, TierSpec
 
 
 def test_a_place_is_written_and_left_as_it_was(tmp_path: Path) -> None:

@@ -589,7 +589,7 @@ def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) 
 
 def test_importing_the_room_is_cheap() -> None:
     code = (
-        "import sys, dlbench.reading.scaling, dlbench.views.doubts, dlbench.views.assemble, "
+        "import sys, dlbench.reading.scaling, dlbench.views.doubts, dlbench.views.scaling_report, "
         "dlbench.report.formats.html, dlbench.report.formats.terminal, dlbench.cli.report; "
         "print([m for m in ('numpy', 'pandas', 'scipy', 'altair', 'vl_convert', 'torch') if m in sys.modules])"
     )

@@ -31,9 +31,9 @@ from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.system.system import SystemSpec
-from dlbench.views.assemble import assemble
+from dlbench.specs.system import SystemSpec
 from dlbench.views.decomposition import decomposition_lines, decompositions
+from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.run_factory import Story, constant, plans, write_run
 

@@ -21,7 +21,7 @@ from dlbench.reading.stragglers import WORK, WORK_PHASES, LateRank, Waiting, wai
 from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import scan
-from dlbench.specs.fault import FaultSpec
+from dlbench.specs.watch import FaultSpec
 from tests.support.run_factory import MS, Story, plans, write_run
 
 Row = Sequence[int]

@@ -31,9 +31,9 @@ from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ran
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
+from dlbench.specs.launch import LaunchSpec
 from dlbench.specs.plan import LayoutSpec
-from dlbench.specs.system.launch import LaunchSpec
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests.support import collective_ranks
 from tests.support.forks import run_ranks
 from tests.support.horovod import require_horovod_over_mpi

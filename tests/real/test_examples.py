@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from dlbench.cli import cli as dlbench_cli
 from dlbench.jobs.box.box import Box
 from dlbench.specs.choices import WorkloadFile
-from dlbench.specs.resolve import find
+from dlbench.specs.files import find
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"

@@ -19,9 +19,7 @@ from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.formats import html
 from dlbench.views import model
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
-from dlbench.views.registry import SCALING
+from dlbench.views.scaling_report import SCALING, assemble, document_of
 from tests.report.test_report import PAYLOAD, write_hostile, write_sample
 from tests.support.browser import Visit, violations
 from tests.support.run_factory import constant, plans, write_run, write_scaling

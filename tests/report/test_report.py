@@ -40,9 +40,8 @@ from dlbench.report.table import Cell, TextRow, TextTable, text_sheet
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views import model
-from dlbench.views.assemble import assemble
 from dlbench.views.causes.numbers import CausePoint, CauseShare, LostPercent
-from dlbench.views.document import document_of
+from dlbench.views.scaling_report import assemble, document_of
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import (
     NOW,
@@ -258,9 +257,9 @@ def test_not_finite_is_null() -> None:
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
 def test_csv_cells_are_no_formulas(made: model.Report, start: str) -> None:
     text = f"{start}HYPERLINK(1)"
-    changed = replace(made, runs=(replace(made.runs[0], story=text, step_cv=-0.5),))
+    changed = replace(made, runs=(replace(made.runs[0], failure_reason=text, step_cv=-0.5),))
     (row,) = csv.DictReader(io.StringIO(delimited.to_csv(document_of(changed), "runs")))
-    assert row["story"] == "'" + text
+    assert row["failure_reason"] == "'" + text
     assert row["step_cv"] == "-0.5"
 
 

@@ -28,7 +28,7 @@ from dlbench.setup.horovod import (
     toolchain,
 )
 from dlbench.setup.probes import Finding, examine
-from dlbench.specs.user_cache import cache_folder
+from dlbench.specs.files import cache_folder
 
 CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
 FACTS = {

@@ -17,10 +17,8 @@ from pydantic import ValidationError
 import dlbench
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.machine.environment import unpacked
-from dlbench.setup.image.contents import Contents, contents_of
-from dlbench.setup.image.pack import pack
-from dlbench.setup.image.survey import Survey, survey
-from dlbench.specs.system.image import ImageSpec, description_of, with_digest
+from dlbench.setup.image import Contents, Survey, contents_of, pack, survey
+from dlbench.specs.container import ImageSpec, description_of, with_digest
 from tests.support.paths import ROOT
 
 SITE = Path("lib/python3.11/site-packages")

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import RunError, UserError
-from dlbench.setup.prepare.folder import extras, prepare
-from dlbench.setup.prepare.manifest import write_manifest
+from dlbench.setup.prepare import extras, prepare, write_manifest
 from tests.support.paths import ROOT
 
 VERSION = ".".join(map(str, sys.version_info[:2]))

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
-from dlbench.jobs.verdict import Outcome
+from dlbench.jobs.local import Outcome
 from dlbench.reading.comparability import chosen_settings, group_id
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
-from dlbench.specs.ab_sides import pairs, side_words
 from dlbench.specs.plan import AxisValue, RunPlan, value_text
 from dlbench.specs.requests import parse_sides, parse_tags
+from dlbench.specs.series import pairs, side_words
 from tests.support.run_factory import WORKLOAD, Story, constant, plans, write_run
 
 TIMES = [5.0, 0.0, 30.0, 50.0, 10.0, 5.0]

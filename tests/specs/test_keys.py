@@ -10,11 +10,11 @@ import pytest
 
 from dlbench.errors import UserError, nearest
 from dlbench.specs.choices import Choices, WorkloadFile, choose
-from dlbench.specs.keys import keys_of
 from dlbench.specs.plan import value_text
+from dlbench.specs.problems import keys_of
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.specs.sync import read_fusion
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests.support.run_factory import plans
 
 MIB = 1024**2

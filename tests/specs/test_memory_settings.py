@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from dlbench.specs.memory.settings import MemorySpec
+from dlbench.specs.memory import MemorySpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 

@@ -12,9 +12,9 @@ from dlbench.errors import UserError
 from dlbench.node.models.schedule import LearningRate
 from dlbench.specs.choices import WorkloadFile
 from dlbench.specs.expand import expand
+from dlbench.specs.files import find
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from dlbench.specs.resolve import find
 from dlbench.specs.training import RatePoint, place_in, recipe_note
 
 BUNDLED = [

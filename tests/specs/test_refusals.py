@@ -15,10 +15,9 @@ from pydantic import BaseModel, ValidationError, create_model
 from dlbench.errors import UserError
 from dlbench.specs.base import Spec
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
-from dlbench.specs.keys import keys_of
-from dlbench.specs.problems import problem_of
-from dlbench.specs.resolve import find
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.files import find
+from dlbench.specs.problems import keys_of, problem_of
+from dlbench.specs.system import SystemSpec
 from tests.conftest import Cli
 from tests.specs.test_keys import SHORT
 
@@ -95,7 +94,7 @@ def test_every_key_refuses_in_words_that_lead_on(section: str) -> None:
 
 def _specifications() -> list[type[Spec]]:
     """Of all files: those that people write, and those that dlbench writes and may find damaged."""
-    for room in ("gate.baseline", "history.archive", "jobs.campaign.file", "jobs.submission", "records.scan"):
+    for room in ("gate.baseline", "history.archive", "jobs.campaign.series_file", "jobs.submission", "records.scan"):
         importlib.import_module(f"dlbench.{room}")
     importlib.import_module("dlbench.records.answers.preflight")
     found, rest = [], [Spec]

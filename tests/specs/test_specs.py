@@ -18,11 +18,10 @@ from dlbench import bundled
 from dlbench.errors import UserError
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.expand import expand
+from dlbench.specs.files import MAX_BYTES, MAX_DEPTH, available, find, parse_yaml, read_yaml
 from dlbench.specs.plan import AxisValue, RunPlan, value_text
 from dlbench.specs.requests import Request, parse_counts, parse_set, parse_sides, parse_sweep
-from dlbench.specs.resolve import available, find
 from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextData
-from dlbench.specs.yamlfile import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 WORKLOADS = {

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 import dlbench
-from dlbench.specs.system.image import ImageDescription, description_of
+from dlbench.specs.container import ImageDescription, description_of
 from tests.support.paths import ROOT
 
 

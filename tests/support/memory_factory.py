@@ -9,9 +9,7 @@ from typing import Any
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
-from dlbench.specs.memory.chain import Chain, TransferRates, Unit
-from dlbench.specs.memory.plan import BlockPlan
-from dlbench.specs.memory.settings import Recompute, Swap
+from dlbench.specs.memory import BlockPlan, Chain, Recompute, Swap, TransferRates, Unit
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import MS, StepTimes, Story, plans, write_run
 

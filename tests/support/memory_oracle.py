@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from dlbench.costs.memory.blocks import BlockCost, BlockCosts, cut
 from dlbench.costs.memory.simulator import Pass, Setting, backward, begin, forward
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import Decision, PlannedBlock
+from dlbench.specs.memory import Chain, Decision, PlannedBlock, TransferRates
 
 DECISIONS: tuple[Decision, ...] = ("keep", "swap", "recompute", "recompute-swap")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlbench.costs.memory.planner import fixed_plan
 from dlbench.costs.memory.smallest import smallest_capacity
-from dlbench.specs.memory.chain import Chain, TransferRates, Unit
+from dlbench.specs.memory import Chain, TransferRates, Unit
 
 SHAPES = ("equal", "cnn", "growing", "random", "spiky")
 

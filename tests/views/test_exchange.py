@@ -25,8 +25,6 @@ from dlbench.report.table import Sheet
 from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
 from dlbench.views.exchange import (
     MAX_MESSAGES,
     ExchangePoint,
@@ -38,6 +36,7 @@ from dlbench.views.exchange import (
     times,
     what_ran,
 )
+from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
 
 GRADIENTS = (

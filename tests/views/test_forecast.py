@@ -22,9 +22,8 @@ from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
 from dlbench.views import scaling_laws as laws
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
 from dlbench.views.forecast import CURVE, Forecast, ForecastView, forecast_charts, published, references
+from dlbench.views.scaling_report import assemble, document_of
 from tests.bench.truth import predictions
 from tests.support.run_factory import Story, constant, plans, write_run
 

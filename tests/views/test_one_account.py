@@ -20,12 +20,11 @@ from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Sheet
 from dlbench.report.wording import value_text
-from dlbench.views.assemble import assemble
 from dlbench.views.causes.experiments import CAUSE_TITLES, ROW_TITLES
 from dlbench.views.causes.numbers import CausePoint, LostPercent
-from dlbench.views.document import document_of
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.model import Group, Report
+from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import MS, Story, exchange_result, plans, write_run
 
 PHASE_MS = {

@@ -13,10 +13,9 @@ import pytest
 from dlbench.records.scan import scan
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Sheet
-from dlbench.views.assemble import assemble
 from dlbench.views.decomposition import decompositions
-from dlbench.views.document import document_of
 from dlbench.views.model import Report
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.stalls import stalls
 from tests.support.data_path_factory import REAL, reading_result
 from tests.support.run_factory import Story, constant, plans, write_run

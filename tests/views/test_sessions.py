@@ -13,9 +13,9 @@ import pytest
 from dlbench.records.scan import scan
 from dlbench.report.wording import basis_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.assemble import assemble
 from dlbench.views.decomposition import decompositions, watch_costs
 from dlbench.views.model import Report
+from dlbench.views.scaling_report import assemble
 from tests.support.data_path_factory import REAL, reading_result, shuffle_result, staging_result
 from tests.support.run_factory import MS, Story, Training, exchange_result, plans, quality_plans, write_run
 from tests.support.watch_factory import write_samples

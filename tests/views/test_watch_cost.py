@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
-from dlbench.jobs.verdict import Outcome
+from dlbench.jobs.local import Outcome
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.memory.chain import Chain
-from dlbench.specs.memory.plan import Decision, PlannedBlock
+from dlbench.specs.memory import Chain, Decision, PlannedBlock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dlbench.costs.memory.blocks import BlockCosts, cut, spans_of
 from dlbench.costs.memory.simulator import Setting, backward, begin, forward
 from dlbench.costs.memory.static_plans import Blocks, cheapest_fitting
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import Decision
+from dlbench.specs.memory import Chain, Decision, TransferRates
 
 EFFORT = 120_000
 """Blocks that are simulated at most; about 3 microseconds each."""

@@ -9,9 +9,7 @@ from dlbench.costs.memory.local_search import EFFORT, best_found
 from dlbench.costs.memory.schedule import predicted
 from dlbench.costs.memory.simulator import Prefetch, simulate
 from dlbench.costs.memory.smallest import DoesNotFitError, allowed, smallest_capacity
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import BlockPlan, Decision, PlannedBlock
-from dlbench.specs.memory.settings import Recompute, Swap
+from dlbench.specs.memory import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
 """How early blocks come back, by `train.swap`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.specs.memory.plan import Prediction
+from dlbench.specs.memory import Prediction
 
 Lane = Literal["compute", "out", "in"]
 Kind = Literal["forward", "recompute", "backward", "outside", "wait", "swap out", "swap in"]

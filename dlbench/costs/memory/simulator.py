@@ -61,8 +61,7 @@ from typing import Literal, NamedTuple
 
 from dlbench.costs.memory.blocks import BlockCost, BlockCosts
 from dlbench.costs.memory.schedule import Kind, Lane, Operation, Schedule
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import PlannedBlock
+from dlbench.specs.memory import Chain, PlannedBlock, TransferRates
 
 Prefetch = Literal["room", "one-block", "blocking"]
 

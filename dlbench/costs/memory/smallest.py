@@ -8,8 +8,7 @@ from dlbench.costs.memory.blocks import BlockCosts, cut, spans_of
 from dlbench.costs.memory.simulator import Setting, last_bytes
 from dlbench.costs.memory.static_plans import cheapest_fitting
 from dlbench.errors import EnvironmentLacksError
-from dlbench.specs.memory.chain import Chain
-from dlbench.specs.memory.plan import Decision
+from dlbench.specs.memory import Chain, Decision
 from dlbench.units import format_bytes
 
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.simulator import Setting
-from dlbench.specs.memory.plan import Decision
+from dlbench.specs.memory import Decision
 
 Blocks = tuple[tuple[int, int, Decision], ...]
 """First unit, last unit and decision of each block."""

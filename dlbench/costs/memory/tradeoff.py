@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.smallest import DoesNotFitError, fits, smallest_capacity
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import BlockPlan, PlannedBlock
-from dlbench.specs.memory.settings import Recompute, Swap
+from dlbench.specs.memory import BlockPlan, Chain, PlannedBlock, Recompute, Swap, TransferRates
 
 Method = tuple[Recompute, Swap]
 """train.recompute and train.swap."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import read_bytes
 from dlbench.process_tree import HeldFolder, also_remove, remove_abandoned, supervised_folder
-from dlbench.specs.system.storage import StagingTier, TierSpec
+from dlbench.specs.system import StagingTier, TierSpec
 from dlbench.units import format_bytes
 
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")

@@ -23,7 +23,7 @@ from dlbench.datasets.arrays import map_array
 from dlbench.datasets.splits import require_no_splits
 from dlbench.errors import UserError, nearest, refused
 from dlbench.opening import open_file, read_bytes, read_json, read_text, why_unreadable
-from dlbench.specs.resolve import search_path
+from dlbench.specs.files import search_path
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,8 +30,8 @@ from dlbench.jobs.scripts.job import Job, limit_seconds, requested, time_text
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.hostlist import compressed, expanded
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.specs.system.hostlist import compressed, expanded
 from dlbench.units import format_seconds
 
 Mode = Literal["same", "rotate"]

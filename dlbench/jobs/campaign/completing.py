@@ -19,13 +19,13 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError, refused
 from dlbench.jobs.campaign.campaign import Packing
-from dlbench.jobs.campaign.file import (
+from dlbench.jobs.campaign.series_file import (
     FOLDER,
     WRITTEN,
     BusyError,
     SeriesFile,
     SeriesJob,
-    Standing,
+    SubmissionStatus,
     append,
     held,
     jobs_of_series,
@@ -33,7 +33,7 @@ from dlbench.jobs.campaign.file import (
     read_series,
     require_own,
     series_path,
-    standing,
+    submission_status,
     write_series,
 )
 from dlbench.jobs.scheduler import (
@@ -44,9 +44,9 @@ from dlbench.jobs.scheduler import (
     Scheduler,
     StuckError,
     UnansweredError,
+    keep_submission,
 )
 from dlbench.jobs.scripts.job import Job
-from dlbench.jobs.submission import keep_submission
 from dlbench.opening import read_bytes
 from dlbench.records.files import TEMPORARY_SUFFIX, write_atomic
 from dlbench.records.folder import MAX_JSON, RunFolder, create
@@ -282,7 +282,7 @@ def complete(
     check: Callable[[], None],
     on_submitted: Callable[[Submitted], None],
     max_jobs: int | None = None,
-) -> Standing:
+) -> SubmissionStatus:
     """Submits the jobs of a series that are not with the scheduler yet.
 
     `check`: called before each job; what it raises is passed on. `max_jobs`: jobs of the series that wait or run at
@@ -294,7 +294,7 @@ def complete(
     """
     require_own(root, series_id)
     with held(root, series_id) as lock:
-        now = standing(root, series_id)
+        now = submission_status(root, series_id)
         if now.submitted == now.total:
             return now
         jobs = jobs_of_series(root, now.series)
@@ -319,7 +319,7 @@ def complete(
                 append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
             room.add(number, job, job_id, is_counted=bool(found))
             on_submitted(Submitted(number=number + 1, job=job, job_id=job_id, is_adopted=bool(found)))
-        return standing(root, series_id)
+        return submission_status(root, series_id)
 
 
 def keep_found(root: Path, scheduler: Scheduler, job: Job, entry: SeriesJob, job_id: str) -> None:
@@ -349,7 +349,7 @@ def write_only(
     require_own(root, series_id)
     written = []
     with held(root, series_id):
-        now = standing(root, series_id)
+        now = submission_status(root, series_id)
         before = ""
         for number, job in enumerate(jobs_of_series(root, now.series)):
             entry = now.series.jobs[number]
@@ -376,7 +376,7 @@ def adopt(root: Path, series_id: str, scheduler: Scheduler) -> str:
     with suppress(UserError, RunError):
         require_own(root, series_id)
         with held(root, series_id):
-            now = standing(root, series_id)
+            now = submission_status(root, series_id)
             jobs = jobs_of_series(root, now.series)
             queue = scheduler.query(clusters=sorted({place for job in jobs for place in scheduler.clusters(job)}))
             for job, entry, state, job_id in zip(jobs, now.series.jobs, now.states, now.ids, strict=True):
@@ -393,7 +393,7 @@ def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:
 
     Raises `UnansweredError`: it does not say whether it has some.
     """
-    now = standing(root, series_id)
+    now = submission_status(root, series_id)
     jobs = jobs_of_series(root, now.series)
     queue = _queue_for(now, jobs, scheduler, is_counted=False)
     return [
@@ -406,7 +406,7 @@ def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:
 class _Room:
     """How many more jobs of the series the queue may hold; and the job that the next one is to wait for."""
 
-    def __init__(self, now: Standing, queue: Queue, most: int | None) -> None:
+    def __init__(self, now: SubmissionStatus, queue: Queue, most: int | None) -> None:
         self._most = most
         self._active = sum(len(_active(queue, job_id)) for job_id in now.ids if job_id)
         self.taken: dict[int, str] = {}
@@ -428,7 +428,7 @@ class _Room:
             self._active += len(job.plans) if job.is_array else 1
 
 
-def _require_movement(now: Standing, queue: Queue, room: _Room) -> None:
+def _require_movement(now: SubmissionStatus, queue: Queue, room: _Room) -> None:
     """Proves that the queue may get room. Raises `StuckError`: the jobs of the series that are in it never start."""
     active = [job for job_id in now.ids if job_id for job in queue.of(job_id) if job.phase != "over"]
     # In a chain the others wait for the first.
@@ -441,14 +441,14 @@ def _require_movement(now: Standing, queue: Queue, room: _Room) -> None:
     )
 
 
-def _missing(now: Standing, queue: Queue, room: _Room) -> Iterator[tuple[int, str | None]]:
+def _missing(now: SubmissionStatus, queue: Queue, room: _Room) -> Iterator[tuple[int, str | None]]:
     """Numbers of the jobs to submit, from 0, each with the id of the job that it is to wait for."""
     for number, state in enumerate(now.states):
         if state not in ("submitted", "begun"):
             yield number, _before(now, number, queue, room) if now.series.chain else None
 
 
-def _before(now: Standing, number: int, queue: Queue, room: _Room) -> str | None:
+def _before(now: SubmissionStatus, number: int, queue: Queue, room: _Room) -> str | None:
     for earlier in range(number - 1, -1, -1):
         if earlier in room.taken:
             return room.taken[earlier]
@@ -464,7 +464,7 @@ def _active(queue: Queue, job_id: str) -> list[str]:
     return [job.job_id for job in queue.of(job_id) if job.phase != "over"]
 
 
-def _queue_for(now: Standing, jobs: Sequence[Job], scheduler: Scheduler, *, is_counted: bool) -> Queue:
+def _queue_for(now: SubmissionStatus, jobs: Sequence[Job], scheduler: Scheduler, *, is_counted: bool) -> Queue:
     """What the scheduler has, where that must be known. Raises `UnansweredError`: it does not answer."""
     unsure = now.states.count("unsure") + now.states.count("written")
     if not unsure and not (now.submitted and (is_counted or now.series.chain)):
@@ -492,7 +492,7 @@ def feed(
     tell: Callable[[str], None],
     max_jobs: int | None = None,
     every_s: float = EVERY_S,
-) -> Standing:
+) -> SubmissionStatus:
     """Submits a series as the queue has room, until all of it is submitted.
 
     A queue that is full, and a scheduler that does not answer, are waited for; after a kill it can be called again.
@@ -509,17 +509,17 @@ def feed(
         try:
             now = complete(root, series_id, scheduler, check, on_submitted, max_jobs)
         except QueueFullError as error:
-            now, why = standing(root, series_id), str(error)
+            now, why = submission_status(root, series_id), str(error)
             queue = scheduler.query(clusters=sorted(now.clusters))
             if not queue.unanswered and not any(_active(queue, job_id) for job_id in now.ids if job_id):
                 raise  # nothing of it would ever leave
         except DoubtError as error:
-            now, why = standing(root, series_id), str(error)
+            now, why = submission_status(root, series_id), str(error)
             doubts = 1 + doubts * (now.submitted == submitted)
             if doubts == MOST_DOUBTS:
                 raise  # what sbatch says is a refusal that dlbench does not know
         except (BusyError, UnansweredError) as error:
-            now, why = standing(root, series_id), str(error)
+            now, why = submission_status(root, series_id), str(error)
         if now.submitted == now.total:
             return now
         submitted = now.submitted

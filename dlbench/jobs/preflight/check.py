@@ -19,14 +19,12 @@ import dlbench
 from dlbench import process_tree
 from dlbench.errors import ExitCode, RunError, StalledError, UserError, refused
 from dlbench.jobs import local
-from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
-from dlbench.jobs.processes import RankProcesses
+from dlbench.jobs.processes import Interruption, RankProcesses
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.batch import sbatch_arguments, told_options
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
-from dlbench.jobs.scripts.launch import has_script, resolve, shell_command
+from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, shell_command, told_options
 from dlbench.jobs.slurm.environment import call, job_environment
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
@@ -34,8 +32,8 @@ from dlbench.records.answers.preflight import Finding, PreflightFolder, Prefligh
 from dlbench.records.files import write_atomic, write_json
 from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.run_order import Counts
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.series import Counts
+from dlbench.specs.system import SystemSpec
 from dlbench.units import format_seconds
 
 JOB_S = 300
@@ -285,7 +283,7 @@ exit 0
 
 
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
-    """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.batch.render_job`."""
+    """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.launch.render_job`."""
     plan = job.shape
     # Stands for the folder of images; nobody's path can hold it.
     unpacked = f"/DLBENCH-{secrets.token_hex(16)}"

@@ -13,7 +13,7 @@ from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.specs.collectives.plan import CommPlan
-from dlbench.specs.system.hostlist import compressed
+from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 
 MUCH_LOAD = 0.05

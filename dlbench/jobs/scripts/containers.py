@@ -13,7 +13,7 @@ import dlbench
 from dlbench.errors import UserError
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.specs.system.storage import TierSpec
+from dlbench.specs.system import TierSpec
 
 _PREFIXES = ("DLBENCH_", "SLURM", "PMI", "OMPI_", "OPAL_", "PRTE_", "UCX_", "NCCL_", "RCCL_", "FI_", "MPICH_", "OMP_")
 """Beginnings of the variables by which ranks find each other, and their libraries the network; podman passes none in

@@ -16,9 +16,9 @@ import jinja2
 
 from dlbench import bundled
 from dlbench.jobs.scripts import containers
+from dlbench.specs.container import ImageSpec
+from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
-from dlbench.specs.system.image import ImageSpec
-from dlbench.specs.system.slurm import OF_SRUN, SlurmSpec
 
 IMAGES_FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""

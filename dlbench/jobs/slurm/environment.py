@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlbench.jobs.scripts.job import PLAIN_PATH, let_through
+from dlbench.specs.launch import ALL_VARIABLES
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.system.slurm import ALL_VARIABLES
 
 CALL_TIMEOUT_S = 60
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scheduler import Answer, Queue, cluster_of
-from dlbench.jobs.scripts.batch import render_job, sbatch_arguments
 from dlbench.jobs.scripts.job import SUBMITTED, Job
+from dlbench.jobs.scripts.launch import render_job, sbatch_arguments
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.environment import call, exported_names, job_environment
 from dlbench.records.folder import RunFolder

@@ -14,7 +14,7 @@ from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import SEGMENT_BYTES, Counters, Part, count_sends
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.system.launch import LauncherName
+from dlbench.specs.launch import LauncherName
 
 _POLLS = 256
 """Tests of a request between two looks at the clock."""

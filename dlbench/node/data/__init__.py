@@ -1,1 +1,0 @@
-"""Data sets become batches of tensors."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dlbench.machine.storage import storage_reads
 from dlbench.node.data.sharding import Key
-from dlbench.specs.system.storage import Tier
+from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
 
 _SKIP_AT_MOST = 100
@@ -198,7 +198,7 @@ class Fetched:
     storage_bytes: int | None = None
     """Bytes that the kernel fetched from storage for it, read-ahead included; None where it does not count."""
     asked_slot: int | None = None
-    """The slot that it was to be written to (see `dlbench.node.data.slots`); None: there are none."""
+    """The slot that it was to be written to (see `dlbench.node.data.loader_transport`); None: there are none."""
     slot: int | None = None
     """The slot that it lies in; on its way `batch` then has only what does not lie there."""
     made: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class BatchReader:
         on_bad_sample: what to do where a sample is unreadable.
         replace: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
             batch is smaller and may be empty (an evaluation must not count a sample twice).
-        arrange: what is done last with a batch, where it is read; see `dlbench.node.data.packing`.
+        arrange: what is done last with a batch, where it is read; see `dlbench.node.data.text`.
         within_batch: take the next of the same batch instead of the next of the data set, which this rank may not hold.
     """
 

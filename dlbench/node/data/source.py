@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
+from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.shuffling import ownership_for
-from dlbench.datasets.splits import train_folder, validation_folder
+from dlbench.datasets.splits import NAMES, train_folder, validation_folder
+from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data.loader import EvaluationSource, LoadedSource
+from dlbench.node.data.loader import EpochReads, EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.packing import arranged
+from dlbench.node.data.rank_reading import RankReading, planned_readers
+from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import ReadSpan, SampleReader
-from dlbench.node.data.reading.epochs import EpochReads
-from dlbench.node.data.reading.rank_reading import RankReading, planned_readers
-from dlbench.node.data.reading.throughput import Readers
-from dlbench.node.data.sharding import Position, ShardedOrder
-from dlbench.node.data.shuffling.audit import ReadAudit
-from dlbench.node.data.shuffling.awaiting import AwaitingReader
-from dlbench.node.data.shuffling.exchange import Meeting, SampleExchange
-from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.reader_trials import Readers
+from dlbench.node.data.sample_exchange import AwaitingReader, Meeting, SampleExchange
+from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
 from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
+from dlbench.node.data.text import arranged
 from dlbench.specs.workload import (
     BertModel,
     CosmoFlowModel,
@@ -392,3 +392,45 @@ def open_reader(
 
         return open_density(folder, model_spec, seed, training=training, lister=lister, counts=counts)
     raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
+
+
+_PUBLIC_VOLUME = [128, 128, 128, 4]
+"""Shape of a sample of cosmoUniverse."""
+
+
+def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
+    """The name of the training data, for the record.
+
+    Args:
+        spec: of the workload.
+        described: what the source says of itself.
+
+    Returns:
+        `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is there;
+        `public_set` where the counts are those of a public one; empty where neither is so.
+    """
+    if spec.is_synthetic:
+        return {}
+    manifest = _manifest(Path(spec.source))
+    # A set of text is counted in documents.
+    if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
+        return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
+    public = _public(spec, described)
+    return {"public_set": public} if public else {}
+
+
+def _manifest(source: Path) -> Manifest | None:
+    """Of the set, where its folder or that of its training data is given; None where there is none that can be read."""
+    try:
+        found = read_manifest(source)
+        return read_manifest(source.parent) if found is None and source.name in NAMES["train"] else found
+    except UserError:
+        return None
+
+
+def _public(spec: DataSpec, described: Mapping[str, object]) -> str:
+    num = described["num_samples"]
+    if isinstance(spec, ImageData) and (num, described.get("classes")) == (IMAGENET["train"], IMAGENET_CLASSES):
+        return "ImageNet-2012"
+    is_volume = isinstance(spec, DensityData) and described.get("shape") == _PUBLIC_VOLUME
+    return "cosmoUniverse" if is_volume and num in PUBLIC["train"] else ""

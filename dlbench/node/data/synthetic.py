@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import torch
 
-from dlbench.node.data.packing import arranged
+from dlbench.node.data.loader import EpochReads
+from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import ReadSpan
-from dlbench.node.data.reading.epochs import EpochReads
+from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.data.sharding import ShardedOrder
-from dlbench.node.data.shuffling.audit import ReadAudit
-from dlbench.node.data.shuffling.exchange import SampleExchange
+from dlbench.node.data.text import arranged
 from dlbench.node.models.density_input import network_volume
 from dlbench.records.record import Setting
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData

@@ -21,14 +21,22 @@ from torch.utils.checkpoint import checkpoint
 
 from dlbench.costs.memory.blocks import BlockCost
 from dlbench.errors import RunError, UserError
-from dlbench.node.memory.cut import UnitModule
-from dlbench.node.memory.install import Block, BlockFunction
-from dlbench.node.memory.room import BlockBytes, Room
-from dlbench.node.memory.running_pass import Pass
-from dlbench.node.memory.saved import Checksum, Handle, HeldByOthers, Packed, activation_storage, weak_reference
+from dlbench.node.memory.cut import Block, BlockFunction, UnitModule
+from dlbench.node.memory.saved import (
+    BlockBytes,
+    Checksum,
+    Handle,
+    HeldByOthers,
+    Packed,
+    Pass,
+    Room,
+    activation_storage,
+    first_tensor,
+    weak_reference,
+)
 from dlbench.node.memory.spans import BACKWARD, FORWARD, ComputeLane, HostMoments, LaneSpan, Moments, Watch
-from dlbench.node.memory.tiers.tier import Tier
-from dlbench.specs.memory.plan import PlannedBlock
+from dlbench.node.memory.tiers import Tier
+from dlbench.specs.memory import PlannedBlock
 
 Prefetch = Literal["room", "one-block", "blocking"]
 """room: as many blocks as have room; one-block: the next one; blocking: each tensor when it is made and needed."""
@@ -605,15 +613,6 @@ class _Recomputing:
                 buffer.copy_(before)
         self._before = []
         self._lane.end_recompute(self._block.number)
-
-
-def first_tensor(output: Any) -> torch.Tensor | None:
-    """A tensor, or the first one of a tuple or list; None where there is none."""
-    if isinstance(output, torch.Tensor):
-        return output
-    if isinstance(output, tuple | list):
-        return next((one for one in output if isinstance(one, torch.Tensor)), None)
-    return None
 
 
 def _on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

@@ -4,25 +4,303 @@ KARMA's fifth stage (Wahib et al., SC20), as ZeRO-Offload (Ren et al., ATC'21) d
 optimizer's state lies on the host, and the numbers are those of an update by the device. The engine exchanges gradients
 as ever; then a thread updates the parameters in the order in which the forward pass needs them, and the forward pass
 waits, module by module, for its own. Before a backward pass everything is updated.
+
+Parameters are updated in place on a CPU, on page-locked copies of them where the device is a GPU. On a GPU gradients
+are copied out on a stream of their own, once the exchange is done, and parameters back on another; the forward pass
+waits for the copies that it needs by events between streams (not measured here).
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dlbench.node.memory.forward_order import ForwardOrder, Needed
-from dlbench.node.memory.host_copies import HostParameters
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.records.memory import HostUpdate as HostUpdateResult
 from dlbench.records.record import Setting
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_seconds
+
+GROUPS = 16
+"""Groups of parameters at most, by bytes: each costs some fixed time, and the last one's update hides nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """Parameters that are updated together, and the modules before whose call they must be ready."""
+
+    parameters: tuple[nn.Parameter, ...]
+    places: tuple[nn.Module, ...]
+
+
+class ForwardOrder:
+    """Hooks in front of all modules that own trained parameters; the first forward pass tells their order.
+
+    The parameters of a module that is never called itself (torch's attention reads the weights of its output
+    projection) are waited for by the nearest module around it that is, at the latest before the network is called.
+    Blocks of an out-of-core network call their modules as the network itself does.
+
+    Args:
+        model: the network.
+        reach: called before every call of such a module.
+        is_hooked: False: nothing is hooked and order is that of definition (a compiled network has no such moments).
+    """
+
+    def __init__(self, model: nn.Module, reach: Callable[[nn.Module], None], *, is_hooked: bool = True) -> None:
+        self._model = model
+        self._reach = reach
+        self._modules = dict(model.named_modules())
+        self._owners: dict[nn.Parameter, list[str]] = {}
+        for name, module in self._modules.items():
+            for parameter in module.parameters(recurse=False):
+                if parameter.requires_grad:
+                    self._owners.setdefault(parameter, []).append(name)
+        self._calls: dict[str, int] = {}
+        self._hooks = []
+        for name in dict.fromkeys(("", *(name for names in self._owners.values() for name in names))):
+            if is_hooked:
+                self._hooks.append(self._modules[name].register_forward_pre_hook(partial(self._called, name)))
+            else:
+                self._calls[name] = len(self._calls)
+
+    def _called(self, name: str, module: nn.Module, inputs: object) -> None:
+        self._calls.setdefault(name, len(self._calls))
+        self._reach(module)
+
+    def _place(self, owner: str) -> str:
+        return next(name for name in _around(owner) if name in self._calls or not name)
+
+    def groups(self) -> list[Needed]:
+        """All trained parameters in the order in which the forward pass needs them; after its first run."""
+        held: dict[str, list[nn.Parameter]] = {}
+        for parameter, owners in self._owners.items():
+            first = min(map(self._place, owners), key=lambda name: self._calls.get(name, -1))
+            held.setdefault(first, []).append(parameter)
+        total = sum(p.numel() * p.element_size() for p in self._owners)
+        found: list[Needed] = []
+        parameters: list[nn.Parameter] = []
+        places: list[nn.Module] = []
+        for name in sorted(held, key=lambda name: self._calls.get(name, -1)):
+            parameters += held[name]
+            places.append(self._modules[name])
+            if sum(p.numel() * p.element_size() for p in parameters) * GROUPS >= total:
+                found.append(Needed(parameters=tuple(parameters), places=tuple(places)))
+                parameters, places = [], []
+        if parameters:
+            found.append(Needed(parameters=tuple(parameters), places=tuple(places)))
+        return found
+
+    def close(self) -> None:
+        """Takes the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def _around(name: str) -> Iterator[str]:
+    """A module's name, and those of the modules around it, inside out; "" is the network."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
+
+
+class HostParameters(Protocol):
+    """Parameters as the host updates them, and how gradients come to it."""
+
+    tensors: dict[nn.Parameter, nn.Parameter]
+    """What the host's optimizer works on, by parameter."""
+    num_bytes: int
+    """Held by the host for copies."""
+    text: str
+    """Where the host works, in words."""
+
+    def enter_thread(self) -> None:
+        """Called once on the updating thread."""
+
+    def mark(self) -> Any:
+        """This moment of the computation: what was ordered before it is done before gradients are read."""
+
+    def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: Any) -> Any:
+        """Begins to bring gradients to the host, after the moment `since`; what `receive` wants."""
+
+    def receive(self, sent: Any) -> list[Tensor | None]:
+        """The gradients, on the host."""
+
+    def give_back(self, parameters: Sequence[nn.Parameter]) -> Any:
+        """Begins to bring updated parameters to the device; what `join` wants."""
+
+    def join(self, given: Any) -> None:
+        """What is ordered from now on comes after that."""
+
+
+class SameMemory:
+    """On a CPU the host's parameters are the network's own memory, and nothing is copied."""
+
+    num_bytes = 0
+    text = "on a CPU host and device share memory, so that nothing is spared: only the overlap is tried"
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        # Leaves of their own: the network's drop their gradients while these are still read.
+        self.tensors = {p: nn.Parameter(p.detach()) for p in parameters}
+
+    def enter_thread(self) -> None:
+        pass
+
+    def mark(self) -> None:
+        return None
+
+    def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: None) -> Any:
+        return gradients
+
+    def receive(self, sent: Any) -> list[Tensor | None]:
+        return list(sent)
+
+    def give_back(self, parameters: Sequence[nn.Parameter]) -> None:
+        return None
+
+    def join(self, given: None) -> None:
+        pass
+
+
+class Lanes(Protocol):
+    """Streams of a device: where copies run beside the computation."""
+
+    def enter_thread(self) -> None:
+        """Called once on the updating thread."""
+
+    def mark(self) -> Any:
+        """This moment of the lane in force; of the computation outside of `out` and `back`."""
+
+    def out(self, since: Any) -> AbstractContextManager[object]:
+        """Within it copies leave the device, after the moment `since`."""
+
+    def back(self) -> AbstractContextManager[object]:
+        """Within it copies come to the device."""
+
+    def wait(self, moment: Any) -> None:
+        """Returns when what was ordered before a moment is done."""
+
+    def join(self, moment: Any) -> None:
+        """The computation goes on after a moment."""
+
+    def host_buffer(self, num: int, dtype: torch.dtype) -> Tensor:
+        """Memory of the host that the device can copy to and from by itself, (num,)."""
+
+
+class CudaLanes:
+    """Two streams of a GPU, one a direction."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self._device)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def out(self, since: torch.cuda.Event) -> AbstractContextManager[object]:
+        self._out.wait_event(since)
+        return torch.cuda.stream(self._out)
+
+    def back(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._back)
+
+    def wait(self, moment: torch.cuda.Event) -> None:
+        moment.synchronize()
+
+    def join(self, moment: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(moment)
+
+    def host_buffer(self, num: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(num, dtype=dtype, pin_memory=True)
+
+
+class HostCopies:
+    """Copies of all parameters and room for their gradients, on the host; each in one piece of memory per type.
+
+    A piece each, because locking pages takes milliseconds a call however few they are.
+    """
+
+    text = "gradients were copied to page-locked memory and parameters back, each on a stream of its own"
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lanes: Lanes) -> None:
+        self._lanes = lanes
+        self.tensors: dict[nn.Parameter, nn.Parameter] = {}
+        self._gradients: dict[nn.Parameter, Tensor] = {}
+        self.num_bytes = 0
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            by_type.setdefault(parameter.dtype, []).append(parameter)
+        for dtype, members in by_type.items():
+            room = sum(p.numel() for p in members)
+            values, gradients = lanes.host_buffer(room, dtype), lanes.host_buffer(room, dtype)
+            self.num_bytes += 2 * room * values.element_size()
+            first = 0
+            for p in members:
+                value = _like(values[first : first + p.numel()], p)
+                value.copy_(p.detach())
+                self.tensors[p] = nn.Parameter(value)
+                self._gradients[p] = _like(gradients[first : first + p.numel()], p)
+                first += p.numel()
+
+    def enter_thread(self) -> None:
+        self._lanes.enter_thread()
+
+    def mark(self) -> Any:
+        return self._lanes.mark()
+
+    def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: Any) -> Any:
+        with torch.no_grad(), self._lanes.out(since):
+            found: list[Tensor | None] = []
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                room = self._gradients[parameter]
+                found.append(None if gradient is None else room.copy_(gradient, non_blocking=True))
+            # The device's gradients with it: their memory must not be given away before they are read.
+            return found, tuple(gradients), self._lanes.mark()
+
+    def receive(self, sent: Any) -> list[Tensor | None]:
+        found: list[Tensor | None]
+        found, _, moment = sent
+        self._lanes.wait(moment)
+        return found
+
+    def give_back(self, parameters: Sequence[nn.Parameter]) -> Any:
+        with torch.no_grad(), self._lanes.back():
+            for parameter in parameters:
+                parameter.copy_(self.tensors[parameter], non_blocking=True)
+            return self._lanes.mark()
+
+    def join(self, given: Any) -> None:
+        self._lanes.join(given)
+
+
+def _like(flat: Tensor, tensor: Tensor) -> Tensor:
+    """A piece of memory in the shape of a tensor, and in its order where that has no gaps: copies are then plain."""
+    if torch.empty_like(tensor, device="meta").stride() == tensor.stride():
+        return flat.as_strided(tensor.shape, tensor.stride(), flat.storage_offset())
+    return flat.view(tensor.shape)
+
+
+def host_parameters(parameters: Iterable[nn.Parameter], device: torch.device) -> HostParameters:
+    """Parameters as the host updates them beside a device."""
+    if device.type == "cuda":
+        return HostCopies(parameters, CudaLanes(device))
+    return SameMemory(parameters)
 
 
 class _Group:

@@ -23,11 +23,18 @@ from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlbench.node.memory.cut import UnitModule
-from dlbench.node.memory.executor import first_tensor
-from dlbench.node.memory.peaks import Held, NoPeaks, PeakMeter, peaks_on
-from dlbench.node.memory.saved import HeldByOthers, Packed, Table, activation_storage, is_of_parameter, weak_reference
+from dlbench.node.memory.device_memory import Held, NoPeaks, PeakMeter, peaks_on
+from dlbench.node.memory.saved import (
+    HeldByOthers,
+    Packed,
+    Table,
+    activation_storage,
+    first_tensor,
+    is_of_parameter,
+    weak_reference,
+)
 from dlbench.node.models.optimizers import optimizer_of
-from dlbench.specs.memory.chain import Chain, Unit
+from dlbench.specs.memory import Chain, Unit
 from dlbench.specs.training import OptimizerSpec
 
 WARM_PASSES, TIMED_PASSES = 3, 9

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dlbench.node.memory.tiers.tier import Tier
+from dlbench.node.memory.tiers import Tier
 
 COMPUTE, OUT, IN = "compute", "out", "in"
 """Lanes of an operation."""

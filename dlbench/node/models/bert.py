@@ -181,7 +181,7 @@ class BertForPreTraining(nn.Module):
             attention_mask: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
             masked_positions: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given;
                 unused ones point at the first token of the sample.
-            packed: `tokens` and `starts` of `dlbench.node.data.packing`, to leave padding out of all layers; the mask
+            packed: `tokens` and `starts` of `dlbench.node.data.text`, to leave padding out of all layers; the mask
                 is not read.
 
         Returns:

@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 - resnet: image (N, H, W, 3) uint8; label (N,) int64.
 - bert: input_ids, token_type_ids, attention_mask (N, S) int64; masked_positions, masked_ids (N, P) int64;
   masked_weights (N, P) float32, 0 for an unused place; next_sentence (N,) int64, 0 if B follows A, 1 if it is random.
-  Without attention_mask where nothing is padding, or where `dlbench.node.data.packing` gives index arrays.
+  Without attention_mask where nothing is padding, or where `dlbench.node.data.text` gives index arrays.
 - cosmoflow: volume (N, C, S, S, S) float32, or on its way to a GPU counts (N, S, S, S, C) int16, whose logarithm is
   taken there; target (N, T) float32.
 """

@@ -29,7 +29,7 @@ from dlbench.reading.hosts.by_host import largest_by_host, of_others
 from dlbench.reading.hosts.leaving import LATE
 from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.reading.table import RunTable
-from dlbench.specs.system.hostlist import compressed
+from dlbench.specs.hostlist import compressed
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_mean
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from dlbench.specs.base import Spec
-from dlbench.specs.memory.chain import Chain, TransferRates
+from dlbench.specs.memory import Chain, TransferRates
 
 
 class MemoryProfile(Spec):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Spec
-from dlbench.specs.system.storage import Tier
+from dlbench.specs.system import Tier
 
 
 class _Told(Spec):

@@ -157,7 +157,7 @@ def intervals(
     return alt.layer(*layers)
 
 
-def points(
+def scatter(
     rows: Rows,
     x: Axis,
     y: Axis,

@@ -26,8 +26,8 @@ from dlbench.specs.collectives.plan import (
 from dlbench.specs.collectives.sizes import parse_sizes
 from dlbench.specs.plan import AxisValue, LayoutSpec
 from dlbench.specs.problems import problem_of
-from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.series import Counts, interleaved, refuse_too_many, series_name, shown_count
+from dlbench.specs.system import SystemSpec
 from dlbench.units import format_bytes
 
 

@@ -13,8 +13,8 @@ from dlbench.reading.scaling import Point
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
+from dlbench.specs.hostlist import compressed
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
-from dlbench.specs.system.hostlist import compressed
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way

@@ -23,7 +23,7 @@ from dlbench.reading.warm_up import beside_passes_s
 from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import place_text
-from dlbench.specs.memory.settings import MemorySpec, Recompute, Swap
+from dlbench.specs.memory import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey

@@ -10,9 +10,7 @@ from dlbench.costs.memory.planner import PREFETCH
 from dlbench.costs.memory.schedule import Schedule
 from dlbench.costs.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import BlockPlan, Decision, Prediction
-from dlbench.specs.memory.settings import Swap
+from dlbench.specs.memory import BlockPlan, Chain, Decision, Prediction, Swap, TransferRates
 
 
 @dataclass(frozen=True, kw_only=True)

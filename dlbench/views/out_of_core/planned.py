@@ -21,8 +21,7 @@ from dlbench.costs.memory.tradeoff import (
     largest_batch,
     point,
 )
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import BlockPlan
+from dlbench.specs.memory import BlockPlan, Chain, TransferRates
 from dlbench.views.out_of_core.numbers import TITLES
 from dlbench.views.out_of_core.passes import PassSpan, PlannedPart, blocks_of, schedule_of, spans_of
 

@@ -143,7 +143,7 @@ def _compared(case: Case, found: dict[str, Any], best: list[float]) -> Iterator[
 
 def compare(key: str) -> dict[str, Any]:
     """Seconds of a step by every method, in turns; memory is given back as in runs out of core."""
-    from dlbench.node.memory.allocator import give_back_freed
+    from dlbench.node.memory.device_memory import give_back_freed
     from tests.bench.memory.workshop import IN_CORE, METHODS, PLAN
 
     give_back_freed(True)
@@ -208,7 +208,7 @@ def account(workload: str, batch: str, *names: str) -> dict[str, Any]:
 
     The plan's capacity is half way between the smallest that would do and what training in core holds.
     """
-    from dlbench.node.memory.allocator import give_back_freed
+    from dlbench.node.memory.device_memory import give_back_freed
     from tests.bench.memory.workshop import IN_CORE, METHODS, PLAN, Workshop
 
     give_back_freed(True, 32 << 10)
@@ -272,7 +272,7 @@ def limits(key: str) -> dict[str, Any]:
 def peak(key: str, method: str, batch: str, budget: str) -> dict[str, Any]:
     """What a method holds in a step of a batch: predicted from the chain at that batch, and measured."""
     from dlbench.errors import EnvironmentLacksError
-    from dlbench.node.memory.allocator import give_back_freed
+    from dlbench.node.memory.device_memory import give_back_freed
     from tests.bench.memory.workshop import IN_CORE, PLAN
 
     give_back_freed(True, 32 << 10)  # tensors of few samples are small

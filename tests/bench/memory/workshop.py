@@ -17,17 +17,15 @@ from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.smallest import smallest_capacity
 from dlbench.costs.memory.tradeoff import largest_batch
 from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
-from dlbench.node.memory.allocator import trim
-from dlbench.node.memory.host_copies import host_parameters
-from dlbench.node.memory.host_update import HostUpdate
-from dlbench.node.memory.peaks import CpuPeaks
+from dlbench.node.memory.device_memory import CpuPeaks, trim
+from dlbench.node.memory.host_update import HostUpdate, host_parameters
 from dlbench.node.memory.planning import MemoryPlan, Workbench, far_tier, planned
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.training.activations import ActivationMemory, sample_batches, sample_loss
 from dlbench.node.training.precision import Precision
 from dlbench.specs.expand import expand
-from dlbench.specs.memory.chain import Chain
+from dlbench.specs.memory import Chain
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.training import TrainSpec

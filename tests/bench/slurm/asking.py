@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlbench.jobs.campaign.campaign import job_of
-from dlbench.jobs.submission import keep_submission
+from dlbench.jobs.scheduler import keep_submission
 from dlbench.records.folder import create
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request

@@ -23,9 +23,9 @@ from typing import Any
 from dlbench.collectives.measurements import SeriesName
 from dlbench.jobs.scripts.launch import rank_environment
 from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
+from dlbench.specs.launch import LaunchSpec
 from dlbench.specs.plan import LayoutSpec
-from dlbench.specs.system.launch import LaunchSpec
-from dlbench.specs.system.system import SystemSpec
+from dlbench.specs.system import SystemSpec
 from tests.bench.figures import Figure, median_interval
 from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT
 from tests.support.paths import ROOT

@@ -21,8 +21,8 @@ from dlbench.errors import RunError
 from dlbench.jobs.campaign import completing
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.campaign.completing import begin, complete
-from dlbench.jobs.campaign.file import standing
-from dlbench.jobs.interruption import Interruption
+from dlbench.jobs.campaign.series_file import submission_status
+from dlbench.jobs.processes import Interruption
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import create
@@ -132,7 +132,7 @@ def _wrong(how: str, words: str, at: int) -> int:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         taken = Counter(line.split("|")[5] for line in (folder / "queue").read_text(encoding="utf-8").splitlines())
-        now = standing(folder, series)
+        now = submission_status(folder, series)
         wanted = [str(folder / job.runs[0]) for job in now.series.jobs]
         return sum(taken[place] != 1 for place in wanted) + (now.submitted != now.total)
 

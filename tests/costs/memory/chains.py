@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from dlbench.specs.memory.chain import Chain, TransferRates, Unit
-from dlbench.specs.memory.plan import Decision, PlannedBlock
+from dlbench.specs.memory import Chain, Decision, PlannedBlock, TransferRates, Unit
 
 DECISIONS: tuple[Decision, ...] = ("keep", "swap", "recompute", "recompute-swap")
 

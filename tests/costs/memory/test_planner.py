@@ -15,9 +15,7 @@ from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
 from dlbench.costs.memory.smallest import DoesNotFitError, allowed, fits, smallest_capacity
 from dlbench.errors import ExitCode
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import Decision, PlannedBlock
-from dlbench.specs.memory.settings import Recompute, Swap
+from dlbench.specs.memory import Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 from tests.costs.memory.chains import DECISIONS, chains, drawn_chain, equal_chain, link, links, unit
 from tests.support.memory_oracle import best_cut, best_plan, cuts
 from tests.support.random_chains import random_case

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import RunError, UserError
-from dlbench.node.data import jpeg, reader
+from dlbench.node.data import images as jpeg
+from dlbench.node.data import reader
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.loader import RECENT_READS, LoadedSource, RankCores
 from dlbench.node.data.reader import BadSampleError, BatchReader, Raw, Sample

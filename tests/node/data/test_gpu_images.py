@@ -12,9 +12,8 @@ import torch
 from PIL import Image
 
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data import gpu_images
-from dlbench.node.data.gpu_images import RegionDecoder
-from dlbench.node.data.images import open_images
+from dlbench.node.data import images as gpu_images
+from dlbench.node.data.images import RegionDecoder, open_images
 from dlbench.node.data.reader import BatchReader
 from dlbench.specs.workload import ImageData, ResNetModel, TextData
 
@@ -77,7 +76,7 @@ def test_what_a_gpu_decodes_keeps_its_bytes_and_draws_the_crops_of_the_reader(tm
         image = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         left, top, right, bottom = fetched.batch["box"][place].tolist()
         region = torch.from_numpy(image[top:bottom, left:right].copy())
-        expected = gpu_images._resized(region, 32)
+        expected = gpu_images._resized_float(region, 32)
         if fetched.batch["is_mirrored"][place]:
             expected = expected.flip(1)
         assert (expected.int() - ours["image"][place].int()).abs().max() <= 1

@@ -9,7 +9,7 @@ import pytest
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.loader import Ledger
-from dlbench.node.data.loader_queue import LoaderContext
+from dlbench.node.data.loader_transport import LoaderContext
 from dlbench.node.data.reader import Fetched
 
 FULL = "unable to allocate shared memory(shm) for file </torch_7_8_0>: No space left on device (28)"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlbench.datasets.manifest import write_manifest
-from dlbench.node.data.naming import data_set
+from dlbench.node.data.source import data_set
 from dlbench.records.registry import data_title
 from dlbench.records.scan import read_run
 from tests.support.run_factory import Story, constant, plans, write_run

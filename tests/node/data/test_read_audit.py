@@ -12,9 +12,8 @@ import pytest
 from dlbench.datasets.shuffling import Ownership
 from dlbench.errors import UserError
 from dlbench.node.data.loader import LoadedSource
-from dlbench.node.data.sharding import Key, Position, ShardedOrder
-from dlbench.node.data.shuffling.audit import Audited, ReadAudit, doubtful_epochs
-from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.read_audit import Audited, ReadAudit, doubtful_epochs
+from dlbench.node.data.sharding import HeldOrder, Key, Position, ShardedOrder
 from tests.support.sample_readers import NumberReader
 
 RANKS, BATCH = 3, 4

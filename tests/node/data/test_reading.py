@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.machine.page_cache import cached_pages
-from dlbench.node.data.loader import LoadedSource
+from dlbench.node.data import rank_reading as cache
+from dlbench.node.data import reader_trials as trials
+from dlbench.node.data import reading_rate as rate
+from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
+from dlbench.node.data.rank_reading import EpochRest, NodeCache, RankReading, planned_readers
 from dlbench.node.data.reader import InHalves, Raw, Sample
-from dlbench.node.data.reading import cache, rate, trials
-from dlbench.node.data.reading.cache import NodeCache
-from dlbench.node.data.reading.epochs import EpochReads, read_epochs
-from dlbench.node.data.reading.rank_reading import EpochRest, RankReading, planned_readers
-from dlbench.node.data.reading.throughput import Readers
-from dlbench.node.data.reading.trials import Surroundings, choose, chosen
+from dlbench.node.data.reader_trials import Readers, Surroundings, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.specs.workload import ImageData
 from tests.support.volumes import write_volumes
@@ -322,7 +321,7 @@ def rate_order(source: Path, **changes: Any) -> str:
 def test_rates_of_two_processes_add_up(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     write_volumes(tmp_path / "train", 16, seed=0)
-    command = [sys.executable, "-P", "-m", "dlbench.node.data.reading.rate"]
+    command = [sys.executable, "-P", "-m", "dlbench.node.data.reading_rate"]
     done = subprocess.run(
         command,
         input=rate_order(tmp_path / "train", processes=2),

@@ -19,12 +19,11 @@ import pytest
 from dlbench.datasets.shuffling import Ownership
 from dlbench.datasets.staging.samples import SampleStore
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
+from dlbench.node.data import sample_exchange as exchange_module
 from dlbench.node.data.reader import NotArrivedError
-from dlbench.node.data.shuffling import exchange as exchange_module
-from dlbench.node.data.shuffling.awaiting import AwaitingReader, lost_mark
-from dlbench.node.data.shuffling.connections import SECRET_BYTES
-from dlbench.node.data.shuffling.exchange import SampleExchange
-from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.sample_connections import SECRET_BYTES
+from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange, lost_mark
+from dlbench.node.data.sharding import HeldOrder
 from tests.support.sample_readers import NumberReader, StoreReader, number_bytes
 
 LIMIT_S = 20.0

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.data import slots as slots_module
+from dlbench.node.data import loader_transport as slots_module
 from dlbench.node.data.loader import Ledger, LoadedSource
-from dlbench.node.data.loader_queue import no_room
+from dlbench.node.data.loader_transport import MadeSlots, NoRoomError, Slots, no_room
 from dlbench.node.data.reader import BatchReader, Fetched, InHalves, Raw, Sample
 from dlbench.node.data.sharding import Key, ShardedOrder
-from dlbench.node.data.slots import MadeSlots, NoRoomError, Slots
 
 FORMS: Any = {"x": ((3,), np.dtype(np.int16)), "label": ((), np.dtype(np.int64))}
 

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.node.memory.cut import UnitModule, find_units
-from dlbench.node.memory.room import BlockBytes
-from dlbench.node.memory.tiers.disk import DiskTier
+from dlbench.node.memory.disk_tier import DiskTier
+from dlbench.node.memory.saved import BlockBytes
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.resnet import ResNet
-from dlbench.specs.memory.chain import Chain, Unit
-from dlbench.specs.memory.plan import Decision, PlannedBlock
+from dlbench.specs.memory import Chain, Decision, PlannedBlock, Unit
 
 
 class Residual(nn.Module):

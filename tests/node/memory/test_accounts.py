@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dlbench.costs.memory.planner import fixed_plan
+from dlbench.node.memory.device_memory import CpuPeaks
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.peaks import CpuPeaks
 from dlbench.node.memory.profile import ChainProfile
-from dlbench.specs.memory.settings import Recompute
+from dlbench.specs.memory import Recompute
 from tests.node.memory.networks import Task, bert_task, cosmoflow_task, cut, planned, resnet_task
 
 TASKS = {"resnet": resnet_task, "cosmoflow": cosmoflow_task, "bert": lambda: bert_task(3)}

@@ -12,7 +12,7 @@ _PROGRAM = """
 import json
 import torch
 from dlbench.machine.memory import resident_bytes
-from dlbench.node.memory.allocator import give_back_freed
+from dlbench.node.memory.device_memory import give_back_freed
 
 words = give_back_freed(True)
 torch.ones(1 << 20).sum()

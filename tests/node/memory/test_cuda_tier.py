@@ -11,7 +11,7 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.tiers.cuda import PinnedTier
+from dlbench.node.memory.tiers import PinnedTier
 from tests.node.memory.networks import chain_task, cut, planned, train
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError, ExitCode, RunError
 from dlbench.machine.memory import lies_in_memory
+from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.tiers.disk import DiskTier
 from tests.node.memory.networks import chain_task, cut, planned, train
 
 

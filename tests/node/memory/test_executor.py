@@ -19,9 +19,9 @@ from torch import nn
 
 from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.errors import RunError
+from dlbench.node.memory.disk_tier import DiskTicket, DiskTier
 from dlbench.node.memory.executor import OutOfCore, Prefetch
-from dlbench.node.memory.tiers.disk import DiskTicket, DiskTier
-from dlbench.specs.memory.plan import Decision, PlannedBlock
+from dlbench.specs.memory import Decision, PlannedBlock
 from tests.node.memory.networks import (
     Task,
     bert_task,

@@ -7,7 +7,7 @@ from collections import Counter
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.spans import HostMoments
 from dlbench.node.watching.spans import LayerWatch
-from dlbench.specs.memory.plan import PlannedBlock
+from dlbench.specs.memory import PlannedBlock
 from tests.node.memory.networks import chain_task, cut
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.planning import Workbench, plan_memory, slowest_chain, slowest_rates
+from dlbench.node.memory.planning import Workbench, measure_rates, plan_memory, slowest_chain, slowest_rates
 from dlbench.node.memory.profile import ChainProfile, update_growth
-from dlbench.node.memory.rates import measure_rates
-from dlbench.specs.memory.chain import Chain, TransferRates, Unit
+from dlbench.specs.memory import Chain, TransferRates, Unit
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 from tests.node.memory.networks import (
     Task,

@@ -38,13 +38,12 @@ from dlbench.specs.collectives.network import (
     Piece,
     SizeBias,
 )
-from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.watch import WatchSpec
+from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.stats.estimates import Estimate
-from dlbench.views.assemble import assemble
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
 from dlbench.views.diagnosis import diagnosis
+from dlbench.views.scaling_report import assemble
 from tests.support.run_factory import (
     NOW,
     Story,

@@ -23,15 +23,14 @@ from dlbench.report.document import Section
 from dlbench.report.formats import html
 from dlbench.report.formats.json import as_plain
 from dlbench.report.table import Sheet
-from dlbench.specs.fault import FaultSpec
+from dlbench.specs.watch import FaultSpec
 from dlbench.views import model
-from dlbench.views.assemble import assemble
 from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import Diagnosed, LostPercent, NextExperiment, lost_percent
 from dlbench.views.causes.view import CausesView
 from dlbench.views.diagnosis import diagnosis
-from dlbench.views.document import document_of
-from dlbench.views.steps.view import RanksView, StepsView
+from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.steps import RanksView, StepsView
 from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
 from dlbench.views.view import GroupView
 from tests.reading.test_causes import simulate

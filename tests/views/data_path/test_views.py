@@ -13,12 +13,10 @@ from dlbench.reading.causes import INPUT_PARTS
 from dlbench.records.scan import scan
 from dlbench.report.document import Document, Section
 from dlbench.stats.estimates import Estimate, interval, median_estimate
-from dlbench.views.assemble import assemble
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.document import document_of
 from dlbench.views.model import Group, Report
 from dlbench.views.reading import Reading
-from dlbench.views.registry import SCALING
+from dlbench.views.scaling_report import SCALING, assemble, document_of
 from dlbench.views.shuffling import Audit, ShuffleComparison
 from dlbench.views.staging import BreakEven, Staged, break_even_epochs, break_even_text
 from tests.support.data_path_factory import (

@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.jobs.submission import Submission
+from dlbench.jobs.scheduler import Submission
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.scan import scan
 from dlbench.records.status import write_status
 from dlbench.specs.plan import RunPlan
-from dlbench.views.assemble import assemble
-from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.scaling_report import assemble
+from dlbench.views.telemetry import TelemetryView
 from tests.support.run_factory import Story, constant, edit_json, plans, status, write_run, write_unfinished
 from tests.support.watch_factory import write_samples, write_spans
 

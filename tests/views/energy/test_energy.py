@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
+from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import job_energies
-from dlbench.jobs.submission import Submission
 from dlbench.reading import scaling
 from dlbench.reading.samples.energy import RunEnergy, run_energy
 from dlbench.reading.samples.energy_sources import KINDS, Kind

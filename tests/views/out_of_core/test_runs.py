@@ -16,12 +16,11 @@ from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import terminal
 from dlbench.report.formats.json import as_plain
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
 from dlbench.views.out_of_core.charts import method_charts, passage_charts
 from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
 from dlbench.views.out_of_core.passes import PassSpan, lanes
 from dlbench.views.out_of_core.view import OutOfCoreView
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run
 from tests.support.run_factory import plans, write_scaling, write_unfinished

@@ -24,12 +24,11 @@ from dlbench.report.wording import times_value
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import mean_estimate, ratio_estimate
 from dlbench.views import model
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
 from dlbench.views.doubts import group_doubts
 from dlbench.views.layers import LayerTable
 from dlbench.views.noise import NoisePoint, advice, doubled_batch
 from dlbench.views.quality.numbers import Quality, group_quality
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.utilisation import peak_of, utilisation
 from tests.report.test_report import MARKUP
 from tests.support.browser import Visit

@@ -13,10 +13,10 @@ from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
-from dlbench.views.assemble import assemble
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.model import Group
 from dlbench.views.next_step import more_ranks, next_step
+from dlbench.views.scaling_report import assemble
 from dlbench.views.series_result import result_of
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.run_factory import (

@@ -8,7 +8,7 @@ import pytest
 
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
-from dlbench.views.assemble import assemble
+from dlbench.views.scaling_report import assemble
 from tests.support.run_factory import constant, plans, write_run
 
 

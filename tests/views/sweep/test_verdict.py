@@ -26,8 +26,7 @@ from dlbench.report.wording import times_value
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
 from dlbench.views import model
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import MANY_REPEATS, Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
 from dlbench.views.sweep.view import settings_chart

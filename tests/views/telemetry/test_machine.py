@@ -33,15 +33,13 @@ from dlbench.report.table import Sheet
 from dlbench.report.wording import percent
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
-from dlbench.views.assemble import assemble
 from dlbench.views.data_path import DataPath, DataPathView, data_path
-from dlbench.views.document import document_of
 from dlbench.views.energy import Energy, EnergyView
 from dlbench.views.memory import Memory, MemoryView, memory
 from dlbench.views.model import Group
-from dlbench.views.telemetry.numbers import Telemetry, telemetry
-from dlbench.views.telemetry.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
-from dlbench.views.telemetry.view import TelemetryView, telemetry_charts
+from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.telemetry import Telemetry, TelemetryView, telemetry
+from dlbench.views.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
 from dlbench.views.view import GroupView, Views
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
@@ -325,7 +323,7 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
         for line in panel.lines:
             holes = [t for t, value in line.points if value is None]
             assert holes == [pytest.approx(5.0)], panel.name
-    (chart,) = telemetry_charts(group, of(group, Telemetry))
+    (chart,) = section(group, "telemetry").charts()
     text = json.dumps(chart.spec)
     assert '"v": null' in text
     assert "gaps in the lines" in chart.alt.lower()
@@ -733,5 +731,5 @@ def test_all_views_of_a_sampled_run_are_in_the_page(tmp_path: Path) -> None:
         assert f'id="{one.id}-{group.id}"' in page
         for chart in section(group, one.id).charts():
             assert f'id="{chart.id}"' in page
-    (chart,) = telemetry_charts(group, of(group, Telemetry))
+    (chart,) = section(group, "telemetry").charts()
     assert len(json.dumps(chart.spec)) < 100_000

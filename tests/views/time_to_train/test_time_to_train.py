@@ -24,9 +24,8 @@ from dlbench.records.scan import scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.stats.estimates import by_definition, geometric_mean_estimate
-from dlbench.views.assemble import assemble
-from dlbench.views.document import document_of
 from dlbench.views.estimate import estimate
+from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import Answer, Asked, TimeToTrain, TrainingPoint, answers, held_by
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,

@@ -1,0 +1,343 @@
+"""What is to be expected of runs: what lies in their folders, joined with what the scheduler says of their jobs."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from dlbench.errors import IncompleteDataError
+from dlbench.jobs.campaign.completing import EVERY_S, sleep
+from dlbench.jobs.campaign.series_file import (
+    WRITTEN,
+    SubmissionStatus,
+    is_held,
+    known_jobs,
+    never_began,
+    scheduler_named,
+    submission_status,
+)
+from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
+from dlbench.records.collectives_scan import read_launched
+from dlbench.records.scan import LaunchedRun
+from dlbench.records.status import RankStatus
+from dlbench.records.story import told_failure
+from dlbench.sharing import WithheldError
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import RunPlan
+
+_FIRST_S = 2.0
+"""The first pause; each is twice the one before, up to what was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a series stands."""
+
+    submission: SubmissionStatus
+    runs: dict[str, RunStatus]
+    """By run id; a run that was not submitted has none."""
+    is_over: bool
+    """Nothing more is to come."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Every run of it is there and valid."""
+        wanted = [run_id for job in self.submission.series.jobs for run_id in job.runs]
+        return all(run_id in self.runs and self.runs[run_id].state == "valid" for run_id in wanted)
+
+    @property
+    def text(self) -> str:
+        """E.g. ``series s: 37 of 40 runs valid, 3 PENDING``."""
+        return f"series {self.submission.series.id}: {counted(self.submission, self.runs)}"
+
+
+class Watch:
+    """Looks at a series again and again; what has a record is read once."""
+
+    def __init__(self, root: Path, series_id: str) -> None:
+        self._root, self._id = root, series_id
+        self._recorded: dict[str, RunStatus] = {}
+        self._ended: set[str] = set()
+        """Runs whose job had ended without a record at the look before: the record may come late."""
+
+    def look(self) -> Outcome:
+        """How the series stands now; the scheduler is asked once.
+
+        Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
+        """
+        now = submission_status(self._root, self._id)
+        wanted = [run_id for job in now.series.jobs for run_id in job.runs]
+        left = [run_id for run_id in wanted if run_id not in self._recorded]
+        read = [run for run in map(self._read, left) if run is not None]
+        found, problems = run_statuses(read)
+        if problems:
+            raise IncompleteDataError(problems[0])
+        told = {one.run_id: one for one in found}
+        self._recorded |= {run.plan.run_id: told[run.plan.run_id] for run in read if run.recorded is not None}
+        open_runs = [run_id for run_id in left if run_id not in self._recorded]
+        ended = {run_id for run_id in open_runs if run_id in told and told[run_id].ahead == "nothing"}
+        # Where a run was never submitted, or nobody knows, whoever submits the series is looked for apart.
+        unknown = {
+            run_id
+            for run_id in open_runs
+            if run_id not in told or (not told[run_id].job and told[run_id].state == "incomplete")
+        }
+        is_settled = (ended & self._ended | unknown).issuperset(open_runs)
+        self._ended = ended
+        return Outcome(
+            submission=now,
+            runs={**self._recorded, **told},
+            is_over=is_settled and not (now.submitted < now.total and is_held(self._root, self._id)),
+        )
+
+    def _read(self, run_id: str) -> LaunchedRun | None:
+        path = self._root / run_id
+        return read_launched(path) if (path / "plan.json").exists() else None
+
+
+def wait(
+    root: Path,
+    series_id: str,
+    check: Callable[[], None],
+    tell: Callable[[str], None],
+    timeout_s: float,
+    every_s: float = EVERY_S,
+) -> Outcome:
+    """Waits for a series; returns how it stands when it is over, or after the time.
+
+    `check`: called twice a second; what it raises is passed on. `tell`: told how the series stands, when that changes.
+    `timeout_s`: seconds at most. `every_s`: seconds between two looks, of which each asks the scheduler once.
+    Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
+    """
+    end = time.monotonic() + timeout_s
+    watch, pause, told = Watch(root, series_id), min(_FIRST_S, every_s), ""
+    while True:
+        now = watch.look()
+        if now.is_over or time.monotonic() >= end:
+            return now
+        if now.text != told:
+            told = now.text
+            tell(told)
+        sleep(min(pause, max(end - time.monotonic(), 0.0)), check)
+        pause = min(2 * pause, every_s)
+
+
+# Of a run that says itself that it failed, worth saying beside that.
+_TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+
+Ahead = Literal["nothing", "comes", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One run."""
+
+    run_id: str
+    state: str
+    """valid, invalid, failed, interrupted, incomplete, or the scheduler's word."""
+    job: str = ""
+    story: str = ""
+    reason: str = ""
+    """Why its job waits, the scheduler's word."""
+    starts: str = ""
+    """When its job should start, the scheduler's local time."""
+    ahead: Ahead = "nothing"
+    """Whether something is still to come."""
+
+    @property
+    def is_failed(self) -> bool:
+        """It has no valid record and will have none."""
+        return self.state in ("failed", "invalid")
+
+
+def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str]]:
+    """One of each run, and which submissions cannot be read: without its own a waiting run seems not submitted."""
+    jobs: dict[str, Submission] = {}
+    unread: list[str] = []
+    for run in runs:
+        try:
+            submission = read_submission(run.folder)
+        except WithheldError:
+            submission = None
+        except IncompleteDataError as error:
+            submission = None
+            unread.append(str(error))
+        if submission is not None:
+            jobs[run.plan.run_id] = submission
+    queues = _queues([jobs[r.plan.run_id] for r in runs if r.recorded is None and r.plan.run_id in jobs])
+    found = []
+    for run in runs:
+        one = jobs.get(run.plan.run_id)
+        found.append(_run_status(run, one, Queue() if one is None else queues.get(one.scheduler, Queue())))
+    return found, unread
+
+
+def _queues(waiting: Sequence[Submission]) -> Mapping[str, Queue]:
+    """What each scheduler says; each is asked once for all jobs, and runs that share a job ask once."""
+    asked: dict[str, dict[str, str]] = {}
+    for one in waiting:
+        asked.setdefault(one.scheduler, {})[one.reference] = one.other_owner
+    return {
+        name: scheduler_named(name).query([*jobs], sorted({owner for owner in jobs.values() if owner}))
+        for name, jobs in asked.items()
+    }
+
+
+def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -> RunStatus:
+    run_id, story, state = run.plan.run_id, run.story, run.state
+    if submission is None:
+        return _not_submitted(run)
+    job = submission.job_id
+    told = next(iter(queue.of(submission.reference)), None)
+    if state == "failed" and told is not None and told.phase == "waiting":
+        # What failed was an earlier attempt: a job that waits has none that is under way.
+        return RunStatus(
+            run_id=run_id,
+            state=told.state,
+            job=job,
+            story=f"its job was requeued {_expected(run, submission, told)}".strip() + f"; {story}",
+            reason=told.reason,
+            starts=told.starts,
+            ahead="nothing" if told.is_stuck else "comes",
+        )
+    if state == "failed" and told is not None and told.state == "CANCELLED":
+        why = f"{story}; job {job} was cancelled; {_resume(run, told)} submits it again"
+        return RunStatus(run_id=run_id, state=state, job=job, story=why)
+    if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
+        return RunStatus(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
+    if state == "interrupted" and told is not None and told.phase != "over":
+        return RunStatus(
+            run_id=run_id,
+            state=state,
+            job=job,
+            story=f"{story}; its job was requeued: {told.state} {_expected(run, submission, told)}".strip(),
+            reason=told.reason,
+            starts=told.starts,
+            ahead="nothing" if told.is_stuck else "comes",
+        )
+    if state != "incomplete":
+        return RunStatus(run_id=run_id, state=state, job=job, story=story)
+    if told is None:
+        ahead: Ahead = "unknown" if queue.unanswered else "nothing"
+        return RunStatus(
+            run_id=run_id, state=state, job=job, story=f"{_unlisted(submission, queue)}; {story}", ahead=ahead
+        )
+    # Of a script that failed by itself, its log says more.
+    if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
+        why = f"job {job} ended as {told.state} before this run began; {_resume(run, told)} submits it again"
+        return RunStatus(run_id=run_id, state="failed", job=job, story=why)
+    if told.phase == "over":
+        why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
+        why += f"; {_resume(run, told)} submits it again" if told.state == "CANCELLED" else ""
+        return RunStatus(run_id=run_id, state="failed", job=job, story=why)
+    return RunStatus(
+        run_id=run_id,
+        state=told.state,
+        job=job,
+        story=_expected(run, submission, told),
+        reason=told.reason,
+        starts=told.starts,
+        ahead="nothing" if told.is_stuck else "comes",
+    )
+
+
+def _resume(run: LaunchedRun, told: QueuedJob) -> str:
+    """The command that submits a run again."""
+    assert isinstance(run.plan, RunPlan | CommPlan)
+    words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
+    return shlex.join([*words, "--out", str(run.folder.path.parent)])
+
+
+def _not_submitted(run: LaunchedRun) -> RunStatus:
+    run_id, state, story = run.plan.run_id, run.state, run.story
+    if state == "incomplete" and run.folder.script.exists() and not run.statuses:
+        assert isinstance(run.plan, RunPlan | CommPlan)
+        if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
+            return RunStatus(run_id=run_id, state=state, story="its script was written, and not submitted yet")
+        return RunStatus(
+            run_id=run_id, state=state, story="not started; nobody knows whether its job was submitted", ahead="unknown"
+        )
+    if state == "incomplete" and (host := _left_by_all(run.statuses)):
+        return RunStatus(
+            run_id=run_id, state="failed", story=f"none of its processes is left on {host}, and no record; {story}"
+        )
+    return RunStatus(run_id=run_id, state=state, story=story, ahead="unknown" if state == "incomplete" else "nothing")
+
+
+def _unlisted(submission: Submission, queue: Queue) -> str:
+    """Why nothing is known of a job."""
+    job = submission.job_id
+    if queue.unanswered:
+        return f"Slurm did not say what became of job {job} ({queue.unanswered})"
+    if queue.no_history:
+        return f"job {job} is no longer queued, and Slurm did not say how it ended ({queue.no_history})"
+    if owner := submission.other_owner:
+        return f"job {job} is of user {owner}: Slurm no longer knows it, or shows it to its owner alone"
+    return f"Slurm no longer knows job {job}"
+
+
+def _expected(run: LaunchedRun, submission: Submission, told: QueuedJob) -> str:
+    """What a job that has not ended is about."""
+    if told.phase == "waiting":
+        parts = [f"({told.reason})"] * bool(told.reason) + [told.advice] * bool(told.advice)
+        parts += [f"expected start {told.starts}"] * bool(told.starts)
+        return " ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+    vanished = [status for status in run.statuses if status.source == "supervisor"]
+    if vanished:  # e.g. with the daemon of Slurm's that started them, which Slurm itself does not notice
+        why = told_failure(vanished, None, run.counted)
+        return f"{why}, and its job goes on: if it does not end, scancel {submission.job_id} ends it"
+    if submission.runs and not run.statuses:
+        return (
+            f"no rank has said anything yet; the {len(submission.runs)} runs of job {submission.job_id} go one after "
+            "the other"
+        )
+    return told.advice
+
+
+def _left_by_all(statuses: Sequence[RankStatus]) -> str:
+    """This host's name, if all ranks that said anything ran here and none does any more; else empty."""
+    here = platform.node()
+    gone = bool(statuses) and all(status.host == here and not _lives(status) for status in statuses)
+    return here if gone else ""
+
+
+def _lives(status: RankStatus) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(status.pid)
+        # A process that began after the rank's last word only has its number.
+        told = datetime.fromisoformat(status.updated).timestamp()
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= told + 60)
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, ValueError):
+        return True
+
+
+def _where(submission: Submission) -> str:
+    """Where to read what a job said."""
+    return f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
+
+
+def counted(series: SubmissionStatus, found: Mapping[str, RunStatus]) -> str:
+    """How far a series is, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``.
+
+    `found`: run_statuses by run id, of more runs, too.
+    """
+    runs = {run_id: state for job, state in zip(series.series.jobs, series.states, strict=True) for run_id in job.runs}
+    absent = {"missing": "not submitted", "unsure": "not submitted", "written": "written only"}
+    states = Counter(
+        found[run_id].state if run_id in found else absent.get(state, "whose folder is gone")
+        for run_id, state in runs.items()
+    )
+    valid = states.pop("valid", 0)
+    parts = [f"{valid} of {len(runs)} run{'s' * (len(runs) != 1)} valid"]
+    return ", ".join([*parts, *(f"{count} {state}" for state, count in states.items())])

@@ -1,0 +1,345 @@
+"""How one rank reads: readers and page cache are settled before training, then kept, then reported for the record.
+
+The page cache is emptied of the data set or filled with it, as data.cache asks. One process of each node acts, the
+others wait with it; what it did and found goes to all ranks, so that all of them know what the record will say. The
+caches of file servers and of disks are out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal, Protocol
+
+import torch
+
+from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, evict, fill
+from dlbench.machine.storage import counts_reads
+from dlbench.node.data.loader import read_epochs
+from dlbench.node.data.reader import SampleReader
+from dlbench.node.data.reader_trials import Choice, Ranks, Readers, Search, Surroundings, choose
+from dlbench.node.data.sharding import ShardedOrder
+from dlbench.records.data_path import ReadingResult
+from dlbench.records.record import Setting
+from dlbench.specs.workload import DataSpec
+
+_TURN_S = 5.0
+"""After so long all ranks say that they are alive."""
+
+_MORE_ATTEMPTS = 2
+
+Wanted = Literal["any", "cold", "warm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheState:
+    """What became of the page cache."""
+
+    wanted: Wanted
+    share: float | None
+    """Of the data set's pages in the page cache: of the node that is farthest from what is wanted; None: unknown."""
+    told: str
+    in_force: bool
+    known: bool = True
+    """Whether that can be told; otherwise `in_force` is false."""
+
+
+class NodeCache:
+    """The page caches of all nodes, for one data set.
+
+    Args:
+        files: of the data set, as the ranks of this node read them; none where nothing is read from files.
+        wanted: data.cache.
+        acts: whether this rank acts for its node.
+        ranks: all of them.
+        beat: told that something moves.
+        drop_caches: the kernel's file for dropping caches; None: where it has it.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        wanted: Wanted,
+        *,
+        acts: bool,
+        ranks: Ranks,
+        beat: Callable[[str], None],
+        drop_caches: Path | None = None,
+    ) -> None:
+        self._files, self._wanted, self._acts, self._ranks, self._beat = files, wanted, acts, ranks, beat
+        self._drop_caches = drop_caches or DROP_CACHES
+
+    def settle(self) -> CacheState:
+        """Empties or fills the cache as wanted, and looks; called by all ranks, with the same result on all."""
+        state = self._try()
+        for _ in range(_MORE_ATTEMPTS):
+            # A page that some core holds in a list of its own is not evicted; the next time it is.
+            if self._wanted != "cold" or state.in_force or state.share is None:
+                break
+            state = self._try()
+        return state
+
+    def _try(self) -> CacheState:
+        told: list[str] = []
+        if self._wanted == "cold":
+            self._in_turns(evict(self._files, told, self._drop_caches), "emptying the page cache")
+        elif self._wanted == "warm":
+            self._in_turns(fill(self._files, told), "filling the page cache")
+        seen = cached_pages(self._files) if self._acts and self._files else None
+        mine = None if seen is None else [seen.share, seen.evidence, "; ".join(told)]
+        everyone = [one for one in self._ranks.gather(mine) if one is not None]
+        if not everyone:
+            return CacheState(
+                wanted=self._wanted,
+                share=None,
+                told="no file is read while training: the samples are in memory",
+                in_force=self._wanted != "cold",
+            )
+        return _state(self._wanted, [(share, evidence, did) for share, evidence, did in everyone])
+
+    def _in_turns(self, work: Iterator[None], what: str) -> None:
+        """Goes through the work of the acting ranks, a few seconds at a time; no rank stands still for longer."""
+        goes_on = self._acts and bool(self._files)
+        while any(self._ranks.gather(goes_on)):
+            deadline = monotonic() + _TURN_S
+            while goes_on and monotonic() < deadline:
+                goes_on = next(work, self) is not self
+            self._beat(what)
+
+
+def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> CacheState:
+    """Of share, evidence and deeds of each node."""
+    shares = [share for share, _, _ in nodes if share is not None]
+    known = len(shares) == len(nodes)
+    worst = max(shares) if wanted == "cold" else min(shares, default=0.0)
+    share = worst if known else None
+    at = next((node for node in nodes if node[0] == share), nodes[0])
+    if wanted == "any":
+        in_force = True
+    else:
+        in_force = known and (worst <= COLD_AT_MOST if wanted == "cold" else worst >= WARM_AT_LEAST)
+    seen = at[1] if share is None else f"{100 * share:.1f} % of its pages were cached ({at[1]})"
+    deed = at[2] or "left as it was"
+    where = f", the farthest of {len(nodes)} nodes" if len(nodes) > 1 else ""
+    return CacheState(
+        wanted=wanted, share=share, told=f"{deed}; {seen}{where}", in_force=in_force, known=known or wanted == "any"
+    )
+
+
+class RestingSource(Protocol):
+    """What a rest needs of a source of batches."""
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether an epoch has been handed out and nothing of the next is read."""
+
+    def begin_epoch(self) -> None:
+        """Begins to read it."""
+
+
+def planned_readers(data: DataSpec) -> Readers:
+    """The readers of a plan that says how many.
+
+    Raises:
+        ValueError: it leaves that to measurement.
+    """
+    workers, prefetch = data.loader_workers, data.prefetch_batches
+    if workers == "auto" or (prefetch == "auto" and workers):
+        raise ValueError("data.loader_workers and data.prefetch_batches auto are settled by `RankReading`")
+    return Readers(workers, 0 if not workers or prefetch == "auto" else prefetch)
+
+
+class RankReading:
+    """Readers and page cache of one rank. All ranks call the same methods in the same order.
+
+    Args:
+        data: of the workload; not synthetic.
+        cores: of a rank.
+        is_node_first: whether this rank acts for its node.
+        ranks: all of them.
+        device: where this rank computes.
+        beat: told that something moves.
+    """
+
+    def __init__(
+        self,
+        data: DataSpec,
+        *,
+        cores: int,
+        is_node_first: bool,
+        ranks: Ranks,
+        device: torch.device,
+        beat: Callable[[str], None] = lambda _what: None,
+    ) -> None:
+        self._data, self._cores, self._acts = data, cores, is_node_first
+        self._ranks, self._device, self._beat = ranks, device, beat
+        self._choice: Choice | None = None
+        self._counts = False
+        self._cache: NodeCache | None = None
+        self._states: dict[int, CacheState] = {}
+        """By epoch."""
+        self._batches_per_epoch = 0
+        self._decode: object = None
+        """What of a JPEG is decoded; None where the samples are none."""
+        self.readers = Readers(0, 0)
+        """What reads; from `settle` on."""
+
+    def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
+        """Makes the page cache as asked for and finds the readers; outside of any step.
+
+        Args:
+            reader: what this rank will read, opened.
+            order: when.
+            batch_size: samples of this rank in one batch.
+
+        Raises:
+            UserError, EnvironmentLacksError, RunError: a trial could not read, or not start its readers.
+        """
+        data, files = self._data, reader.files()
+        self._batches_per_epoch = order.batches_per_epoch
+        self._counts = all(self._ranks.gather(not files or counts_reads(files[0])))
+        self._cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
+        first = order.position(0).epoch
+        state = self._cache.settle()
+        if "auto" in (data.loader_workers, data.prefetch_batches) and data.loader_workers != 0:
+            self._choice = self._chosen(reader, order, batch_size)
+            if data.cache == "cold":
+                state = self._cache.settle()  # what the trials read is cached now
+        self._states[first] = state
+        self._decode = reader.describe().get("decode")
+        self.readers = planned_readers(data) if self._choice is None else self._choice.readers
+        return self.readers
+
+    def _chosen(self, reader: SampleReader, order: ShardedOrder, batch: int) -> Choice:
+        data = self._data
+        epoch = order.position(0).epoch
+        # From the end of the epoch, whose samples training asks for last.
+        mine = order.epoch(epoch)[::-1]
+        keys = [
+            [(epoch, int(index)) for index in mine[start : start + batch]]
+            for start in range(0, len(mine) - len(mine) % batch, batch)
+        ]
+        around = Surroundings(
+            reader=reader,
+            keys=keys,
+            cores=self._cores,
+            ranks=self._ranks,
+            device=self._device,
+            on_bad_sample=data.on_bad_sample,
+            beat=self._beat,
+            empty_cache=self._empty if data.cache == "cold" else None,
+        )
+        return choose(around, data.loader_workers, data.prefetch_batches)
+
+    def _empty(self) -> None:
+        assert self._cache is not None
+        self._cache.settle()
+
+    @property
+    def is_epoch_by_epoch(self) -> bool:
+        """Whether each epoch begins with a cold cache, so that nothing may be read ahead across its border."""
+        return self._data.cache == "cold"
+
+    def rest(self) -> None:
+        """Between two epochs, where each begins cold: empties the cache anew, when no rank reads any more."""
+        assert self._cache is not None
+        self._ranks.barrier()
+        self._states[max(self._states) + 1] = self._cache.settle()
+
+    def settings(self) -> list[Setting]:
+        """What was asked of reading and what was in force."""
+        data = self._data
+        found = []
+        if self._choice is not None and data.loader_workers == "auto":
+            found.append(_measured("data.loader_workers", self._choice.of_workers, self._choice.again))
+        if self._choice is not None and data.prefetch_batches == "auto":
+            found.append(_measured("data.prefetch_batches", self._choice.of_prefetch, self._choice.again))
+        if self._decode is not None:
+            how = "rows below a crop are not decoded" if self._decode == "region" else "images are decoded whole"
+            found.append(Setting(key="data.decode", requested=data.decode, effective=str(self._decode), evidence=how))
+        if data.cache != "any":
+            states = list(self._states.values())
+            bad = next((state for state in states if not state.in_force), None)
+            told = bad or states[0]
+            effective_cache = data.cache if bad is None else "any" if bad.known else None
+            found.append(Setting(key="data.cache", requested=data.cache, effective=effective_cache, evidence=told.told))
+        return found
+
+    def warnings(self) -> list[str]:
+        """Where it is not known whether what was asked for was in force, or readers have too few cores."""
+        told = []
+        unknown = next((state for state in self._states.values() if not state.known), None)
+        if unknown is not None:
+            told.append(f"data.cache {self._data.cache}: whether it was in force cannot be told: {unknown.told}")
+        workers = self.readers.loader_workers
+        if self._device.type == "cuda" and workers >= self._cores:
+            told.append(
+                f"{workers} loader processes and the training process share {self._cores} "
+                f"core{'s' if self._cores > 1 else ''}: give each rank {workers + 1} (layout.cores_per_rank), or lower "
+                "data.loader_workers"
+            )
+        return told
+
+    def result(self, told: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
+        """For the record, on rank 0.
+
+        Args:
+            told: of each rank, its `EpochReads` as JSON gives them back.
+            step_s: length of each step of rank 0, seconds.
+        """
+        states = list(self._states.values())
+        bad = [state for state in states if not state.in_force]
+        return ReadingResult(
+            loader_workers=self.readers.loader_workers,
+            prefetch_batches=self.readers.prefetch_batches,
+            trials=self._choice.trials if self._choice else (),
+            trials_s=self._choice.seconds if self._choice else 0.0,
+            cache=(bad or states)[0].told,
+            cache_in_force=not bad,
+            cached_share=states[0].share,
+            epochs=read_epochs(
+                told,
+                step_s,
+                batches_per_epoch=self._batches_per_epoch,
+                counts_storage=self._counts,
+                cached_shares={epoch: state.share for epoch, state in self._states.items()},
+            ),
+        )
+
+
+class EpochRest:
+    """The rest between two epochs where each begins with a cold page cache, called by the training loop."""
+
+    def __init__(self, reading: RankReading, source: RestingSource) -> None:
+        self._reading, self._source = reading, source
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an epoch has ended; the same on all ranks after the same step."""
+        return self._source.is_between_epochs
+
+    def take(self) -> None:
+        """Empties the cache; afterwards readers begin with the next epoch."""
+        self._reading.rest()
+        self._source.begin_epoch()
+
+
+def _measured(key: str, search: Search | None, again: bool) -> Setting:
+    """A setting that was found by measurement, with what was measured."""
+    if search is None:
+        return Setting(key=key, requested="auto", effective=None, evidence="no process reads ahead of the training one")
+    name = key.partition(".")[2]
+    tried = ", ".join(
+        f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{' beside computing' if trial.computing else ''}"
+        for trial in search.trials
+    )
+    return Setting(
+        key=key,
+        requested="auto",
+        effective=search.found,
+        evidence="measured before training on all ranks at the same time, samples/s of the slowest rank with "
+        f"{tried}; the smallest that is not clearly slower than the best"
+        + ("; samples were read more than once for it" if again else ""),
+    )

@@ -1,0 +1,256 @@
+"""Who really read what: ranks count their visits, rank 0 proves that together they are every sample once an epoch.
+
+A rank keeps of an epoch how many samples it read and a digest of them (`Digest`). Digests of all ranks, and of what is
+left out by rule, add up to the digest of the whole data set unless a sample was read twice or never. Only then are
+lists gathered, and the samples named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlbench.datasets.shuffling import Digest
+from dlbench.node.data.sharding import Position, ShardedOrder
+from dlbench.records.data_path import ShuffleEpoch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dlbench.node.data.reader import Fetched
+
+
+Told = Mapping[str, Any]
+"""What `ReadAudit.told` gives, of one rank."""
+NAMED = 20
+"""Samples that are named at most."""
+
+
+class ReadAudit:
+    """The visits of one rank.
+
+    Args:
+        order: by which it should read.
+        num_samples: of the data set.
+        ranks: of the run.
+        labels: (num_samples,) the class of each sample; None where samples have none.
+        start: where it begins to read.
+    """
+
+    def __init__(
+        self,
+        order: ShardedOrder,
+        *,
+        num_samples: int,
+        ranks: int,
+        labels: NDArray[np.int32] | None,
+        start: Position | None = None,
+    ) -> None:
+        self._order, self._num_samples, self._ranks, self._labels = order, num_samples, ranks, labels
+        self._start = start or Position()
+        self._shares = None if labels is None else _shares(labels, int(labels.max(initial=0)) + 1)
+        self._epoch = self._start.epoch
+        self._batches: list[NDArray[np.int64]] = []
+        self._failures = 0
+        self._before: NDArray[np.bool_] | None = None
+        self._done: list[dict[str, Any]] = []
+        self._odd: dict[int, list[int]] = {}
+        self._waited_ns = 0
+        self._cost_ns = 0
+
+    def take(self, fetched: Fetched) -> None:
+        """A batch that training gets now."""
+        begun = time.perf_counter_ns()
+        if fetched.visited:
+            if fetched.visited[0][0] != self._epoch:
+                self._finish()
+                self._epoch = fetched.visited[0][0]
+            self._batches.append(np.fromiter((index for _, index in fetched.visited), np.int64, len(fetched.visited)))
+        self._failures += len(fetched.failures)
+        self._waited_ns += fetched.waited_ns
+        self._cost_ns += time.perf_counter_ns() - begun
+
+    def told(self) -> dict[str, Any]:
+        """All epochs so far, waiting, and what the audit itself took; plain Python. Training is over."""
+        begun = time.perf_counter_ns()
+        self._finish()
+        self._cost_ns += time.perf_counter_ns() - begun
+        return {"epochs": self._done, "waited_s": self._waited_ns / 1e9, "audit_s": self._cost_ns / 1e9}
+
+    def lists(self, epochs: Sequence[int]) -> dict[str, list[list[int]]]:
+        """Of some epochs what was read and what was left out by rule, sample by sample; plain Python."""
+        found = {}
+        for each in self._done:
+            epoch = each["epoch"]
+            if epoch in epochs:
+                read = self._odd.get(epoch)
+                if read is None:
+                    read = self._expected(epoch, each["visits"][0]).tolist()
+                found[str(epoch)] = [read, self._order.left_out(epoch).tolist()]
+        return found
+
+    def _expected(self, epoch: int, count: int) -> NDArray[np.int64]:
+        return self._order.epoch(epoch, self._first_place(epoch))[:count]
+
+    def _first_place(self, epoch: int) -> int:
+        return self._start.place if epoch == self._start.epoch else 0
+
+    def _finish(self) -> None:
+        """The epoch is over, or training is."""
+        if not self._batches:
+            return
+        read = np.concatenate(self._batches)
+        self._batches = []
+        as_planned = np.array_equal(read, self._expected(self._epoch, len(read)))
+        if not as_planned:
+            self._odd[self._epoch] = read.tolist()
+        is_whole = self._first_place(self._epoch) == 0 and len(read) >= len(self._order.epoch(self._epoch))
+        self._done.append(
+            {
+                "epoch": self._epoch,
+                "is_whole": is_whole,
+                "as_planned": as_planned,
+                "visits": _plain(Digest.of(read)),
+                "left_out": _plain(Digest.of(self._order.left_out(self._epoch))),
+                "failures": self._failures,
+                "new": self._new(read, is_whole=is_whole),
+                "label_distance": self._label_distance(read),
+            }
+        )
+        self._failures = 0
+
+    def _new(self, read: NDArray[np.int64], *, is_whole: bool) -> float | None:
+        """The share of samples that this rank did not read in the epoch before; None where that is not known."""
+        if self._ranks == 1:
+            return None
+        before, now = self._before, None
+        if is_whole:
+            now = np.zeros(self._num_samples, np.bool_)
+            now[read] = True
+        self._before = now
+        return None if before is None else float(1 - before[read].mean())
+
+    def _label_distance(self, read: NDArray[np.int64]) -> float | None:
+        if self._labels is None or self._shares is None:
+            return None
+        return float(np.abs(_shares(self._labels[read], len(self._shares)) - self._shares).sum() / 2)
+
+
+def _shares(labels: NDArray[np.int32], classes: int) -> NDArray[np.float64]:
+    return np.bincount(labels, minlength=classes) / max(1, len(labels))
+
+
+def _plain(digest: Digest) -> list[int]:
+    return [digest.count, *digest.sums]
+
+
+def _sum(digests: Sequence[Sequence[int]]) -> Digest:
+    total = Digest()
+    for count, one, other in digests:
+        total += Digest(count, (one, other))
+    return total
+
+
+def _by_epoch(everyone: Sequence[Told]) -> dict[int, list[Told]]:
+    """What the ranks say of each epoch that all of them read."""
+    found: dict[int, list[Told]] = {}
+    for told in everyone:
+        for each in told["epochs"]:
+            found.setdefault(each["epoch"], []).append(each)
+    return {epoch: each for epoch, each in sorted(found.items()) if len(each) == len(everyone)}
+
+
+def doubtful_epochs(everyone: Sequence[Told], num_samples: int) -> list[int]:
+    """Epochs whose digests are not what they must be; the same on every rank.
+
+    Args:
+        everyone: `ReadAudit.told` of every rank.
+        num_samples: of the data set.
+    """
+    whole = Digest.of(np.arange(num_samples))
+    found = []
+    for epoch, ranks in _by_epoch(everyone).items():
+        is_whole = all(each["is_whole"] for each in ranks)
+        adds_up = _sum([each[key] for each in ranks for key in ("visits", "left_out")]) == whole
+        if not all(each["as_planned"] for each in ranks) or (is_whole and not adds_up):
+            found.append(epoch)
+    return found
+
+
+class Audited:
+    """What all ranks together read.
+
+    Args:
+        everyone: `ReadAudit.told` of every rank.
+        lists: `ReadAudit.lists` of every rank, of the doubtful epochs.
+        num_samples: of the data set.
+        exchanged: `SampleExchange.told` of every rank; empty where nothing was exchanged.
+        name: of a sample, for a person.
+        may_replace: whether another sample stands in for one that is unreadable.
+    """
+
+    def __init__(
+        self,
+        everyone: Sequence[Told],
+        lists: Sequence[Mapping[str, Sequence[Sequence[int]]]],
+        *,
+        num_samples: int,
+        exchanged: Sequence[Told],
+        name: Callable[[int], str],
+        may_replace: bool,
+    ) -> None:
+        self._everyone, self._lists, self._num_samples = everyone, lists, num_samples
+        self._exchanged, self._name, self._may_replace = exchanged, name, may_replace
+        self.errors: list[str] = []
+        """Samples read twice or never, by name."""
+        self.replaced = 0
+        """Samples that others stood in for."""
+        self.epochs = tuple(self._epoch(epoch, ranks) for epoch, ranks in _by_epoch(everyone).items())
+
+    def _epoch(self, epoch: int, ranks: Sequence[Told]) -> ShuffleEpoch:
+        is_whole = all(each["is_whole"] for each in ranks)
+        twice, never = self._odd(epoch, ranks, is_whole=is_whole)
+        moved = [told["epochs"].get(str(epoch), {}) for told in self._exchanged]
+        new = [each["new"] for each in ranks]
+        distances = [each["label_distance"] for each in ranks]
+        return ShuffleEpoch(
+            epoch=epoch,
+            is_whole=is_whole,
+            visits=sum(each["visits"][0] for each in ranks),
+            left_out=sum(each["left_out"][0] for each in ranks),
+            twice=twice,
+            never=never,
+            sent=sum(each.get("sent", 0) for each in moved),
+            received=sum(each.get("received", 0) for each in moved),
+            sent_bytes=sum(each.get("sent_bytes", 0) for each in moved),
+            novelty=None if None in new else float(np.mean(new)) / (1 - 1 / len(ranks)),
+            label_distance=None if None in distances else float(np.mean(distances)),
+        )
+
+    def _odd(self, epoch: int, ranks: Sequence[Told], *, is_whole: bool) -> tuple[int, int]:
+        """How many samples were read twice, and how many never; named, unless others stood in for unreadable ones."""
+        lists = [each[str(epoch)] for each in self._lists if str(epoch) in each]
+        if not lists:
+            return 0, 0
+        visits = np.zeros(self._num_samples, np.int64)
+        is_left_out = np.zeros(self._num_samples, np.bool_)
+        for read, left_out in lists:
+            np.add.at(visits, read, 1)
+            is_left_out[left_out] = True
+        twice = np.flatnonzero(visits > 1)
+        never = np.flatnonzero((visits == 0) & ~is_left_out) if is_whole else np.empty(0, np.int64)
+        failures = sum(each["failures"] for each in ranks)
+        if self._may_replace and max(len(twice), len(never)) <= failures:
+            self.replaced += failures
+            return len(twice), len(never)
+        for how, samples in (("twice", twice), ("never", never)):
+            for index in samples[: max(0, NAMED - len(self.errors))]:
+                on = [str(rank) for rank, (read, _) in enumerate(lists) if int(index) in read]
+                where = f" (rank{'s' * (len(on) > 1)} {', '.join(on)})" if on else ""
+                self.errors.append(f"epoch {epoch}: {self._name(int(index))} was read {how}{where}")
+        if not len(twice) and not len(never):
+            self.errors.append(f"epoch {epoch}: a rank did not read the samples that were dealt out to it")
+        return len(twice), len(never)

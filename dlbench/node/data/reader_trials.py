@@ -1,0 +1,325 @@
+"""How many readers, and how far ahead they read: tried before training and chosen by what was measured.
+
+All ranks try the same at the same time, because they share cores, disks and the page cache. Each trial reads samples
+that no trial before it has read, from the end of the rank's first epoch, as long as there are any. Trials take turns,
+round by round, so that a disturbance meets all of them; what counts is the slowest rank, since it holds up the others.
+
+First the number of reader processes: 0, 1, 2, 4, ... up to the rank's cores, batches being taken as fast as they come.
+Of these the smallest is chosen that is not clearly slower than the best. Should that be 0, it is tried once more
+against 1 with a stand-in for training between batches, as long as reading a batch takes: only a process of its own can
+read meanwhile, if there is a core for it. Then, likewise, the batches that each reads ahead.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from dlbench.node.data.loader import Ledger, ReadSums, end_workers, fetch_batches
+from dlbench.node.data.reader import BatchReader, Fetched, SampleReader
+from dlbench.node.data.sharding import Key
+from dlbench.records.data_path import ReaderTrial
+from dlbench.specs.plan import MOST_PREFETCH_BATCHES
+
+_LONGEST = 8
+"""Times the wanted seconds after which a measurement ends with what it has."""
+
+
+@dataclass(frozen=True)
+class Readers:
+    """What reads for a rank."""
+
+    loader_workers: int
+    """Reader processes; 0: the training process itself."""
+    prefetch_batches: int
+    """Batches that each reads ahead; 0 where there is none."""
+
+
+@dataclass(kw_only=True)
+class Throughput(ReadSums):
+    """What was read in some seconds."""
+
+    seconds: float = 0.0
+    ended: bool = False
+    """Whether the order came to its end."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """0 where nothing was read."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+@contextmanager
+def reading(
+    reader: SampleReader,
+    keys: Callable[[], Iterator[list[Key]]],
+    readers: Readers,
+    *,
+    on_bad_sample: Literal["stop", "skip"],
+    pin_memory: bool = False,
+) -> Iterator[Callable[[], Fetched | None]]:
+    """The next batch each time it is called, None at the end of the order; the readers end with the context."""
+    batches = fetch_batches(
+        BatchReader(reader, on_bad_sample),
+        keys,
+        loader_workers=readers.loader_workers,
+        prefetch_batches=max(1, readers.prefetch_batches),
+        pin_memory=pin_memory,
+        persistent=False,
+    )
+    ledger, iterator = Ledger(readers.loader_workers), iter(batches)
+    try:
+        yield lambda: ledger.next(iterator)
+    finally:
+        end_workers(iterator)
+
+
+def throughput(
+    take: Callable[[], Fetched | None],
+    readers: Readers,
+    *,
+    seconds: float,
+    beat: Callable[[], None],
+    compute: Callable[[], object] | None = None,
+    ready: Callable[[], None] = lambda: None,
+    longest: float | None = _LONGEST,
+) -> Throughput:
+    """Takes batches for so many seconds.
+
+    What queues hold when the clock starts was read before: as many batches are taken first and not counted.
+
+    Args:
+        take: as of `reading`.
+        readers: that read; tells how much their queues hold.
+        seconds: to measure for; at least two batches of each reader are taken.
+        beat: called at each batch.
+        compute: what the taker does between two batches; None: nothing.
+        ready: called when the queues are empty and the clock is about to start.
+        longest: times the seconds after which it ends with what it has; None: it does not.
+    """
+    found = Throughput()
+    for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):
+        beat()
+        if take() is None:
+            found.ended = True
+            break
+    ready()
+    least = 2 * max(1, readers.loader_workers)
+    start = time.monotonic()
+    while not found.ended:
+        found.seconds = time.monotonic() - start
+        is_late = longest is not None and found.seconds >= longest * seconds
+        if is_late or (found.seconds >= seconds and found.batches >= least):
+            break
+        beat()
+        if compute is not None:
+            compute()
+        item = take()
+        if item is None:
+            found.ended = True
+        else:
+            found.add(item)
+            found.seconds = time.monotonic() - start
+    return found
+
+
+ROUNDS = 3
+SECONDS = 0.4
+"""Of one trial."""
+CLEARLY = 0.95
+"""A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
+USUAL_PREFETCH = 2
+"""Batches read ahead while the number of readers is looked for."""
+
+
+class Ranks(Protocol):
+    """All ranks of the run; an engine."""
+
+    def barrier(self) -> None:
+        """Returns when every rank is here."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of every rank, on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What trials need to know of the rank."""
+
+    reader: SampleReader
+    keys: Sequence[list[Key]]
+    """Batches of this rank to be read, in order; when all have been, it begins anew."""
+    cores: int
+    ranks: Ranks
+    device: torch.device
+    on_bad_sample: Literal["stop", "skip"]
+    beat: Callable[[str], None]
+    empty_cache: Callable[[], None] | None = None
+    """Called by all ranks before samples are read a second time; None: they need not be cold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What was tried of one setting, and what was found."""
+
+    found: int
+    trials: tuple[ReaderTrial, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was chosen and why."""
+
+    readers: Readers
+    of_workers: Search | None
+    """None: the number of reader processes was given."""
+    of_prefetch: Search | None
+    """None: what they read ahead was given, or there are none."""
+    seconds: float
+    again: bool
+    """Whether samples had to be read more than once."""
+
+    @property
+    def trials(self) -> tuple[ReaderTrial, ...]:
+        """All, in order."""
+        return tuple(trial for search in (self.of_workers, self.of_prefetch) if search for trial in search.trials)
+
+
+def choose(around: Surroundings, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
+    """Measures and chooses; called by all ranks, and the same on all of them.
+
+    Args:
+        around: where it is tried.
+        workers: reader processes of a rank, or `auto`.
+        prefetch: batches that each reads ahead, or `auto`.
+
+    Raises:
+        UserError, EnvironmentLacksError, RunError: a sample cannot be read, or readers cannot be started.
+    """
+    start = time.monotonic()
+    trials = _Trials(around)
+    of_workers = of_prefetch = None
+    ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
+    if workers == "auto":
+        # What feeds a GPU keeps a core to itself.
+        most = max(1, around.cores - 1) if around.device.type == "cuda" else around.cores
+        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(most))])
+        if found.loader_workers == 0:
+            found = trials.best([found, Readers(1, ahead)], computing=True)
+        workers = found.loader_workers
+        of_workers = Search(found=workers, trials=tuple(trials.told))
+    if workers and prefetch == "auto":
+        before = len(trials.told)
+        ahead = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)]).prefetch_batches
+        of_prefetch = Search(found=ahead, trials=tuple(trials.told[before:]))
+    return Choice(
+        readers=Readers(workers, ahead if workers else 0),
+        of_workers=of_workers,
+        of_prefetch=of_prefetch,
+        seconds=time.monotonic() - start,
+        again=trials.again,
+    )
+
+
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    found = [1]
+    while 2 * found[-1] <= most:
+        found.append(2 * found[-1])
+    return found if found[-1] == most else [*found, most]
+
+
+class _Trials:
+    """Runs trials; keeps what they told."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self.told: list[ReaderTrial] = []
+        self.again = False
+        self._next = 0
+        self._batch_s = 0.0
+
+    def best(self, candidates: Sequence[Readers], *, computing: bool = False) -> Readers:
+        """The first of the candidates, in order of what they cost, that is not clearly slower than the best."""
+        if len(candidates) == 1:
+            return candidates[0]
+        rates: list[list[float]] = [[] for _ in candidates]
+        stand_in = self._stand_in() if computing else None
+        for number in range(ROUNDS):
+            # Each round begins with another, so that what grows warm does not always favour the same.
+            for shift in range(len(candidates)):
+                place = (number + shift) % len(candidates)
+                rates[place].append(self._rate(candidates[place], stand_in))
+        for readers, values in zip(candidates, rates, strict=True):
+            self.told.append(
+                ReaderTrial(
+                    loader_workers=readers.loader_workers,
+                    prefetch_batches=readers.prefetch_batches,
+                    computing=computing,
+                    samples_per_s=statistics.median(values),
+                )
+            )
+        return candidates[chosen(rates)]
+
+    def _rate(self, readers: Readers, stand_in: Callable[[], object] | None) -> float:
+        """Samples a second of the slowest rank."""
+        around = self._around
+        ends = self._next + max(1, readers.loader_workers) * (readers.prefetch_batches + 2) > len(around.keys)
+        if any(around.ranks.gather(ends)) and self._next:
+            self.again, self._next = True, 0
+            if around.empty_cache is not None:
+                around.empty_cache()
+        what = f"a trial of {readers.loader_workers} readers"
+        with reading(around.reader, self._keys, readers, on_bad_sample=around.on_bad_sample) as take:
+            found: Throughput = throughput(
+                take,
+                readers,
+                seconds=SECONDS,
+                beat=lambda: around.beat(what),
+                compute=stand_in,
+                ready=around.ranks.barrier,
+            )
+        if readers.loader_workers == 0 and found.batches:
+            self._batch_s = found.seconds / found.batches
+        return min(float(rate) for rate in around.ranks.gather(found.samples_per_s))
+
+    def _keys(self) -> Iterator[list[Key]]:
+        keys = self._around.keys
+        while True:
+            if self._next >= len(keys):
+                self._next, self.again = 0, True
+            self._next += 1
+            yield keys[self._next - 1]
+
+    def _stand_in(self) -> Callable[[], object]:
+        """Something that keeps the training process as busy as a step that takes as long as reading a batch."""
+        if self._around.device.type != "cpu":
+            return lambda: time.sleep(self._batch_s)  # the device computes, and the host waits for it
+        matrix = torch.rand(256, 256)
+        start, times = time.monotonic(), 0
+        while time.monotonic() - start < 0.05:
+            times += len(torch.mm(matrix, matrix)) // 256
+        each = (time.monotonic() - start) / times
+        # So many, and not so long: where readers take its core, it must take longer.
+        return lambda: [torch.mm(matrix, matrix) for _ in range(max(1, round(self._batch_s / each)))]
+
+
+def chosen(rates: Sequence[Sequence[float]]) -> int:
+    """The place of the first candidate that is not clearly slower than the best.
+
+    Args:
+        rates: of each candidate in each round, cheapest first.
+    """
+    best = max(range(len(rates)), key=lambda place: statistics.median(rates[place]))
+
+    def is_clearly_slower(values: Sequence[float]) -> bool:
+        ratios = [own / most for own, most in zip(values, rates[best], strict=True) if most > 0]
+        return bool(ratios) and statistics.median(ratios) < CLEARLY and max(ratios) < 1
+
+    return next(place for place, values in enumerate(rates) if place == best or not is_clearly_slower(values))

@@ -1,0 +1,360 @@
+"""How much memory the device holds between two marks of a pass: exact, from the allocator itself.
+
+On a GPU that is torch's caching allocator. On a CPU torch keeps no such counters; its profiler reports every allocation
+and release of tensor memory, in order. Resident memory would not do: the C library keeps what was released, so that a
+unit's peak hides in what the one before left. What oneDNN allocates for itself is seen by neither.
+
+Freed memory of a rank that trains on a CPU is given back to the system at once, or kept by the allocator: glibc keeps
+what is freed for what comes next, and above its threshold for mapping (which rises to 32 MiB by itself) nothing.
+Activations that leave and come back in other orders than they were made leave holes that nothing fits into: tried on
+ResNet-50 with everything swapped, the resident peak stayed where it is in core, although a quarter of the bytes was
+held. With a low threshold memory is mapped and unmapped tensor by tensor, so that what has left is really free; pages
+then are filled with zeros again and again, which takes time of the CPU. So it is for out-of-core training alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import nn
+from torch.autograd.profiler import profile, record_function
+
+from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.machine.memory import reset_peak
+from dlbench.node.models.build import Batch
+from dlbench.specs.training import OptimizerSpec
+from dlbench.units import format_bytes
+
+_MARK = "dlbench mark "
+_LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "99"
+
+
+class Held:
+    """Memory between two marks, bytes, relative to the beginning of the pass."""
+
+    def __init__(self, begin: int, peak: int, end: int) -> None:
+        self.begin, self.peak, self.end = begin, peak, end
+
+    @property
+    def growth(self) -> int:
+        """How far it rose above what was held in the beginning."""
+        return self.peak - self.begin
+
+
+class PeakMeter(Protocol):
+    """Surrounds a pass; `mark` begins the next interval and ends the one before."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def mark(self, name: str) -> None:
+        """From here to the next mark is the interval of that name; each name once."""
+
+    def held(self) -> dict[str, Held]:
+        """Every interval by its name, after the pass."""
+
+
+class NoPeaks:
+    """Measures nothing: for the passes that are timed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def mark(self, name: str) -> None:
+        """Nothing."""
+
+    def held(self) -> dict[str, Held]:
+        """Nothing."""
+        return {}
+
+
+class CpuPeaks(NoPeaks):
+    """Every allocation of a CPU tensor, as torch's profiler reports it.
+
+    Raises:
+        EnvironmentLacksError: this torch was built without its profiler.
+    """
+
+    def __init__(self) -> None:
+        if not torch.profiler.kineto_available():
+            raise EnvironmentLacksError(
+                "train.recompute and train.swap: this torch was built without its profiler (Kineto), by which the "
+                "memory of a pass is measured; set both to none"
+            )
+        self._profile = profile(use_kineto=True, profile_memory=True)
+
+    def __enter__(self) -> Self:
+        # What is collected meanwhile, of earlier passes, would count as freed by this one.
+        gc.collect()
+        self._collects = gc.isenabled()
+        gc.disable()
+        # Kineto, which prints each start to the standard error, looks at this when it is used first.
+        before = os.environ.get(_LOG_LEVEL)
+        os.environ[_LOG_LEVEL] = _SILENT
+        try:
+            self._profile.__enter__()  # type: ignore[no-untyped-call]
+        finally:
+            if before is None:
+                del os.environ[_LOG_LEVEL]
+            else:
+                os.environ[_LOG_LEVEL] = before
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._collects:
+            gc.enable()
+        self.mark("end of the pass")
+        self._profile.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    def mark(self, name: str) -> None:
+        with record_function(_MARK + name):
+            pass
+
+    def held(self) -> dict[str, Held]:
+        """By the order of events in time; marks are events as well."""
+        results = self._profile.kineto_results
+        assert results is not None  # the pass is over
+        events = sorted(
+            (
+                (event.start_ns(), 0 if event.name() == "[memory]" else 1, event)
+                for event in results.events()
+                if event.name() == "[memory]" or event.name().startswith(_MARK)
+            ),
+            key=lambda found: found[:2],
+        )
+        live, current, found = 0, Held(0, 0, 0), dict[str, Held]()
+        for _, is_mark, event in events:
+            if is_mark:
+                current = found[event.name().removeprefix(_MARK)] = Held(live, live, live)
+            else:
+                live += event.nbytes()  # type: ignore[attr-defined]
+                current.peak, current.end = max(current.peak, live), live
+        return found
+
+
+class CudaPeaks(NoPeaks):
+    """Counters of torch's caching allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._found: dict[str, Held] = {}
+        self._begin = 0
+        self._current: Held | None = None
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        self._begin = torch.cuda.memory_allocated(self._device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def mark(self, name: str) -> None:
+        self._end()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        now = torch.cuda.memory_allocated(self._device) - self._begin
+        self._current = self._found[name] = Held(now, now, now)
+
+    def _end(self) -> None:
+        if self._current is not None:
+            self._current.peak = torch.cuda.max_memory_allocated(self._device) - self._begin
+            self._current.end = torch.cuda.memory_allocated(self._device) - self._begin
+        self._current = None
+
+    def held(self) -> dict[str, Held]:
+        return self._found
+
+
+def restart_peaks(device: torch.device) -> bool:
+    """Peaks of a process are from now on those of what follows: what torch allocated, and what is resident.
+
+    Returns:
+        Whether the kernel can do that for what is resident.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return reset_peak()
+
+
+def peaks_on(device: torch.device) -> PeakMeter:
+    """The meter that suits a device."""
+    return CudaPeaks(device) if device.type == "cuda" else CpuPeaks()
+
+
+MAPPED_FROM_BYTES = 1 << 20
+"""Tensors of at least this are mapped one by one."""
+_GLIBC_MOST = 32 << 20
+"""Where glibc's own threshold ends (DEFAULT_MMAP_THRESHOLD_MAX of its malloc.c, 64-bit)."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Numbers of mallopt(3)."""
+
+
+def trim() -> None:
+    """Gives back what small tensors left free, wherever it lies, so that what is resident now is in use."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+def give_back_freed(at_once: bool, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> str | None:
+    """Freed tensors go back to the system at once, or as glibc does it after training for a while.
+
+    Args:
+        at_once: whether.
+        mapped_from_bytes: tensors of at least this.
+
+    Returns:
+        What is in force, in words; None where the C library has no such setting (not glibc).
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return None
+    threshold = mapped_from_bytes if at_once else _GLIBC_MOST
+    if mallopt(_M_MMAP_THRESHOLD, threshold) != 1 or mallopt(_M_TRIM_THRESHOLD, 2 * _GLIBC_MOST) != 1:
+        return None
+    return f"tensors from {format_bytes(threshold)} on are mapped one by one (mallopt M_MMAP_THRESHOLD)"
+
+
+MAX_TRIALS = 12
+"""Halvings of the batch sizes that are still in question: 4,096 of them are told apart."""
+MAX_S = 60.0
+
+_SLOTS = {"sgd": 1, "lars": 1, "lamb": 2, "adamw": 2}
+"""Values of fp32 that an optimizer keeps for each parameter: momentum, or two moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The largest batch that passed."""
+
+    batch: int
+    """Samples of one backward pass; 0: not even one."""
+    is_largest: bool
+    """Whether the next larger one failed; otherwise time was up before that was known."""
+    trials: int
+
+
+def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> Fit:
+    """The largest batch that passes, by halving; at most `MAX_TRIALS` trials, and none begun after `MAX_S` seconds.
+
+    Args:
+        passes: whether a batch of so many samples fits; what fits in a batch fits in a smaller one.
+        below: a batch that does not.
+        clock: seconds.
+    """
+    until = clock() + MAX_S
+    fits, fails, trials = 0, below, 0
+    while fails - fits > 1 and trials < MAX_TRIALS and clock() < until:
+        # Small ones first while none has passed: each is quick, and the answer is often a power of two.
+        batch = (fits + fails) // 2
+        trials += 1
+        if passes(batch):
+            fits = batch
+        else:
+            fails = batch
+    return Fit(batch=fits, is_largest=fails - fits == 1, trials=trials)
+
+
+def fits_in_memory(
+    model: nn.Module,
+    loss_of: Callable[[Batch], torch.Tensor],
+    batch_of: Callable[[int], Batch],
+    device: torch.device,
+    kept_bytes: int,
+    beat: Callable[[str], None] = lambda _what: None,
+) -> Callable[[int], bool]:
+    """Whether forward and backward pass of a batch fit beside what training keeps.
+
+    Gradients are asked for and not accumulated: no hook of an engine acts, no other rank is needed.
+
+    Args:
+        model: the network itself.
+        loss_of: forward pass and loss.
+        batch_of: makes a batch on the device.
+        device: where.
+        kept_bytes: what training will hold beside parameters and gradients, and does not hold yet.
+        beat: told of each trial.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def passes(batch: int) -> bool:
+        beat(f"trying a batch of {batch} in memory")
+        try:
+            _trial(batch)
+        except torch.OutOfMemoryError as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+            return False
+        finally:
+            _free(device)
+        return True
+
+    def _trial(batch: int) -> None:
+        model.zero_grad(set_to_none=True)
+        kept = torch.empty(kept_bytes, dtype=torch.uint8, device=device)
+        torch.autograd.grad(loss_of(batch_of(batch)), parameters, allow_unused=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        del kept
+
+    return passes
+
+
+def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec: OptimizerSpec) -> int:
+    """Bytes that the optimizer will keep from its first update on; 0 once it has them."""
+    if optimizer.state:
+        return 0
+    slots = _SLOTS.get(spec.name, 2)
+    if spec.name == "sgd" and not spec.momentum:
+        slots = 0
+    return slots * 4 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def out_of_memory(words: str, fit: Fit | None, *, rank: int, batch: int, accumulation: int) -> RunError:
+    """The one line of a rank that ran out of memory.
+
+    Args:
+        words: of torch, condensed.
+        fit: of the backward passes' batches; None where none was tried.
+        rank: this one.
+        batch: samples of a rank and step, as planned.
+        accumulation: backward passes of a step.
+    """
+    start = f"rank {rank} is out of memory at train.batch_per_rank {batch}: {words}"
+    if fit is None:
+        return RunError(f"{start}; a smaller batch, or train.recompute, needs less")
+    if not fit.batch:
+        return RunError(f"{start}; not even one sample fits: use train.recompute or a lower train.precision")
+    most = "" if fit.is_largest else "at least "
+    return RunError(
+        f"{start}; {most}{fit.batch * accumulation} fits (by {fit.trials} trials of forward and backward passes on "
+        "this rank): set train.batch_per_rank to that, or to a little less, as fragments and the exchange take some"
+    )
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

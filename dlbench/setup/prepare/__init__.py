@@ -1,1 +1,0 @@
-"""One folder with all that an installation needs, made with a network and used without one."""

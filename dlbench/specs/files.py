@@ -1,0 +1,208 @@
+"""Files that a request names: found by name, read strictly; and the user's cache.
+
+Names become files: an explicit path, then the folders in ``DLBENCH_PATH``, then the bundled ones. YAML text becomes
+plain dictionaries, safely: YAML 1.2, no tags, no duplicate keys, bounded size and depth. What takes long to find out is
+cached for as long as the thing it was found out of stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from dlbench import bundled
+from dlbench.errors import UserError, nearest
+from dlbench.opening import read_named, read_text, why_unreadable
+
+Kind = Literal["workloads", "systems"]
+
+
+def search_path(kind: Kind) -> list[Path]:
+    """Folders searched for a name, in order. A folder of ``DLBENCH_PATH`` holds `workloads/` and `systems/`."""
+    extra = [Path(part) for part in os.environ.get("DLBENCH_PATH", "").split(os.pathsep) if part]
+    return [folder / kind for folder in extra] + [bundled.folder(kind)]
+
+
+def available(kind: Kind) -> dict[str, Path]:
+    """Every name that resolves, with its file; the first folder that has a name wins."""
+    found: dict[str, Path] = {}
+    for folder in search_path(kind):
+        for path in sorted(folder.glob("*.yaml")) if folder.is_dir() else []:
+            found.setdefault(path.stem, path)
+    return found
+
+
+def find(kind: Kind, name: str) -> Path:
+    """The file of a workload or system given by name or by path.
+
+    A text with a slash or ending in ``.yaml``/``.yml`` is a path, anything else a name.
+
+    Raises `UserError`: nothing is there; the nearest right names are told.
+    """
+    if os.sep in name or name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        # A pipe, too: `--system <(m4 machine.yaml)`.
+        if not path.is_file() and not path.is_fifo():
+            raise UserError(f"{name}: no such {kind[:-1]} file")
+        return path
+    names = available(kind)
+    if name not in names:
+        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}")
+    return names[name]
+
+
+MAX_BYTES = 1_000_000
+"""Of a file at most: a larger one is no specification."""
+MAX_DEPTH = 20
+
+BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that make a terminal or page show another order than the text has."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises `UserError`: the file is unreadable, too large, not YAML, holds anchors, or is not a mapping.
+    """
+    try:
+        text = read_named(path, MAX_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
+    value = parse_yaml(text, str(path))
+    if not isinstance(value, Mapping):
+        raise UserError(f"{path}: must hold keys and values, holds {type(value).__name__}")
+    return dict(value)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """A YAML value; used for files and for the values of ``--set key=value``.
+
+    Raises `UserError`: not YAML, duplicate keys, anchors, or nested deeper than `MAX_DEPTH`.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 2)
+    try:
+        _refuse_features(yaml, text, origin)
+        value = yaml.load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark is not None else ""
+        problem = " ".join((getattr(error, "problem", None) or str(error)).split())
+        raise UserError(f"{origin}{where}: not valid YAML: {problem}") from None
+    except RecursionError:
+        raise UserError(f"{origin}: nested too deeply") from None
+    except (ValueError, OverflowError, KeyError, IndexError) as error:
+        # Looks like a number or a date, and is none: 2024-13-45.
+        raise UserError(f"{origin}: a value cannot be read: {' '.join(str(error).split())}") from None
+    _refuse_contents(value, origin)
+    return value
+
+
+def text_problem(text: str) -> str:
+    """Why a text may stand in no plan and no script, e.g. ``holds the control character U+001B``; empty if it may.
+
+    Newlines and tabs may. What is refused here need not be cleaned, and so changed, where a script is printed.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8: it holds half of a surrogate pair, which no file can hold"
+    return control_character(text, allowed="\n\t")
+
+
+def control_character(text: str, allowed: str = "") -> str:
+    """Which control character a text holds, e.g. ``holds the control character U+001B``; empty: none."""
+    for letter in text if not text.isprintable() else "":
+        if letter in BIDIRECTIONAL or (letter not in allowed and unicodedata.category(letter) in ("Cc", "Zl", "Zp")):
+            return f"holds the control character U+{ord(letter):04X}"
+    return ""
+
+
+def _refuse_features(yaml: Any, text: str, origin: str) -> None:
+    """What no specification needs.
+
+    Aliases expand a small file into gigabytes, tags name other types, and a directive would bring
+    YAML 1.1 back, in which 12:30:00 is 45000 and `no` is false. Depth is counted here too, because the
+    scanner's work grows with the square of the open brackets.
+    """
+    from ruamel.yaml import tokens
+    from ruamel.yaml.tokens import AliasToken, AnchorToken, DirectiveToken, TagToken
+
+    opening = (
+        tokens.FlowSequenceStartToken,
+        tokens.FlowMappingStartToken,
+        tokens.BlockSequenceStartToken,
+        tokens.BlockMappingStartToken,
+    )
+    closing = (tokens.FlowSequenceEndToken, tokens.FlowMappingEndToken, tokens.BlockEndToken)
+    depth = 0
+    for token in yaml.scan(text):
+        depth += isinstance(token, opening) - isinstance(token, closing)
+        if depth > MAX_DEPTH:
+            raise UserError(f"{origin}:{token.start_mark.line + 1}: nested deeper than {MAX_DEPTH} levels")
+        if isinstance(token, AliasToken | AnchorToken | DirectiveToken | TagToken):
+            line = token.start_mark.line + 1
+            raise UserError(f"{origin}:{line}: anchors, aliases, tags and directives are not allowed here")
+
+
+def _refuse_contents(value: Any, origin: str, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise UserError(f"{origin}: nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, str) and (problem := text_problem(value)):
+        raise UserError(f"{origin}: {value[:80]!a} {problem}")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UserError(f"{origin}: {key}: a key must be a word; put it in quotes if it is meant as one")
+    children = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    for child in children if isinstance(children, list) else ():
+        _refuse_contents(child, origin, depth + 1)
+
+
+_MAX_BYTES = 1 << 16
+_DIGEST = 64
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where all of it is: ``DLBENCH_CACHE``, else ``$XDG_CACHE_HOME/dlbench``, else ``~/.cache/dlbench``.
+
+    Raises `RuntimeError`: this user has no home.
+    """
+    if explicit := environment.get("DLBENCH_CACHE"):
+        return Path(explicit)
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlbench"
+
+
+def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
+    """What `find` finds of a thing, found once for each of its states, of which the newest is kept; None is not.
+
+    `kind` is a folder of the cache, `name` the thing's, e.g. a path, `state` e.g. its size and time of last change.
+    """
+    try:
+        file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()
+    except RuntimeError:
+        return find()
+    with suppress(OSError, ValueError):
+        text = read_text(file, _MAX_BYTES)
+        if text[:_DIGEST] == _seal(name, state, text[_DIGEST:]):
+            return text[_DIGEST:]
+    found = find()
+    if found is not None:
+        with suppress(OSError):  # a cache that cannot be written is none
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_name(f"{file.name}.{os.getpid()}")
+            part.write_text(_seal(name, state, found) + found, encoding="utf-8")
+            part.replace(file)
+    return found
+
+
+def _seal(name: str, state: str, found: str) -> str:
+    return hashlib.sha256(os.fsencode(f"{name}\n{state}\n{found}")).hexdigest()

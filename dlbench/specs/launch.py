@@ -1,0 +1,379 @@
+"""How ranks are started, the variables they get, and what `sbatch` and `srun` are asked for.
+
+Further options for both are words: what a plan decides by itself is not a site's to give again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from dlbench.confidential import is_secret_name, is_secret_value
+from dlbench.specs.base import Count, CountOrZero, Flag, Form, FromText, SlurmWord, Spec
+from dlbench.specs.engine import key_for_name
+from dlbench.specs.hostlist import compressed, split_hosts
+
+LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
+
+_ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable's name, e.g. NCCL_DEBUG")]
+
+
+# Variables that bash does not let a script set; `export` of one would end it.
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
+
+
+class VariableSource(Spec):
+    """Where the value of a variable is taken from when the ranks start: nothing but this stands in a plan."""
+
+    variable: VariableName | None = Field(
+        None, description="A variable of the environment in which dlbench, or the batch job, runs."
+    )
+    file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$"), Form("a path from / or ~/")] | None = Field(
+        None, description="A file that holds the value; its path from / or ~/, read where the ranks are started."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.variable is None) == (self.file is None):
+            raise ValueError("give one of the two: variable: NAME or file: PATH")
+        return self
+
+
+_REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def _referenced(value: object) -> object:
+    """`env:NAME` as `{variable: NAME}`."""
+    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return {"variable": found[1]} if found else value
+
+
+def _form_of_variable(value: object) -> str:
+    return "source" if isinstance(value, dict | VariableSource) else "text"
+
+
+Variable = Annotated[
+    Annotated[str, Tag("text")] | Annotated[VariableSource, Tag("source")],
+    Discriminator(_form_of_variable),
+    BeforeValidator(_referenced),
+]
+
+
+class LaunchSpec(Spec):
+    """How ranks are started."""
+
+    launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
+    mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
+    interface: SlurmWord | None = Field(None, description="Network interface for Gloo; none: the one that routes.")
+    pin: Flag = Field(True, description="Bind every rank to cores of its own.")
+    oversubscribe_yield: Flag | None = Field(
+        None,
+        description="Whether Open MPI yields the core while it waits, instead of spinning; none: only where the ranks "
+        "of a node need more cores than it has.",
+    )
+    environment: dict[str, Variable] = Field(
+        default_factory=dict,
+        description="Variables set for the ranks; a secret as env:NAME, {variable: NAME} or {file: PATH}, where its "
+        "value is.",
+    )
+
+    @property
+    def by_mpi(self) -> bool:
+        """Whether MPI starts the ranks."""
+        return self.launcher in ("mpirun", "srun-mpi")
+
+    @property
+    def referenced(self) -> frozenset[str]:
+        """Names of the variables whose values are given by reference, and of those that they are taken from."""
+        given = {name: one for name, one in self.environment.items() if isinstance(one, VariableSource)}
+        return frozenset(given) | {one.variable for one in given.values() if one.variable is not None}
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        # Before the values: `HOROVOD_FUSION_THRESHOLD=1` is answered with the key, not with the form of a value.
+        for key in map(str, value) if isinstance(value, dict) else ():
+            if not re.fullmatch(_ENVIRONMENT_NAME, key):
+                raise ValueError(f"{key!r} is not a name of an environment variable")
+            if key.startswith("HOROVOD_") and (own := key_for_name(key)):
+                raise ValueError(f"variable {key} is set by dlbench; use {own}")
+            if key.startswith("DLBENCH_") or key in _READ_ONLY:
+                raise ValueError(
+                    f"variable {key} is not a site's to set: "
+                    + ("bash's own" if key in _READ_ONLY else "dlbench tells ranks their place by such names")
+                )
+        return value
+
+    @field_validator("environment", mode="after")
+    @classmethod
+    def _values(cls, value: dict[str, Variable]) -> dict[str, Variable]:
+        for key, given in value.items():
+            if isinstance(given, str) and "\0" in given:
+                raise ValueError(f"the value of {key} holds a NUL character")
+            if isinstance(given, str) and given and (is_secret_name(key) or is_secret_value(given)):
+                raise ValueError(
+                    f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
+                    f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
+                )
+        return value
+
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
+
+_BY_PLAN = "the plan decides it"
+_TOLD_BY_KEY = {
+    "hint": "slurm.hint",
+    "threads-per-core": "slurm.threads_per_core",
+    "gpus": "slurm.gpu_request",
+    "gpus-per-node": "slurm.gpu_request",
+    "gpus-per-task": "slurm.gpu_request",
+    "gpus-per-socket": "slurm.gpu_request",
+    "cpus-per-gpu": "slurm.cpus_per_gpu",
+    "mem-per-gpu": "slurm.mem_per_gpu",
+}
+_SIZE = (
+    *("nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket"),
+    *("tasks-per-node", "cpus-per-task"),
+)
+_PLACE = ("chdir", "output", "error", "input")
+_NO_JOB = dict.fromkeys(("help", "test-only", "usage", "version"), "it starts nothing")
+
+OF_SBATCH: Mapping[str, str] = {
+    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
+    **{
+        option: f"system.slurm.{key} is for it"
+        for option, key in {
+            **{name: name for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist")},
+            **{name: name for name in ("exclude", "exclusive", "mem", "gres", "export")},
+            "time": "time_limit",
+            "signal": "warn_before_s",
+        }.items()
+    },
+    **dict.fromkeys((*_SIZE, *_PLACE, "job-name"), _BY_PLAN),
+    "array": "it would start several jobs into one run's folder",
+    "dependency": "runs of a series wait for each other by dlbench submit",
+    "export-file": "system.slurm.export is for it",
+    **dict.fromkeys(("open-mode", "parsable", "wait", "wrap"), "dlbench submit needs its own"),
+    **dict.fromkeys(("requeue", "no-requeue"), "system.slurm.requeue is for it"),
+    **_NO_JOB,
+}
+"""Options that `slurm.extra` may not hold, with the reason."""
+
+DENIED_OF_SRUN: Mapping[str, str] = {
+    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
+    "cpu-bind": "system.slurm.cpu_bind is for it",
+    "gpu-bind": "system.slurm.gpu_bind is for it",
+    "mem-bind": "system.slurm.mem_bind is for it",
+    "distribution": "system.slurm.distribution is for it",
+    "mpi": "system.launch.mpi_plugin is for it",
+    **dict.fromkeys((*_SIZE, *_PLACE, "nodelist", "nodefile", "exclude", "relative"), _BY_PLAN),
+    **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench needs its own"),
+    **dict.fromkeys(("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "ranks are not started so"),
+    **_NO_JOB,
+}
+"""The same of `slurm.srun_args`."""
+
+
+def words_of(value: object) -> object:
+    """A list as it is; a text as its words, as a shell would divide it; dashes before a name are left away."""
+    if isinstance(value, str):
+        try:
+            value = shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"{value!r} is no list of words: {error}") from None
+    return tuple(str(word).removeprefix("--") for word in value) if isinstance(value, list | tuple) else value
+
+
+def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]:
+    """The words, if a plan can stand with each of them.
+
+    `words`: options, `name` or `name=value`. `denied`: those that must not be among them, with the reason.
+    Raises `ValueError`: one line for the first that cannot be taken.
+    """
+    for word in words:
+        name = word.partition("=")[0]
+        if not _OPTION.fullmatch(word):
+            raise ValueError(
+                f"{word!r} is no option by its long name: write --name, or --name=value as one word, e.g. --switches=1"
+            )
+        found = name if name in denied else next((option for option in denied if option.startswith(name)), None)
+        if found is not None:
+            short = "" if found == name else f", which is short for --{found},"
+            raise ValueError(f"--{name}{short} is not taken: {denied[found]}")
+        _printable(word)
+    return words
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} holds a character that cannot be printed")
+    return text
+
+
+def _hosts(value: object) -> object:
+    """A list, or a text with commas, of any length, as Slurm's short form of it."""
+    if isinstance(value, str):
+        value = split_hosts(value)
+    if isinstance(value, list | tuple) and all(isinstance(host, str) for host in value):
+        return compressed(value) or None
+    return value
+
+
+Argument = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
+"""A value of an option: it goes to sbatch and srun as one word, so that it may hold any character that is printed."""
+
+Hosts = Annotated[Argument | None, BeforeValidator(_hosts)]
+"""Hosts as one text in Slurm's short form; given as a list or with commas; None for none."""
+
+Memory = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=r"^([0-9]+[KMGT]?|site)$"),
+    Form("MiB, or a number with K, M, G or T, e.g. 450G; or site"),
+]
+"""Bytes as sbatch takes them: MiB, or with a letter; `site` for not given."""
+
+SbatchWords = Annotated[
+    tuple[str, ...],
+    BeforeValidator(words_of),
+    AfterValidator(lambda words: refuse(words, OF_SBATCH)),
+    Form("options by their long names, e.g. [--switches=1]"),
+]
+SrunWords = Annotated[
+    tuple[str, ...],
+    BeforeValidator(words_of),
+    AfterValidator(lambda words: refuse(words, DENIED_OF_SRUN)),
+    Form("options by their long names, e.g. [--network=sharp]"),
+]
+
+
+OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_args"})
+"""Keys that sbatch never sees: runs of one job may differ in them."""
+
+ALL_VARIABLES = "ALL"
+
+
+TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
+"""A time limit as Slurm writes it (sbatch(1), --time)."""
+TimeLimit = Annotated[
+    str, Field(pattern=TIME), Form('a time limit as Slurm writes it, in quotes: "00:30:00" or "1-12:00:00"')
+]
+
+
+WARNING_S = 120
+"""Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
+
+
+class SlurmSpec(Spec):
+    """What `sbatch` and `srun` are asked for."""
+
+    partition: Argument | None = Field(None, description="--partition.")
+    account: Argument | None = Field(None, description="--account.")
+    qos: Argument | None = Field(None, description="--qos.")
+    reservation: Argument | None = Field(None, description="--reservation.")
+    constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
+    nodelist: Hosts = Field(None, description="--nodelist; a list, or text.")
+    exclude: Hosts = Field(None, description="--exclude; a list, or text, of any length.")
+    time_limit: TimeLimit = Field(
+        "00:30:00", description="--time of a run without earlier ones, as Slurm writes it, e.g. 00:30:00."
+    )
+    max_time: TimeLimit = Field(
+        "1-00:00:00", description="Longest --time of a job of several runs, which is split to stay below; 0: no bound."
+    )
+    exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
+    mem: Memory | None = Field(
+        None, description="--mem; 0: all of a node's; none: 0 on exclusive nodes, else not given; site: not given."
+    )
+    gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
+        "none", description="How this site wants GPUs asked for."
+    )
+    gpu_type: SlurmWord | None = Field(None, description="GPU type in the request, e.g. a100.")
+    gpu_count: Literal["ranks", "node"] = Field(
+        "ranks", description="GPUs asked for on a node: one per rank, or all of node.gpus."
+    )
+    gres: Argument | None = Field(None, description="--gres beside the GPUs, e.g. craynetwork:1.")
+    mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, in place of mem.")
+    cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, in place of --cpus-per-task.")
+    cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
+    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = Field(
+        None, description="--hint of sbatch and srun."
+    )
+    threads_per_core: Count | None = Field(None, description="--threads-per-core of sbatch and srun.")
+    warn_before_s: CountOrZero | None = Field(
+        None,
+        description="Seconds before the end of its time, or of its grace where the site preempts with a user's signal, "
+        "at which a job's ranks are told to stop in good order; 0: they are ended; none: 120 with requeue, else 0.",
+    )
+    requeue: Flag = Field(
+        False, description="Whether Slurm may start an interrupted, preempted or failed-node job again, which goes on."
+    )
+    max_requeues: Count = Field(3, description="How often a job asks to be started again after an interruption.")
+    extra: SbatchWords = Field(
+        (), description="Further options of sbatch, e.g. --switches=1; a list, or text with blanks between them."
+    )
+    export: Annotated[tuple[VariableName, ...], FromText] = Field(
+        (),
+        description="Variables of the submitting shell that a job gets beside HOME, USER, LOGNAME, SHELL, a plain PATH "
+        "and what launch.environment refers to; [ALL]: all of them.",
+    )
+    login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
+    cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
+    gpu_bind: Argument = Field(
+        "none", description="srun --gpu-bind; none: ranks reach all GPUs of their node; site: not given."
+    )
+    mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
+    distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
+    srun_args: SrunWords = Field((), description="Further options of srun, as extra.")
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """What `extra` names by --clusters, where a site has several; empty: the one that answers."""
+        named = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
+        return tuple(named[-1].split(",")) if named else ()
+
+    @property
+    def exports_all(self) -> bool:
+        """Whether a job gets all variables of the submitting shell."""
+        return ALL_VARIABLES in self.export
+
+    @property
+    def warning_s(self) -> int:
+        """Seconds before the end of a job's time at which its ranks are told; 0: they are not."""
+        if self.warn_before_s is not None:
+            return self.warn_before_s
+        return WARNING_S if self.requeue else 0
+
+    @property
+    def memory(self) -> str | None:
+        """What --mem is given; None for nothing."""
+        if self.mem is not None:
+            return None if self.mem == "site" else self.mem
+        return "0" if self.exclusive and not (self.mem_per_gpu or self._per_cpu) else None
+
+    @property
+    def _per_cpu(self) -> bool:
+        return any(word.startswith("mem-per-cpu=") for word in self.extra)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        """sbatch(1), srun(1): which options exclude each other."""
+        if self.mem not in (None, "site") and self.mem_per_gpu is not None:
+            raise ValueError("mem and mem_per_gpu exclude each other")
+        if self._per_cpu and (self.mem not in (None, "site") or self.mem_per_gpu is not None):
+            raise ValueError("mem-per-cpu in extra excludes mem and mem_per_gpu")
+        if any(word.partition(":")[0] in ("gpu", "gres/gpu") for word in (self.gres or "").split(",")):
+            raise ValueError(f"gres {self.gres!r} asks for GPUs: gpu_request, gpu_type and gpu_count are for them")
+        if self.mem_per_gpu == "site":
+            raise ValueError("mem_per_gpu is a size, or not given")
+        if self.hint is not None and (self.threads_per_core is not None or self.cpu_bind is not None):
+            raise ValueError("hint excludes threads_per_core and cpu_bind")
+        if self.gpu_request == "none" and (self.cpus_per_gpu is not None or self.mem_per_gpu is not None):
+            raise ValueError("cpus_per_gpu and mem_per_gpu need a gpu_request")
+        if self.gpu_count == "node" and self.gpu_request == "gpus-per-task":
+            raise ValueError("gpu_count node needs gpu_request gres or gpus-per-node")
+        return self

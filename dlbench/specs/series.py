@@ -1,0 +1,386 @@
+"""The points of a series: its name, the order of its runs, their nodes and cores; sides of a comparison; variants.
+
+Sides of a paired comparison are two plans of every point and repeat, which run one right after the other. Even repeats
+run side a first, odd ones side b (a b, b a, a b, ...): a machine that grows slower over the series is slower for both
+alike, to first order.
+
+A variant of a run is the same plan with one thing taken away, so that the difference shows what that thing costs.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from dlbench.errors import UserError
+from dlbench.specs.base import MAX_RANKS, MAX_RUNS
+from dlbench.specs.launch import OF_SRUN
+from dlbench.specs.plan import LayoutSpec, RunPlan, Side, Variant, value_text
+from dlbench.specs.problems import problem_of
+from dlbench.specs.requests import PLAIN, Request
+from dlbench.specs.system import SystemSpec
+
+PointT = TypeVar("PointT")
+
+
+def refuse_too_many(runs: int, option: str) -> None:
+    """Refuses a series that nobody can plan, run or read.
+
+    `option`: what asked for them.
+    Raises `UserError`: more than `MAX_RUNS`.
+    """
+    if runs > MAX_RUNS:
+        raise UserError(
+            f"{option}: makes a series of {shown_count(runs)} runs; {MAX_RUNS:,} is the most, because all are planned "
+            "before the first starts: split it into several --series"
+        )
+
+
+def shown_count(count: int) -> str:
+    """A count with separators; of a monstrous one its size."""
+    return f"{count:,}" if count < 10**12 else f"more than {10**12:,}"
+
+
+def new_series_id(now: datetime) -> str:
+    """A name for a series: UTC time and four random hexadecimal digits."""
+    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def series_name(asked: str | None, now: datetime) -> str:
+    """The series' name: what `--series` says, or a new one.
+
+    Raises `UserError`: the name cannot be part of a folder's name.
+    """
+    if asked is None:
+        return new_series_id(now)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", asked):
+        raise UserError(
+            f"--series {asked!a}: must hold up to 64 letters, digits and . _ -, the first a letter or digit"
+        )
+    return asked
+
+
+def interleaved(points: Sequence[PointT], repeats: int) -> Iterator[tuple[int, int, PointT]]:
+    """Repeat, index and point of each run, in the order in which they should run."""
+    for repeat in range(repeats):
+        # There and back again: a drift of the machine falls on all points alike.
+        order = list(enumerate(points))
+        for index, point in order if repeat % 2 == 0 else reversed(order):
+            yield repeat, index, point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """The numbers of ranks or nodes of a series, and what a node holds."""
+
+    values: tuple[int, ...]
+    are: Literal["ranks", "nodes"] = "ranks"
+    ranks_per_node: int | None = None
+    """None: the system's."""
+
+    def ranks(self, system: SystemSpec, count: int) -> int:
+        """Ranks of one point."""
+        return count if self.are == "ranks" else count * self._per_node(system)
+
+    def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
+        """Nodes and cores of one point; the cores a rank gets are those of the largest point of the series.
+
+        `cores_per_rank`: what was asked for; none: an even share. `machine_cores`: cores of this machine, for a system
+        that leaves a node's cores open and has no scheduler.
+        Raises `UserError`: ranks do not divide, or the system does not say how many cores a node has.
+        """
+        ranks, nodes = self.ranks(system, count), self._nodes(system, count)
+        if ranks > MAX_RANKS:
+            raise UserError(
+                f"{shown_count(ranks)} ranks: a run may have up to {MAX_RANKS:,}, each writes its own files"
+            )
+        if ranks % nodes:
+            raise UserError(
+                f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {self._per_node(system)} ranks"
+            )
+        densest = max(self.ranks(system, value) // self._nodes(system, value) for value in self.values)
+        cores = system.node.cores
+        if cores is None and system.scheduler == "slurm":
+            raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
+        known = cores or machine_cores
+        share = max(1, known // densest)
+        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=known)
+
+    def refuse_without_effect(self, system: SystemSpec) -> None:
+        """`--ranks-per-node` says nothing about one machine. Raises `UserError`: it was given for one."""
+        if self.ranks_per_node and self.are == "ranks" and system.scheduler == "none":
+            raise UserError(f"--ranks-per-node: has no effect on system {system.name}, which is one machine")
+
+    def _per_node(self, system: SystemSpec) -> int:
+        return self.ranks_per_node or system.node.default_ranks
+
+    def _nodes(self, system: SystemSpec, count: int) -> int:
+        if self.are == "nodes":
+            return count
+        return -(-count // self._per_node(system)) if system.scheduler == "slurm" else 1
+
+
+def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
+    """The sides of one point in this repeat, in the order in which they run; one of no name without a comparison."""
+    if not request.sides:
+        return ("",)
+    return ("a", "b") if repeat % 2 == 0 else ("b", "a")
+
+
+def refuse_other_options(request: Request) -> None:
+    """Options that make other kinds of runs do not go with sides, nor those that both sides replace.
+
+    Raises `UserError`: one of them is given.
+    """
+    if not request.sides:
+        return
+    given = {
+        "--sweep": (bool(request.sweep), "compares two settings; sweep in a series of its own"),
+        "--decompose": (request.decompose, "run one after the other"),
+        "--watch-cost": (request.watch_cost, "run one after the other"),
+        "--to-accuracy": (request.to_accuracy, "compares throughput; leave it out"),
+    }
+    for option, (is_given, why) in given.items():
+        if is_given:
+            raise UserError(f"--ab: does not go with {option}: {why}")
+    replaced = {
+        "--engine": ("engine.name", request.engine),
+        "--data": ("data.source", request.data),
+        "--resume": ("checkpoint.resume_from", request.resume),
+        "--launcher": ("system.launch.launcher", request.launcher),
+    }
+    for option, (key, value) in replaced.items():
+        if value is not None and all(key in settings for settings in request.sides.values()):
+            raise UserError(f"{option}: has no effect: both sides of --ab set {key}")
+
+
+def refuse_uneven(plans: Sequence[RunPlan]) -> None:
+    """Refuses sides that are not two ways of doing the same thing in the same place.
+
+    Raises `UserError`: a pair differs in ranks, nodes or scheduler, or a side trains to a quality.
+    """
+    for one, other in pairs(plans):
+        for what, left, right in (
+            ("ranks", one.layout.ranks, other.layout.ranks),
+            ("nodes", one.layout.nodes, other.layout.nodes),
+            ("system.scheduler", one.system.scheduler, other.system.scheduler),
+        ):
+            if left != right:
+                raise UserError(
+                    f"--ab: both sides of a pair need the same {what}: side a has {left}, side b {right}; rank counts "
+                    "are compared in a series of --ranks or --nodes"
+                )
+        if "quality" in (one.measure.until, other.measure.until):
+            raise UserError("--ab: compares throughput; leave out measure.until quality")
+
+
+def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
+    """Refuses settings that leave no difference between the sides in any pair.
+
+    Raises `UserError`: both sides compute the same, though one of them sets something.
+    """
+    asked = [key for settings in request.sides.values() for key in settings]
+    if not asked:
+        return
+    keys = ", ".join(dict.fromkeys(asked))
+    if all(one.configuration_digest() == other.configuration_digest() for one, other in pairs(plans)):
+        raise UserError(
+            f"--ab: both sides come to the same plan: {keys} is what it is without being set; for two equal sides give "
+            f"--ab {PLAIN} {PLAIN}"
+        )
+    if all(acting_part(one) == acting_part(other) for one, other in pairs(plans)):
+        raise UserError(
+            f"--ab: {keys}: changes nothing in what the ranks of either side do, nor in how they are started: both "
+            "sides run on the nodes of one Slurm job, or on one machine"
+        )
+
+
+def acting_part(plan: RunPlan) -> dict[str, Any]:
+    """What of a plan its ranks read, and what the command or script is made of that starts them.
+
+    The rest names the system, describes it to reports, or asks Slurm for nodes, which sides have in common.
+    """
+    content = plan.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "layout"})
+    system = content["system"]
+    for key in ("name", "title", "node"):
+        del system[key]
+    told = (*OF_SRUN, "cpus_per_task", "cpus_per_gpu", "gpu_request", "hint", "threads_per_core")
+    system["slurm"] = {key: system["slurm"][key] for key in told}
+    del system["storage"]["shared_title"]
+    system["launch"]["oversubscribe_yield"] = plan.yields
+    layout = plan.layout
+    return {**content, "layout": (layout.nodes, layout.ranks, layout.cores_per_rank), "scaling": plan.series.scaling}
+
+
+def pairs(plans: Sequence[RunPlan]) -> list[tuple[RunPlan, RunPlan]]:
+    """The plans of a comparison two by two, side a first, in the order in which they run."""
+    found = []
+    for first, second in zip(plans[::2], plans[1::2], strict=True):
+        found.append((first, second) if first.series.side == "a" else (second, first))
+    return found
+
+
+def side_words(plan: RunPlan) -> str:
+    """What a plan's side sets, e.g. ``engine.name=ddp, sync.fusion=own:single``, or `plain`; empty without a side."""
+    if not plan.series.side:
+        return ""
+    settings = plan.series.sides.get(plan.series.side, {})
+    return ", ".join(f"{key}={value_text(key, value)}" for key, value in settings.items()) or PLAIN
+
+
+SUFFIXES: dict[Variant, str] = {
+    "plain": "",
+    "synthetic-input": "-synthetic",
+    "cached-input": "-cached",
+    "no-exchange": "-apart",
+    "unwatched": "-unwatched",
+}
+"""What a run's name ends with."""
+
+MIN_WATCH_REPEATS = 2
+"""One pair of watched and unwatched runs has no interval."""
+
+
+def option_of(request: Request) -> str:
+    """The option that asks for variants; empty where none does.
+
+    Raises `UserError`: two such options, or one with another that it does not go with.
+    """
+    if request.decompose and request.watch_cost:
+        raise UserError("--decompose and --watch-cost exclude each other: run one after the other")
+    option = "--decompose" if request.decompose else "--watch-cost" if request.watch_cost else ""
+    option = "--tiers" if request.tiers else option
+    if option and request.to_accuracy:
+        raise UserError(f"{option}: measures throughput; leave out --to-accuracy")
+    if option and request.sweep:
+        raise UserError(f"{option}: does not go with --sweep; give one value at a time with --set")
+    if request.tiers and "data.cache" in request.overrides:
+        raise UserError("--set data.cache: --tiers runs everything with a cold and with a warm cache")
+    return option
+
+
+def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
+    """All runs of a request in the order in which they should run, each beside its variants.
+
+    Every second repeat has the variants in the opposite order: a drift of the machine falls on all of them alike.
+
+    `request`: says which variants.
+    Raises `UserError`: the request does not go with variants, or one of them is not possible.
+    """
+    option = option_of(request)
+    if option:
+        _refuse(request, option, plans)
+    result: list[RunPlan] = []
+    for plan in plans:
+        group = [plan, *(_variant(plan, which, option) for which in _variants_of(request, plan))]
+        for one in group if plan.series.repeat % 2 == 0 else reversed(group):
+            series = one.series.model_copy(update={"position": len(result)})
+            result.append(one.model_copy(update={"series": series}))
+    return result
+
+
+def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
+    """Which variants of `--decompose` a series does not have, and why, in sentences; empty for other series."""
+    if not request.decompose:
+        return []
+    found = []
+    if all(plan.workload.data.is_synthetic for plan in plans):
+        found.append("--decompose: data is synthetic already: no runs with synthetic input; give --data for them")
+    if any(plan.layout.ranks == 1 for plan in plans):
+        found.append("--decompose: one rank exchanges nothing: no runs without exchange there")
+    return found
+
+
+def apart_problem(plan: RunPlan) -> str | None:
+    """Why a run without exchange cannot do what the plan asks, in one sentence; None if it can."""
+    if plan.sync.exchange != "none" or plan.layout.ranks == 1:
+        return None
+    if plan.measure.until == "quality":
+        return "sync.exchange none: ranks drift apart and reach no target; leave out --to-accuracy"
+    if plan.checkpoint.is_on:
+        return (
+            "sync.exchange none: ranks drift apart, so that rank 0's state is not the training's; leave out checkpoints"
+        )
+    if plan.measure.noise_scale:
+        return "sync.exchange none: measure.noise_scale needs averaged gradients; leave it out"
+    return None
+
+
+def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
+    if any(plan.measure.until == "quality" for plan in plans):
+        raise UserError(f"{option}: measures throughput; leave out measure.until quality")
+    if request.watch_cost:
+        if request.repeats < MIN_WATCH_REPEATS:
+            raise UserError(
+                f"--watch-cost: one pair of runs has no interval: use --repeats {MIN_WATCH_REPEATS} or more"
+            )
+        if any(plan.watch is None or not plan.watch.is_on for plan in plans):
+            raise UserError("--watch-cost: nothing is watched: watch.sampler is off and watch.window_steps is 0")
+        return
+    if request.tiers:
+        if any(plan.workload.data.is_synthetic for plan in plans):
+            raise UserError("--tiers: synthetic data is read from nowhere; give --data")
+        if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
+            raise UserError("--tiers: does not go with checkpoints: synthetic data trains something else")
+        return
+    if any(plan.sync.exchange == "none" for plan in plans):
+        raise UserError("--decompose: sync.exchange none leaves no exchange to take away")
+    if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
+        raise UserError("--decompose: does not go with checkpoints: variants train something else")
+    if not any(_variants_of(request, plan) for plan in plans):
+        raise UserError(
+            "--decompose: nothing can be taken away: data is synthetic and one rank exchanges nothing; give --data, or "
+            "more ranks"
+        )
+
+
+def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
+    found: list[Variant] = ["cached-input", "synthetic-input"] if request.tiers else []
+    if request.decompose and not plan.workload.data.is_synthetic:
+        found.append("synthetic-input")
+    if request.decompose and plan.layout.ranks > 1:
+        found.append("no-exchange")
+    if request.watch_cost:
+        found.append("unwatched")
+    return found
+
+
+def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
+    """The same run with one thing taken away. Raises `UserError`: the run is not possible without it."""
+    content: dict[str, Any] = plan.model_dump(mode="json")
+    content["run_id"] += SUFFIXES[which]
+    content["series"]["variant"] = which
+    if which == "synthetic-input":
+        content["workload"]["data"] |= {"source": "synthetic", "cache": "any", "staging": "none"}
+        content["fault"] = _without_input_delay(content["fault"])
+    elif which == "cached-input":
+        content["workload"]["data"]["cache"] = "warm"
+    elif which == "no-exchange":
+        content["sync"] = {"exchange": "none"}
+        # Its search would never end, as there is no message to time.
+        content["engine"]["horovod"]["autotune"] = False
+    else:
+        content["watch"] |= {"sampler": False, "window_steps": 0, "profiler": False}
+    try:
+        made = RunPlan.model_validate(content)
+    except ValidationError as error:
+        why = str(problem_of(RunPlan, error)).removeprefix("workload: ")  # which names the keys itself
+        raise UserError(f"{option}: a run of variant {which} is not possible: {why}") from None
+    problem = apart_problem(made)
+    if problem is not None:
+        raise UserError(f"{option}: a run of variant {which} is not possible: {problem}")
+    return made
+
+
+def _without_input_delay(fault: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A planted delay of batches belongs to the reader, and goes with it."""
+    if fault is None:
+        return None
+    rest = {**fault, "input_delay_s": 0.0}
+    return rest if rest["step_delay_s"] or rest["compute_factor"] != 1.0 else None

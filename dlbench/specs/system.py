@@ -1,0 +1,152 @@
+"""Where it runs: one system YAML, written by a site's admin: a node, its tiers of storage, how ranks are started."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from dlbench.specs.base import Bytes, CountOrZero, Form, FromText, Name, Positive, Precision, Ranks, Spec
+from dlbench.specs.container import ContainerSpec, ImageSpec
+from dlbench.specs.launch import LaunchSpec, SlurmSpec
+
+
+class NodeSpec(Spec):
+    """One node of the system."""
+
+    cores: Ranks | None = Field(
+        None, description="Cores a job may use on a node; required with a scheduler; none: all that this machine has."
+    )
+    gpus: CountOrZero = Field(0, description="GPUs of a node.")
+    ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
+
+    peak_tflops: dict[Precision, Positive] = Field(
+        default_factory=dict,
+        description="Peak rate of one GPU, or without GPUs of one core, by precision, TFLOP/s; dense, not sparse.",
+    )
+    peak_source: str | None = Field(None, min_length=1, description="Where peak_tflops is from; printed with each MFU.")
+
+    @model_validator(mode="after")
+    def _peak_has_source(self) -> Self:
+        if self.peak_tflops and self.peak_source is None:
+            raise ValueError("peak_tflops needs peak_source: the data sheet or the measurement it is from")
+        return self
+
+    @property
+    def default_ranks(self) -> int:
+        """Ranks per node when nobody says otherwise."""
+        return self.ranks or self.gpus or 1
+
+
+Tier = Literal["shared", "local", "memory"]
+"""Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
+StagingTier = Literal["local", "memory"]
+
+
+FolderOfNode = Annotated[
+    str,
+    Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$"),
+    Form("a path from / or ~/, or from a variable, e.g. $TMPDIR/dlbench"),
+]
+
+
+class TierSpec(Spec):
+    """A place of the node's own that samples may be staged to."""
+
+    path: FolderOfNode = Field(
+        description="A folder of the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
+        "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} stands for the node's name."
+    )
+    capacity_bytes: Bytes | None = Field(
+        None, description="Bytes that samples may take there on each node; none: what the file system has free."
+    )
+
+
+class StorageSpec(Spec):
+    """Tiers of storage. The shared file system is wherever the data set lies."""
+
+    shared_title: str | None = Field(
+        None, min_length=1, description="What the shared file system is, in words, e.g. Lustre, 40 OSTs; for reports."
+    )
+    local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="A disk of the node's own.")
+    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node: a tmpfs.")  # noqa: S108  (a folder of the user's own is made there)
+
+    def tier(self, name: StagingTier) -> TierSpec:
+        """One of the two tiers of a node."""
+        return self.local if name == "local" else self.memory
+
+
+Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("one word, e.g. gcc/12.2")]
+
+
+class SystemSpec(Spec):
+    """One system YAML, validated."""
+
+    name: Name = Field(description="Name of the system, as in its file name.")
+    title: str = Field(description="The system, in words.")
+    scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine; slurm: sbatch.")
+    slurm: SlurmSpec = Field(SlurmSpec(), description="What sbatch is asked for.")
+    node: NodeSpec = Field(NodeSpec(), description="One node.")
+    launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
+    image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
+    container: ContainerSpec = Field(ContainerSpec(), description="The container that ranks run in.")
+    storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
+    modules: Annotated[tuple[Module, ...], FromText] = Field(
+        (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
+    )
+    modules_init: tuple[str, ...] = Field(
+        (),
+        description="Shell lines before the modules, e.g. source /etc/profile.d/modules.sh; none: /etc/profile is read "
+        "where there is no command module.",
+    )
+    modules_reset: Literal["purge", "reset", "none"] = Field(
+        "purge", description="module purge, module reset (Cray), or nothing before the modules are loaded."
+    )
+    setup: tuple[str, ...] = Field(
+        (), description="Shell lines after the modules, before the ranks, as they are; as a list, or as text: one line."
+    )
+    python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
+
+    @field_validator("setup", "modules_init", mode="before")
+    @classmethod
+    def _setup_from_text(cls, value: object) -> object:
+        """`--set` and `--ab` take one value: one line, or an empty text for none."""
+        if not isinstance(value, str):
+            return value
+        return (value,) if value.strip() else ()
+
+    @field_validator("python", mode="after")
+    @classmethod
+    def _python_is_one_path(cls, value: str | None) -> str | None:
+        """It is started as one word, so that its path may hold blanks."""
+        first, *further = (value or "").split(" ")
+        if further and ("/" not in first or any(word.startswith("-") for word in further)):
+            raise ValueError(
+                f"{value!r} is a command with arguments, and python is the path of one program; write a script that "
+                'ends in such a line (exec apptainer exec --nv image.sif python3 "$@"), and give the path of the script'
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _launcher_fits(self) -> Self:
+        if self.scheduler == "slurm" and self.launch.launcher == "local":
+            raise ValueError(
+                "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use "
+                "srun-mpi, srun-gloo or mpirun"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _container_fits(self) -> Self:
+        kind = self.container.kind
+        if kind == "none":
+            return self
+        if kind == "pyxis" and self.launch.launcher not in ("srun-mpi", "srun-gloo"):
+            raise ValueError("container.kind 'pyxis' is srun's: set launch.launcher to srun-mpi or srun-gloo")
+        if self.image.file is not None:
+            raise ValueError("container and image.file exclude each other: the container brings the environment")
+        lost = {"LD_LIBRARY_PATH", "PATH"}.intersection(self.launch.environment)
+        if kind == "apptainer" and lost:
+            name = min(lost)
+            raise ValueError(f"launch.environment.{name} does not reach Apptainer containers: set APPTAINERENV_{name}")
+        return self

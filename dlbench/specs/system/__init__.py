@@ -1,1 +1,0 @@
-"""Where it runs: one system YAML, written by a site's admin."""

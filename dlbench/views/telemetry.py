@@ -1,0 +1,479 @@
+"""The view `telemetry`: what samplers saw of power, clocks, utilisation, memory and traffic of the nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry
+from dlbench.reading.samples.node_samples import node_watch, nodes_of
+from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
+from dlbench.reading.scaling import Group as RunGroup
+from dlbench.reading.table import RunTable
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of
+from dlbench.report.wording import percent, place_text
+from dlbench.units import format_bytes, format_number, format_seconds
+from dlbench.views.model import Group
+from dlbench.views.next_step import rerun
+from dlbench.views.timeline import MIN_SAMPLES, Timeline, is_series, timeline, timeline_chart, worst_throttled
+from dlbench.views.view import GroupSource, GroupView, place_of
+
+MAX_UNAVAILABLE = 40
+MAX_HOST = 64
+"""Characters of a host name."""
+
+
+def _shape(text: Callable[[float], str]) -> Callable[[float], Cell]:
+    return lambda value: Cell(text(value), number=value)
+
+
+_rate = _shape(lambda value: f"{format_bytes(value)}/s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeMeans:
+    """One node in the measured window of one run; None: not known."""
+
+    ranks: int = field(metadata=column())
+    nodes: int = field(metadata=column())
+    run_id: str = field(metadata=column())
+    node_rank: int = field(metadata=column(name="node"))
+    host: str = field(metadata=column(limit=MAX_HOST))
+    num_gpus: int = field(metadata=column(name="gpus"))
+    """Sampled ones that ranks computed on, as far as that is known."""
+    gpu_power_w: float | None = field(metadata=column())
+    """Of all its GPUs together, mean; None where not all of them report it."""
+    num_power: int
+    """GPUs that report their power."""
+    sm_clock_hz: float | None = field(metadata=column("SM clock", text=_shape(lambda hertz: f"{hertz / 1e6:,.0f} MHz")))
+    """Mean over its GPUs."""
+    gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
+    """Share of the time in which a kernel ran (1), mean over its GPUs."""
+    sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))
+    """Share of multiprocessors that were busy, mean over its GPUs; by GPM, as the next two."""
+    tensor_active: float | None = field(metadata=column("Tensor cores", unit="fraction"))
+    """Share of the time in which tensor cores worked."""
+    dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
+    """Bandwidth of GPU memory over the highest."""
+    gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))
+    """Highest sample of any of its GPUs."""
+    gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_shape(lambda one: f"{one:.0f} °C")))
+    """Highest sample of any of its GPUs."""
+    throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
+    """Share of the time (1) in which the commonest reason held down the clock of its most throttled GPU."""
+    throttled_by: str = field(metadata=column())
+    """GPU and reason; empty where none was."""
+    cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))
+    """Mean over its cores (1)."""
+    host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))
+    """Mean."""
+    network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=_rate))
+    """Bytes per second, all interfaces together."""
+    network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=_rate))
+    disk_read: float | None = field(metadata=column("Disks read", "disk_read_bytes_per_s", text=_rate))
+    """Bytes per second, all disks together."""
+    num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
+    num_gaps: int = field(metadata=column("Gaps", "gaps"))
+    missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))
+    """Share of the window without samples (1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How often, and how late, samples were taken, over all nodes of the run that is drawn."""
+
+    period_s: float
+    """Longest period of any node."""
+    late_median_s: float
+    """Of the node with the largest."""
+    late_max_s: float
+    dropped: int
+    """Samples that did not fit into a node's share of bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unavailable:
+    """What nodes do not report."""
+
+    what: str = field(metadata=column("Missing", limit=120))
+    reason: str = field(metadata=column("Why", limit=300))
+    num_nodes: int = field(metadata=column("Nodes", "nodes"))
+    """Different nodes, however many runs they were in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """What the samplers of the nodes saw."""
+
+    nodes: tuple[NodeMeans, ...]
+    """Of the runs that were read, by rank count, run and node."""
+    timeline: Timeline | None
+    """Of the run in the middle of the point with most ranks; None where none of its nodes was sampled."""
+    sampling: Sampling | None
+    unavailable: tuple[Unavailable, ...]
+    num_runs: int
+    """Runs of the group."""
+    num_read: int
+    """Runs whose samples were read."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTelemetry:
+    """All that the nodes of one run sampled in the measured window."""
+
+    run_id: str
+    nodes: tuple[NodeTelemetry, ...]
+    not_measured: Mapping[str, str]
+    """Why nodes have no samples, by node (`node 3`), and under `run` what is damaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailedTelemetry(Telemetry):
+    """Telemetry of all runs, field by field."""
+
+    runs: tuple[RunTelemetry, ...]
+
+
+def telemetry(group: RunGroup, table: RunTable) -> Telemetry | None:
+    """What the samplers saw; None where no run of the group has samples."""
+    found = _telemetry(group, machine_readings(table))
+    return found if found.nodes else None
+
+
+def detailed_telemetry(group: RunGroup, table: RunTable) -> DetailedTelemetry:
+    """The same of all runs and all fields; without any sample, the reasons."""
+    readings = machine_readings(table, None)
+    found = _telemetry(group, readings)
+    runs = [readings.by_run[run.plan.run_id] for run in _by_rank_count(group)]
+    return DetailedTelemetry(
+        **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)},
+        runs=tuple(
+            RunTelemetry(
+                run_id=reading.run_id,
+                nodes=reading.nodes,
+                not_measured=reading.why | ({"run": reading.problem} if reading.problem else {}),
+            )
+            for reading in runs
+        ),
+    )
+
+
+def _by_rank_count(group: RunGroup) -> list[Run]:
+    return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
+
+
+def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
+    found = [
+        (run, reading) for run in _by_rank_count(group) if (reading := readings.by_run.get(run.plan.run_id)) is not None
+    ]
+    largest = group.points[-1]
+    middle = readings.middle[group.id, largest.ranks, largest.nodes]
+    drawn = readings.by_run.get(middle.plan.run_id)
+    notes = [f"damaged: {reading.problem}" for _, reading in found if reading.problem]
+    notes += [
+        f"{reading.run_id}: {len(reading.nodes)} of {len(reading.nodes) + reading.left_out} nodes were read"
+        for _, reading in found
+        if reading.left_out
+    ]
+    return Telemetry(
+        nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
+        timeline=timeline(middle, drawn, notes) if drawn is not None and drawn.nodes else None,
+        sampling=_sampling(middle),
+        unavailable=_unavailable([reading for _, reading in found]),
+        num_runs=len(group.runs),
+        num_read=sum(bool(reading.nodes) for _, reading in found),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
+    gpus = _gpus(reading, node)
+
+    def of_gpus(field: str, value: Callable[[FieldSummary], float]) -> list[float]:
+        summaries = (node.fields.get(f"gpu.{gpu}.{field}") for gpu in gpus)
+        return [value(summary) for summary in summaries if summary is not None]
+
+    def total(pattern: str) -> float | None:
+        known = [summary.mean for name, summary in node.fields.items() if re.fullmatch(pattern, name)]
+        return sum(known) if known else None
+
+    def mean_of_gpus(field: str) -> float | None:
+        known = of_gpus(field, lambda summary: summary.mean)
+        return sum(known) / len(known) if known else None
+
+    busy = node.fields.get("host.cpu.busy") or node.fields.get("host.cpu.mean.busy")
+    memory = node.fields.get("host.memory_used_bytes")
+    power = of_gpus("power_w", lambda summary: summary.mean)
+    worst = worst_throttled(node, gpus)
+    return NodeMeans(
+        ranks=run.plan.layout.ranks,
+        nodes=run.plan.layout.nodes,
+        run_id=run.plan.run_id,
+        node_rank=node.node_rank,
+        host=node.host,
+        num_gpus=len(gpus),
+        # What some GPUs take is no power of the node.
+        gpu_power_w=sum(power) if power and len(power) == len(gpus) else None,
+        num_power=len(power),
+        sm_clock_hz=mean_of_gpus("sm_clock_hz"),
+        gpu_utilisation=mean_of_gpus("utilization"),
+        sm_active=mean_of_gpus("sm_active"),
+        tensor_active=mean_of_gpus("tensor_active"),
+        dram_active=mean_of_gpus("dram_active"),
+        gpu_memory_bytes=max(of_gpus("memory_used_bytes", lambda summary: summary.highest), default=None),
+        gpu_temperature_c=max(of_gpus("temperature_c", lambda summary: summary.highest), default=None),
+        throttled=None if worst is None else worst[0],
+        throttled_by="" if worst is None or not worst[0] else f"GPU {worst[1]}, {worst[2]}",
+        cpu_busy=busy.mean if busy else None,
+        host_memory_bytes=memory.mean if memory else None,
+        network_received=total(r"host\.(net|infiniband)\..+\.received_bytes"),
+        network_sent=total(r"host\.(net|infiniband)\..+\.sent_bytes"),
+        disk_read=total(r"host\.disk\..+\.read_bytes"),
+        num_samples=node.num_samples,
+        num_gaps=node.num_gaps,
+        missing=node.missing,
+    )
+
+
+def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
+    """The node's GPUs whose energy counts, which are those of the ranks; all sampled ones where that is not known."""
+    sources = reading.energy.sources if reading.energy is not None else ()
+    used = {
+        int(source.name.removeprefix("gpu."))
+        for source in sources
+        if source.kind == "GPUs" and source.node_rank == node.node_rank
+    }
+    sampled = {int(match[1]) for name in node.fields if (match := re.match(r"gpu\.(\d+)\.", name))}
+    return tuple(sorted(used or sampled))
+
+
+def _sampling(run: Run) -> Sampling | None:
+    known = [watched for node in nodes_of(run) if (watched := node_watch(run, node)) is not None]
+    if not known:
+        return None
+    return Sampling(
+        period_s=max(watched.period_s for watched in known),
+        late_median_s=max(watched.late_median_s for watched in known),
+        late_max_s=max(watched.late_max_s for watched in known),
+        dropped=sum(watched.dropped_samples for watched in known),
+    )
+
+
+def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
+    """What nodes do not report, each reason once, with the number of different nodes of the runs that were read."""
+    nodes: dict[tuple[str, str], set[str]] = {}
+    for reading in readings:
+        for node_name, reason in reading.why.items():
+            nodes.setdefault(("all samples", reason), set()).add(node_name)
+        for node in reading.nodes:
+            reasons = [*node.unavailable.items(), *(("failed on the way", text) for text in node.failures)]
+            for what, reason in reasons:
+                nodes.setdefault((what, reason), set()).add(node.host or f"node {node.node_rank}")
+    return tuple(
+        Unavailable(what=what, reason=reason, num_nodes=len(names))
+        for (what, reason), names in list(nodes.items())[:MAX_UNAVAILABLE]
+    )
+
+
+MAX_SHOWN = 12
+"""Nodes of a rank count that people see: those of the run in the middle; the rest are counted."""
+MAX_ROWS = 512
+"""Nodes in the table for programs."""
+_ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A node, for people or for programs: they get others, in another order."""
+
+    node: NodeMeans
+    is_shown: bool
+
+
+def means_sheet(found: Telemetry) -> Sheet[_Row]:
+    """Means by node; for people without columns of which no node knows anything."""
+    shown, left_out = _shown(found)
+
+    def is_empty(one: Column[NodeMeans]) -> bool:
+        """No node knows it; zero is something to say of shares and of memory, but not of what is missing."""
+        values = [one.value(node) for node in shown]
+        counts_zero = one.unit != "" and one.name != "missing_share"
+        return not any(values) and not (counts_zero and any(value is not None for value in values))
+
+    def about_power(row: _Row) -> Cell | None:
+        watts, known, gpus = row.node.gpu_power_w, row.node.num_power, row.node.num_gpus
+        if watts is not None:
+            return Cell(f"{format_number(watts)} W", number=watts)
+        return Cell(f"of {known} of {gpus} GPUs only") if known else None
+
+    has_power = any(node.num_power for node in shown)
+    empty = {one.name: "" for one in columns_of(NodeMeans) if is_empty(one)}
+    columns: tuple[Column[_Row], ...] = (
+        Column(
+            "", "At", lambda row: f"{place_of(row.node)}, {row.node.host[:MAX_HOST] or f'node {row.node.node_rank}'}"
+        ),
+        Column("", "Power of its GPUs" if has_power else "", lambda row: row.node.gpu_power_w, about_power),
+        *columns_of(NodeMeans, of=lambda row: row.node, titles=empty),
+    )
+    told = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
+    about = [*(told if found.num_read != found.num_runs else []), *left_out]
+    return Sheet(
+        name="telemetry",
+        title="Means of the measured window",
+        columns=columns,
+        rows=[*(_Row(node, False) for node in found.nodes[:MAX_ROWS]), *(_Row(node, True) for node in shown)],
+        caption=" ".join([*about, *([_ABOUT_GPUS] if any(n.num_gpus for n in shown) else [])]),
+        is_data=lambda row: not row.is_shown,
+        is_shown=lambda row: row.is_shown and bool(row.node.num_samples),
+    )
+
+
+def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
+    """Of each point the run in the middle, else the first that was read, most throttled nodes first; who is missing."""
+    points: dict[tuple[int, int], dict[str, list[NodeMeans]]] = {}
+    for node in found.nodes:
+        points.setdefault((node.ranks, node.nodes), {}).setdefault(node.run_id, []).append(node)
+    shown: list[NodeMeans] = []
+    left_out: list[str] = []
+    middle = found.timeline.run_id if found.timeline is not None else ""
+    for place, runs in points.items():
+        nodes = runs.get(middle) or next(iter(runs.values()))
+        shown += sorted(nodes, key=lambda node: (-(node.throttled or 0.0), node.node_rank))[:MAX_SHOWN]
+        if len(nodes) > MAX_SHOWN:
+            left_out.append(f"At {place_text(*place)}: {MAX_SHOWN} of {len(nodes)} nodes, the most throttled first.")
+    return shown, left_out
+
+
+def missing_sheet(unavailable: Sequence[Unavailable]) -> Sheet[Unavailable]:
+    """What nodes do not report, and why."""
+    return Sheet(
+        name="telemetry-missing", title="Not sampled", columns=columns_of(Unavailable), rows=unavailable, is_folded=True
+    )
+
+
+def fields_sheet(runs: Sequence[RunTelemetry]) -> Sheet[tuple[RunTelemetry, NodeTelemetry, FieldSummary]]:
+    """Every field of every node of every run, in the unit of its name, counters as rates; for programs only."""
+    columns = (
+        *columns_of(RunTelemetry, "run_id", of=operator.itemgetter(0)),
+        *columns_of(
+            NodeTelemetry,
+            "node=node_rank",
+            Column("host", "", lambda node: node.host, limit=MAX_HOST),
+            of=operator.itemgetter(1),
+        ),
+        *columns_of(
+            FieldSummary,
+            "field=name",
+            "is_rate",
+            "mean",
+            "median",
+            "lowest",
+            "highest",
+            "samples=num_samples",
+            of=operator.itemgetter(2),
+        ),
+    )
+    return Sheet(
+        name="telemetry-fields",
+        title="Fields of each node",
+        columns=columns,
+        rows=[(run, node, field) for run in runs for node in run.nodes for field in node.fields.values()],
+        is_shown=lambda row: False,
+    )
+
+
+def _charts(group: Group, found: Telemetry) -> list[Chart]:
+    """The run in the middle of the point with most ranks; none without a series of samples."""
+    return [timeline_chart(group, found.timeline)] if found.timeline and is_series(found.timeline) else []
+
+
+class TelemetryView(GroupView):
+    """Power, clocks, utilisation, memory and traffic of the nodes."""
+
+    id = "telemetry"
+    title = "Telemetry"
+    key = "telemetry"
+
+    def numbers(self, source: GroupSource) -> Telemetry | None:
+        return telemetry(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        found = group.of(Telemetry)
+        if found is None:
+            return None
+        sheets: list[Sheet[Any]] = [means_sheet(found), missing_sheet(found.unavailable)]
+        if isinstance(found, DetailedTelemetry):
+            sheets.append(fields_sheet(found.runs))
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=_headline(found, on_gpu=group.on_gpu),
+            words=tuple(_words(found)),
+            charts=lambda: _charts(group, found),
+            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+        )
+
+    def remedy(self, group: Group) -> str:
+        return not_sampled(group)
+
+
+class DetailedTelemetryView(TelemetryView):
+    """The same over the samples of all runs, with every field of every node."""
+
+    def numbers(self, source: GroupSource) -> DetailedTelemetry:
+        return detailed_telemetry(source.group, source.table)
+
+
+def not_sampled(group: Group) -> str:
+    """What makes runs with samples."""
+    return (
+        "No node was sampled, or no sample could be read. Samplers run unless a plan switches them off: "
+        f"{rerun(group, '--set watch.sampler=true')}."
+    )
+
+
+def _words(found: Telemetry) -> Iterator[str]:
+    sampling = found.sampling
+    if sampling is not None:
+        if sampling.late_max_s > sampling.period_s:
+            yield (
+                f"Samples came up to {format_seconds(sampling.late_max_s)} late (one every "
+                f"{format_seconds(sampling.period_s)} was asked for)."
+            )
+        if sampling.dropped:
+            yield f"{sampling.dropped:,} samples did not fit into their share of bytes."
+    yield from found.notes
+
+
+def _headline(found: Telemetry, *, on_gpu: bool) -> str:
+    """How busy the nodes of the largest rank count are, and whether a clock was throttled."""
+    last = (found.nodes[-1].ranks, found.nodes[-1].nodes) if found.nodes else (0, 0)
+    own = [node for node in found.nodes if (node.ranks, node.nodes) == last]
+    throttling = _throttling(found, on_gpu=on_gpu)
+    if sum(node.num_samples for node in own) < MIN_SAMPLES:
+        few = f"fewer than {MIN_SAMPLES} samples in the measured steps: too short a run"
+        return throttling if any(node.throttled for node in found.nodes) else few
+    gpus = [node.gpu_utilisation for node in own if node.gpu_utilisation is not None]
+    cpus = [node.cpu_busy for node in own if node.cpu_busy is not None]
+    means = (("GPUs", gpus), ("CPU", cpus))
+    busy = (f"{name} busy {percent(statistics.fmean(shares), 0)}" for name, shares in means if shares)
+    return ", ".join([*busy, throttling])
+
+
+def _throttling(found: Telemetry, *, on_gpu: bool) -> str:
+    known = [node for node in found.nodes if node.throttled is not None]
+    worst = max(found.nodes, key=lambda node: (node.throttled or 0.0, node.ranks), default=None)
+    if worst is not None and worst.throttled:
+        return f"throttled {percent(worst.throttled)} of the time: {worst.host[:20]}, {worst.throttled_by}"
+    if known:
+        return "no throttling seen"
+    return "clock throttling unknown: no GPU was sampled" if on_gpu else "no GPU whose clocks could be read"

@@ -1,1 +1,0 @@
-"""Telemetry: a subject of the scaling report."""
