@@ -15,8 +15,7 @@ from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
-from dlbench.stats.components import between_and_within
-from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.units import format_seconds, seconds_between
 from dlbench.views.quality.numbers import fit, group_quality, is_resumed, meets_target, until_target
 from dlbench.views.systems import place_doubts

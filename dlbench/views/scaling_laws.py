@@ -29,7 +29,7 @@ from dlbench.reading.table import RunTable
 from dlbench.report.wording import POINTS, interval_text, points, value_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, interval
-from dlbench.stats.run_draws import LEAST_RUNS, resampled
+from dlbench.stats.pairing import LEAST_RUNS, resampled
 from dlbench.views.next_step import most_ranks
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
-from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.collectives import NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
 from dlbench.views.causes.numbers import (
