@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -141,13 +142,62 @@ _VALUE = 16
 """Columns of a value; a longer one has a line of its own."""
 
 
+SCHEMAS = {
+    "report": "dlbench.views.scaling_report:SCALING",
+    "diagnosis": "dlbench.views.diagnosis:views_of",
+    "estimate": "dlbench.views.estimate:views_of",
+    "comparison": "dlbench.gate.page:ComparisonReport",
+    "trends": "dlbench.history.report:TrendsReport",
+    "collectives": "dlbench.collectives.report:CollectivesReport",
+    "io": "dlbench.views.storage:Io",
+    "io-tiers": "dlbench.views.stalls:IoTiers",
+    "memory-plan": "dlbench.views.out_of_core.planned:MemoryPlan",
+    "plan": "dlbench.specs.plan:RunPlan",
+    "record": "dlbench.records.record:Record",
+    "comm-plan": "dlbench.specs.collectives.plan:CommPlan",
+    "comm": "dlbench.records.collectives:CommRecord",
+    "rank-status": "dlbench.records.status:RankStatus",
+    "node-status": "dlbench.records.status:NodeStatuses",
+    "image": "dlbench.specs.container:ImageDescription",
+    "preflight": "dlbench.records.answers.preflight:PreflightReport",
+    "failure": "dlbench.records.status:Failure",
+    "submission": "dlbench.jobs.submission:Submission",
+    "series": "dlbench.jobs.campaign.file:SeriesFile",
+    "acknowledgement": "dlbench.history.store:Acknowledgement",
+}
+"""Reports as JSON, and JSON files of runs: what has a schema, and where it is defined (module:name)."""
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a report or of a file of runs.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in SCHEMAS:
+        raise UserError(f"--schema {name}: {nearest(name, SCHEMAS)}")
+    module, _, attribute = SCHEMAS[name].partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if isinstance(found, type):
+        if issubclass(found, BaseModel):
+            return found.model_json_schema()
+        from dlbench.report.formats.schema import schema_of
+
+        return schema_of(found)
+    made: dict[str, Any] = (found() if callable(found) else found).schema()
+    return made
+
+
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--preset", metavar="NAME", help="Preset of a workload.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
 @click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
 @click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
-def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | None) -> None:
+@click.option("--schema", "schema_name", metavar="FILE", help=f"The JSON schema instead, of: {', '.join(SCHEMAS)}.")
+def show(
+    name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
+) -> None:
     """Explain every key of the workload or system NAME, as a run would see it.
 
     A letter marks what is not the default, and says who set it. --set and --sweep of `dlbench run` take these keys
@@ -157,7 +207,15 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
     Example:
       dlbench show resnet50 --preset ci
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
+      dlbench show --schema record
     """
+    if schema_name is not None:
+        if name is not None or preset is not None or overrides or form is not None:
+            raise UserError("--schema stands alone: it is of a file, not of a workload or system")
+        click.echo(json.dumps(schema(schema_name), indent=1))
+        return
+    if name is None:
+        raise click.UsageError("missing the NAME of a workload or system (dlbench ls), or --schema FILE")
     from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
     from dlbench.specs.files import available, find
     from dlbench.specs.requests import parse_set

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.costs.memory.blocks import block_starts
-from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.smallest import DoesNotFitError
-from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
+from dlbench.costs.memory.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
+from dlbench.costs.memory.search import DoesNotFitError
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
