@@ -67,20 +67,26 @@ def lines(
     x: str = "ranks",
     title: str = "ranks",
     room: float = 1.2,
+    reach: Sequence[float] = (),
+    is_forecast: bool = False,
 ) -> Any:
     """Lines with points and intervals over a logarithmic axis (base 2), whose ticks are the numbers of the rows.
 
-    `by`: a line for each, or the one colour. `room`: how far the axis goes beyond its ends, as a factor.
+    `by`: a line for each, or the one colour. `room`: how far the axis goes beyond its ends, as a factor; `reach`:
+    further numbers that it holds, without a tick. With `is_forecast` nobody measured this: lines are dotted, points
+    hollow.
     """
     alt = _altair()
     counts = sorted({row[x] for row in rows})
-    scale = alt.Scale(type="log", base=2, domain=[counts[0] / room, counts[-1] * room], nice=False)
+    ends = min([*counts, *reach]), max([*counts, *reach])
+    scale = alt.Scale(type="log", base=2, domain=[ends[0] / room, ends[1] * room], nice=False)
     axis = alt.Axis(values=counts, grid=False, format="d")
     base = _data(rows).encode(x=alt.X(f"{x}:Q", title=title, scale=scale, axis=axis), **_colour(rows, by))
     value = f"{y.field}:Q"
-    line = base.mark_line(strokeWidth=2, **_constant(by)).encode(y=_channel(alt.Y, y))
+    dash = {"strokeDash": [2, 3]} if is_forecast else {}
+    line = base.mark_line(strokeWidth=2, **dash, **_constant(by)).encode(y=_channel(alt.Y, y))
     rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by)).encode(y=alt.Y("low:Q"), y2="high:Q")
-    point = base.mark_point(filled=True, size=60, opacity=1, **_constant(by))
+    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
     marks = point.encode(y=alt.Y(value), tooltip=tooltips(tooltip))
     return alt.layer(line, *([rule] if _has_intervals(rows) else []), marks)
 
