@@ -120,7 +120,7 @@ def _print_order(asked: RunPlan) -> None:
 
 
 def _of_workload(asked: RunPlan) -> MemoryPlan:
-    from dlbench.costs.memory.tradeoff import in_core_bytes
+    from dlbench.costs.memory.planner import in_core_bytes
     from dlbench.jobs.node_program import memory_profile
     from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.views.out_of_core.plan import Measured, memory_plan
@@ -159,7 +159,7 @@ def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
 
 def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
     """From what a run says; nothing is measured."""
-    from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
+    from dlbench.costs.memory.planner import in_core_bytes, scaled
     from dlbench.records.scan import read_run
     from dlbench.views.out_of_core.plan import Measured, memory_plan
 
@@ -211,11 +211,7 @@ def _pass_of(batch: int, told: MemoryResult) -> int:
 
 
 def _wanted(capacity: str, in_core: int) -> int | None:
-    """A capacity in bytes, where training holds `in_core` bytes in core.
-
-    Raises:
-        UserError: it is none.
-    """
+    """A capacity in bytes, where training holds `in_core` bytes in core. Raises UserError: it is none."""
     from dlbench.specs.memory import MemorySpec
 
     try:

@@ -44,9 +44,8 @@ from dlbench.report.wording import (
 )
 from dlbench.specs.plan import Variant
 from dlbench.specs.series import MIN_WATCH_REPEATS
-from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, Placed, geometric_mean_estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey, in_all
-from dlbench.stats.verdicts import Placed, placed
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, engine_title, place_of

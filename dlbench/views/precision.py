@@ -41,9 +41,8 @@ from dlbench.report.wording import (
 )
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, placed
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
 from dlbench.views.view import ReportSource, ReportView, engine_title, place_columns, place_of

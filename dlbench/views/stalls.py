@@ -21,9 +21,8 @@ from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, repeat_text, value_text
 from dlbench.specs.plan import Variant
-from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey, in_all
-from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.reading import WARM_SHARE, storage_share
 from dlbench.views.view import ReportSource, ReportView, engine_title, place_of

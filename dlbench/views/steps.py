@@ -22,7 +22,7 @@ from dlbench.reading.digest import QUANTILES, OutlierStep, RankStepMap, StepDige
 from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish, tooltips
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
@@ -30,7 +30,6 @@ from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, PART_TITLES, figure_text, percent, shown, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
 from dlbench.units import format_seconds
-from dlbench.views.causes.view import short
 from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_of

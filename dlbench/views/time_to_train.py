@@ -31,9 +31,8 @@ from dlbench.report.wording import (
     units_text,
     value_text,
 )
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, ratio_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdicts import placed
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
 from dlbench.views.noise import noise_share

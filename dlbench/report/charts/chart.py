@@ -102,6 +102,11 @@ def tooltips(titles: Mapping[str, str]) -> list[Any]:
     return found
 
 
+def short(value: float | None) -> float | None:
+    """A number as a chart needs it: four digits."""
+    return None if value is None else float(f"{value:.4g}")
+
+
 def _clean(value: Any) -> Any:
     """The same with all text in it made harmless: Vega aborts on some characters."""
     if isinstance(value, dict):

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from dlbench.costs.memory.blocks import BlockCosts
+from dlbench.costs.memory.blocks import BlockCosts, Schedule
 from dlbench.costs.memory.planner import PREFETCH
-from dlbench.costs.memory.schedule import Schedule
 from dlbench.costs.memory.simulator import simulate
 from dlbench.reading.comparability import averaged_id, planned_id
 from dlbench.reading.scaling import Group, Point

@@ -10,19 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import dlbench
-from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.smallest import smallest_capacity
-from dlbench.costs.memory.tradeoff import (
+from dlbench.costs.memory.planner import (
     METHODS,
     Method,
     Point,
     against_batch,
     against_capacity,
+    fixed_plan,
     in_core_bytes,
     largest_batch,
+    plan_blocks,
     point,
     saves_nothing,
 )
+from dlbench.costs.memory.search import smallest_capacity
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
 from dlbench.report.charts.shapes import Axis, Series, lines, scatter
 from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE

@@ -36,14 +36,14 @@ from dlbench.stats.estimates import (
     MIN_RUNS,
     Estimate,
     by_definition,
+    gain_of_best,
     geometric_mean_estimate,
+    is_other_than,
     means_of,
     paired_logs,
 )
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.selection import gain_of_best
-from dlbench.stats.verdicts import is_other_than
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of
 from dlbench.views.sweep.settings import (

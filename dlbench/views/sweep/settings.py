@@ -18,10 +18,17 @@ from dlbench.report.wording import figure_text, times_text, units_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
-from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, median_estimate, paired_logs
+from dlbench.stats.estimates import (
+    Estimate,
+    by_definition,
+    is_other_than,
+    mean_estimate,
+    median_estimate,
+    paired_logs,
+    placed,
+)
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.stats.verdicts import is_other_than, placed
 from dlbench.units import format_bytes, format_number, format_seconds
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     Array = npt.NDArray[np.float64]
+
 
 SMALLEST_RESIDUAL = 1e-4
 """Relative errors below this weigh as if they were this large."""

@@ -26,33 +26,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dlbench.costs.schedules.halving import (
-    doubling_all_gather,
-    folded,
-    halving_doubling,
-    halving_reduce_scatter,
-    power_below,
-    recursive_doubling,
-    shifted_halving_doubling,
-)
-from dlbench.costs.schedules.ring import (
+from dlbench.costs.algorithms import (
+    Schedule,
+    Span,
+    Step,
+    Team,
+    Transfer,
     all_to_all_block,
+    binomial_broadcast,
+    binomial_reduce,
+    binomial_scatter,
+    block,
     chain_broadcast,
     direct_all_gather,
     direct_all_to_all,
     direct_reduce_scatter,
+    double_binary_tree,
+    doubling_all_gather,
+    folded,
     gather_to_first,
+    halving_doubling,
+    halving_reduce_scatter,
     pairwise_all_to_all,
     parameter_server,
+    power_below,
+    recursive_doubling,
     ring_all_gather,
     ring_allreduce,
     ring_reduce_scatter,
     scatter_from_first,
+    shifted_halving_doubling,
 )
-from dlbench.costs.schedules.transfers import Schedule, Span, Step, Team, Transfer, block
-from dlbench.costs.schedules.tree import binomial_broadcast, binomial_reduce, binomial_scatter, double_binary_tree
 from dlbench.errors import UserError, nearest
-from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective
+from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, Collective
 
 __all__ = ["Schedule", "Step", "Transfer", "all_to_all_block", "block", "pipeline_chunks", "schedule"]
 

@@ -1,9 +1,14 @@
-"""The search for a plan: from plans that are easily made to better ones nearby, with a bounded number of simulations.
+"""Plans that fit, by dynamic programming over the chain: what has to be held does not depend on times.
 
-It begins with every method that treats all blocks alike, with those where as many of the first, the largest or the
-cheapest blocks are treated so as are needed to fit, and with the cheapest plans that fit at some prices of moving
-(`dlbench.costs.memory.static_plans`), which choose where blocks begin as well; so what is found is never worse than
-any of these. Offloading is none of them: it waits for each transfer, and may fit where swapping in a plan does not.
+When all swap-outs have ended, a block's forward and backward pass find held what earlier blocks leave on the device,
+whatever the order of events (`dlbench.costs.memory.simulator`). So a plan fits just when each block finds its room
+beside that sum, and of two ways to treat the first units the one that leaves less is never the worse one. Times count
+here by a price: recomputing at its length, moving at `price` times the length of its transfer.
+
+The search for a plan begins with every method that treats all blocks alike, with those where as many of the first, the
+largest or the cheapest blocks are treated so as are needed to fit, and with the cheapest plans that fit at some prices
+of moving, which choose where blocks begin as well; so what is found is never worse than any of these. Offloading is
+none of them: it waits for each transfer, and may fit where swapping in a plan does not.
 
 A plan is made better by changing one block, or two, or where a block begins, as long as the simulated pass gets
 shorter. Where nothing near helps, some blocks are changed at random (always in the same way) and the search goes on
@@ -15,11 +20,186 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from dlbench.costs.memory.blocks import BlockCosts, cut, spans_of
-from dlbench.costs.memory.simulator import Setting, backward, begin, forward
-from dlbench.costs.memory.static_plans import Blocks, cheapest_fitting
+from dlbench.costs.memory.simulator import Setting, backward, begin, forward, last_bytes
+from dlbench.errors import EnvironmentLacksError
 from dlbench.specs.memory import Chain, Decision, TransferRates
+from dlbench.units import format_bytes
+
+Blocks = tuple[tuple[int, int, Decision], ...]
+"""First unit, last unit and decision of each block."""
+
+FRONT = 12
+"""Ways to treat the first units that are followed at a time: from the one that leaves least to the fastest."""
+
+
+_Way = tuple[int, float, int, tuple[int, int, Decision] | None, "_Way | None"]
+"""What the blocks so far leave on the device, their price in seconds, the most that they need at a time, the last of
+them, and the way before it. Plain, as hundreds of thousands are made."""
+
+
+def cheapest_fitting(
+    costs: BlockCosts,
+    setting: Setting,
+    decisions: Sequence[Decision],
+    spans: Sequence[tuple[int, int]],
+    price: float,
+    *,
+    front: int = FRONT,
+) -> tuple[Blocks, int] | None:
+    """The plan of the least price that was found, and its peak in bytes of activations; None: no plan fits.
+
+    None is exact; the price is exact where `front` ways are enough.
+
+    Args:
+        costs: of the chain's blocks.
+        setting: of the pass; its budget must hold the peak.
+        decisions: those that blocks may have.
+        spans: first and last units that blocks may have.
+        price: what a second of moving costs, in seconds of computing.
+        front: ways that are followed at a time.
+    """
+    units = costs.chain.units
+    per_byte = price * (setting.in_s + setting.out_s) / 2
+    after: list[list[int]] = [[] for _ in units]
+    for first, last in spans:
+        after[first].append(last)
+    ways: list[list[_Way]] = [[] for _ in range(len(units) + 1)]
+    if setting.last_bytes <= setting.budget:
+        ways[0].append((0, 0.0, setting.last_bytes, None, None))
+    for first in range(len(units)):
+        known = _thinned(ways[first], front)
+        for last in after[first] if known else ():
+            for decision in decisions:
+                cost = costs.of(first, last, decision)
+                seconds = (cost.forward_s if cost.recomputes else 0.0) + cost.moved_bytes * per_byte
+                stays = cost.own_bytes + cost.kept_bytes
+                forward = cost.input_bytes + cost.forward_bytes
+                needed = max(forward, stays + cost.gradients_before_bytes + cost.backward_bytes)
+                gain = stays - cost.freed_bytes
+                ways[last + 1].extend(
+                    (way[0] + gain, way[1] + seconds, max(way[2], way[0] + needed), (first, last, decision), way)
+                    for way in known
+                    if way[0] + needed <= setting.budget
+                )
+    turn = setting.output_bytes + setting.turn_bytes
+    ended = _thinned([way for way in ways[-1] if way[0] + turn <= setting.budget], front)
+    if not ended:
+        return None
+    best = min(ended, key=itemgetter(1, 2))
+    peak = max(best[2], best[0] + turn)
+    blocks = []
+    way: _Way | None = best
+    while way is not None and way[3] is not None:
+        blocks.append(way[3])
+        way = way[4]
+    return tuple(reversed(blocks)), peak
+
+
+def _thinned(ways: Sequence[_Way], front: int) -> list[_Way]:
+    """Those that no other way beats in both, at most `front` of them: the first leaves the least."""
+    best: list[_Way] = []
+    for way in sorted(ways, key=itemgetter(0, 1)):
+        if not best or way[1] < best[-1][1]:
+            best.append(way)
+    if len(best) <= front:
+        return best
+    if front == 1:
+        return best[:1]
+    return [best[number * (len(best) - 1) // (front - 1)] for number in range(front)]
+
+
+class DoesNotFitError(EnvironmentLacksError):
+    """No plan fits the capacity; `smallest_bytes` would do."""
+
+    def __init__(self, chain: Chain, capacity_bytes: int, smallest_bytes: int) -> None:
+        self.smallest_bytes = smallest_bytes
+        super().__init__(
+            f"training does not fit into {format_bytes(capacity_bytes)} even so: needs at least "
+            f"{exact_bytes(smallest_bytes)}: {largest_items(chain, smallest_bytes)}"
+        )
+
+
+def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
+    """Decisions that a plan may take."""
+    every: tuple[tuple[Decision, bool], ...] = (
+        ("keep", True),
+        ("swap", swap),
+        ("recompute", recompute),
+        ("recompute-swap", recompute and swap),
+    )
+    return tuple(decision for decision, may in every if may)
+
+
+def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None) -> int:
+    """Bytes of the smallest capacity that some plan fits; no plan fits one byte less.
+
+    Where blocks may be swapped, single units as blocks need the least: nothing else has to be held, and a block needs
+    no less than each of its units by itself. Otherwise all ways to cut the chain count.
+
+    Args:
+        chain: the chain.
+        recompute: whether blocks may be recomputed.
+        swap: whether blocks may move.
+        starts: units with which blocks begin; None: all ways to cut the chain.
+    """
+    most = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
+    assert most is not None, "without a limit everything fits"
+    least = 0
+    while least < most:
+        middle = (least + most) // 2
+        found = _least_peak(chain, middle, recompute=recompute, swap=swap, starts=starts)
+        if found is None:
+            least = middle + 1
+        else:
+            most = found
+    return chain.fixed_bytes + most
+
+
+def fits(
+    chain: Chain, capacity_bytes: int, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None
+) -> bool:
+    """Whether some plan fits the capacity."""
+    budget = capacity_bytes - chain.fixed_bytes
+    return budget >= 0 and _least_peak(chain, budget, recompute=recompute, swap=swap, starts=starts) is not None
+
+
+def _least_peak(
+    chain: Chain, budget: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
+) -> int | None:
+    """Peak of activations of some plan that keeps to the budget; None: there is none."""
+    spans = cut(chain, starts) if starts is not None or swap or not recompute else spans_of(chain)
+    setting = Setting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
+    found = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
+    return None if found is None else found[1]
+
+
+def largest_items(chain: Chain, smallest_bytes: int) -> str:
+    """What takes most of the smallest capacity, in words."""
+    outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
+    sizes = [
+        unit.input_bytes + unit.saved_bytes + max(output, unit.backward_working_bytes)
+        for unit, output in zip(chain.units, outputs, strict=True)
+    ]
+    largest = chain.units[sizes.index(max(sizes))].name
+    passing = smallest_bytes - chain.fixed_bytes
+    what = f"activations, their gradients and workspace (the largest: {largest})"
+    if passing == last_bytes(chain):
+        what = "gradients and what the optimiser's update works with"
+    items = [
+        (chain.state_bytes, "parameters and optimiser state"),
+        (chain.outside_bytes, "batch and modules before the chain"),
+        (passing, what),
+    ]
+    return ", ".join(f"{format_bytes(size)} {what}" for size, what in sorted(items, reverse=True)[:3] if size > 0)
+
+
+def exact_bytes(count: int) -> str:
+    """Bytes as text that can be given as a capacity, and in words."""
+    return f"{count} B" if count < 1024 else f"{count} B ({format_bytes(count)})"
+
 
 EFFORT = 120_000
 """Blocks that are simulated at most; about 3 microseconds each."""

@@ -1,28 +1,36 @@
 """Costs of a network from measured collectives: alpha and beta inside groups and across, gamma, breaks in size.
 
 Collectives are walked as in `costs.predictions`. Errors are relative and absolute values count, so that all sizes
-weigh alike and a few slow points do not move the costs (`costs.cost_descent`, `costs.least_errors`).
+weigh alike and a few slow points do not move the costs (`dlbench.costs.lines`).
 
 A cost more is taken in only if Schwarz's criterion of the relative errors (Laplace: 2 N ln(mean |error|) + k ln N)
 falls by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot
 tell from beta, and breaks in the size of messages, where a transport changes its protocol.
+
+The steps of all measured collectives are arrays, so that a fit can price all at once. Columns of costs: alpha and beta
+of each piece inside groups, alpha and beta of each piece across groups, gamma.
+
+Costs of a given structure are found by alternating between rows and costs. Which port or link is the slowest of a step
+depends on the costs themselves. So with the costs in hand, the slowest of each step gives one row a point; the rows
+give new costs by one step towards least absolute relative errors; and again. The best round counts.
 """
 
 from __future__ import annotations
 
+import bisect
 import copy
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dlbench.costs.fit.cost_descent import CostFit, descend
-from dlbench.costs.fit.least_errors import fit_line
-from dlbench.costs.fit.load_table import LEVELS, LoadTable, Observation, Structure
-from dlbench.costs.fit.step_loads import ONE_LINK, Sharing
+from dlbench.costs.collectives import Layout
+from dlbench.costs.lines import fit_line, reweighted
+from dlbench.costs.predictions import ONE_LINK, Load, Sharing, summarise, whole_elements
 from dlbench.errors import UserError
-from dlbench.specs.collectives.network import (
+from dlbench.specs.collectives import (
+    Collective,
     FittedRange,
     LargestHeldOut,
     Level,
@@ -40,6 +48,8 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
     Mask = npt.NDArray[np.bool_]
+    Indices = npt.NDArray[np.int64]
+
 
 __all__ = [
     "LineCost",
@@ -95,7 +105,7 @@ def fit_network(
         runs: behind each point, at least.
 
     Raises:
-        UserError: too few points or sizes, a point that is no measurement; otherwise as `costs.schedules.schedule`.
+        UserError: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
@@ -411,3 +421,199 @@ def _level(table: LoadTable, fit: CostFit, intervals: Array | None, level: Level
             )
         )
     return Level(pieces=tuple(pieces))
+
+
+LEVELS: tuple[LevelName, ...] = ("inside", "across")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One measured collective."""
+
+    collective: Collective
+    algorithm: str
+    layout: Layout
+    num_bytes: int
+    """Of each rank's whole buffer."""
+    element_bytes: int
+    shards: int | None
+    """Servers of parameter-server; None: every rank is one."""
+    seconds: float
+    """Measured."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Which costs a fit has: sizes in bytes up to which each piece goes (the last goes on), and whether gamma."""
+
+    inside: tuple[int, ...] = ()
+    across: tuple[int, ...] = ()
+    gamma: bool = False
+
+    def breaks(self, level: LevelName) -> tuple[int, ...]:
+        """Breaks of one level."""
+        return self.inside if level == "inside" else self.across
+
+    def column(self, level: LevelName, piece: int) -> int:
+        """Column of alpha of a piece; beta's is the next."""
+        return 2 * piece if level == "inside" else 2 * (len(self.inside) + 1 + piece)
+
+    @property
+    def columns(self) -> int:
+        """Number of columns; gamma's is the last, whether it is used or not."""
+        return 2 * (len(self.inside) + len(self.across) + 2) + 1
+
+
+class LoadTable:
+    """Loads of all steps of all observations."""
+
+    def __init__(self, observations: Sequence[Observation], sharing: Sharing) -> None:
+        import numpy as np
+
+        entries: list[tuple[int, int, float, float, float]] = []  # load, level, bytes of a message, starts, bytes
+        load_steps: list[int] = []
+        steps: list[tuple[int, int]] = []  # observation, how many there are
+        reduced = np.zeros(len(observations))
+        for index, seen in enumerate(observations):
+            elements = whole_elements(seen.num_bytes, seen.element_bytes)
+            if elements < 1 or not 0 < seen.seconds < float("inf"):
+                raise UserError(f"fit: {seen.num_bytes} bytes in {seen.seconds} s are no measurement")
+            summary = summarise(
+                seen.collective, seen.algorithm, seen.layout, elements, shards=seen.shards, sharing=sharing
+            )
+            scale = seen.num_bytes / summary.elements
+            for step, times in summary.steps:
+                reduced[index] += times * step.reduced * scale
+                if step.loads:
+                    steps.append((index, times))
+                for load in step.loads:
+                    entries += _entries(load, len(load_steps), scale)
+                    load_steps.append(len(steps) - 1)
+        table = np.array(entries, dtype=np.float64).reshape(-1, 5)
+        self._load: Indices = table[:, 0].astype(np.int64)
+        self._level: Indices = table[:, 1].astype(np.int64)
+        self._size, self._starts, self._bytes = table[:, 2], table[:, 3], table[:, 4]
+        self._load_steps: Indices = np.array(load_steps, dtype=np.int64)
+        self._first_loads: Indices = np.unique(self._load_steps, return_index=True)[1]
+        self._steps: Indices = np.array(steps, dtype=np.int64).reshape(-1, 2)
+        self.reduced: Array = reduced
+        self.seconds: Array = np.array([seen.seconds for seen in observations])
+
+    def sizes(self, level: LevelName) -> Array:
+        """Distinct sizes of messages at a level, bytes, ascending; none if no message goes there."""
+        import numpy as np
+
+        return np.unique(self._size[self._level == LEVELS.index(level)])
+
+    def loads(self, structure: Structure) -> Array:
+        """How often each cost counts in each load: (loads, columns)."""
+        import numpy as np
+
+        columns = structure.columns
+        column = np.zeros(len(self._load), dtype=np.int64)
+        for index, level in enumerate(LEVELS):
+            piece = np.searchsorted(np.array(structure.breaks(level), dtype=np.float64), self._size, side="left")
+            column = np.where(self._level == index, structure.column(level, 0) + 2 * piece, column)
+        length = len(self._load_steps) * columns
+        flat: Array = np.bincount(self._load * columns + column, self._starts, length).astype(np.float64)
+        flat += np.bincount(self._load * columns + column + 1, self._bytes, length)
+        return flat.reshape(-1, columns)
+
+    def rows(self, loads: Array, costs: Array, *, gamma: bool) -> Array:
+        """How often each cost counts in each observation, (observations, columns), at the given costs.
+
+        The costs decide which load of a step takes longest: the prediction is rows x costs. Without gamma, bytes that
+        are added do not count.
+        """
+        import numpy as np
+
+        seconds = loads @ costs
+        rows = np.zeros((len(self.seconds), loads.shape[1]))
+        if len(seconds):
+            slowest = np.maximum.reduceat(seconds, self._first_loads)
+            ties = np.flatnonzero(seconds == slowest[self._load_steps])
+            _, first = np.unique(self._load_steps[ties], return_index=True)
+            weighted = loads[ties[first]] * self._steps[:, 1:]
+            present, begins = np.unique(self._steps[:, 0], return_index=True)
+            rows[present] = np.add.reduceat(weighted, begins, axis=0)
+        if gamma:
+            rows[:, -1] = self.reduced
+        return rows
+
+
+def _entries(load: Load, number: int, scale: float) -> list[tuple[int, int, float, float, float]]:
+    level = LEVELS.index(load.level)
+    starts = [(number, level, count * scale, float(n), 0.0) for count, n in load.starts]
+    return starts + [(number, level, count * scale, 0.0, n * count * scale) for count, n in load.flows]
+
+
+ROUNDS = 60
+PATIENCE = 6
+"""Rounds without a better fit after which the rounds end."""
+# Alpha and beta inside and across from which fitting starts; the better end counts.
+_STARTS = (((1e-5, 1e-10), (1e-5, 1e-10)), ((1e-5, 1e-10), (1e-4, 1e-8)))
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """Costs of a structure, fitted to some points."""
+
+    structure: Structure
+    costs: Array
+    error: float
+    """Mean |predicted / measured - 1|."""
+    rows: Array
+    """Of all observations, at these costs."""
+
+
+def descend(table: LoadTable, structure: Structure, points: Mask, old: CostFit | None = None) -> CostFit:
+    """The best costs for some of the points, beginning from those of another fit or from general ones."""
+    loads = table.loads(structure)
+    starts = (
+        [_begin(structure, inside, across) for inside, across in _STARTS] if old is None else [_carry(old, structure)]
+    )
+    return min((_rounds(table, loads, structure, points, start) for start in starts), key=lambda fit: fit.error)
+
+
+def _begin(structure: Structure, inside: tuple[float, float], across: tuple[float, float]) -> Array:
+    import numpy as np
+
+    pieces = [inside] * (len(structure.inside) + 1) + [across] * (len(structure.across) + 1)
+    return np.array([*(cost for piece in pieces for cost in piece), 0.0])
+
+
+def _carry(old: CostFit, structure: Structure) -> Array:
+    """Costs of a fit as those of a structure with more pieces: each begins with the piece that it was part of."""
+    import numpy as np
+
+    costs = np.zeros(structure.columns)
+    costs[-1] = old.costs[-1]
+    for level in LEVELS:
+        for piece, limit in enumerate((*structure.breaks(level), math.inf)):
+            new = structure.column(level, piece)
+            was = old.structure.column(level, bisect.bisect_left(old.structure.breaks(level), limit))
+            costs[new : new + 2] = old.costs[was : was + 2]
+    return costs
+
+
+def _rounds(table: LoadTable, loads: Array, structure: Structure, points: Mask, costs: Array) -> CostFit:
+    """Rows at the costs, costs from the rows, and again; the best round counts, the start does not."""
+    import numpy as np
+
+    best: CostFit | None = None
+    errors = np.ones(len(table.seconds))
+    since = 0
+    rows = table.rows(loads, costs, gamma=structure.gamma)
+    for _ in range(ROUNDS):
+        costs = reweighted(rows[points] / table.seconds[points, None], errors[points])
+        rows = table.rows(loads, costs, gamma=structure.gamma)
+        errors = rows @ costs / table.seconds - 1
+        error = float(np.abs(errors[points]).mean())
+        since += 1
+        if best is None or error < best.error:
+            since = 0 if best is None or error < best.error * (1 - 1e-4) else since
+            best = CostFit(structure, costs, error, rows)
+        if since >= PATIENCE:
+            break
+    assert best is not None
+    return best
