@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
-    "node.failures": NODE_FLOOR,
+    "node.failures": NODE_FLOOR | {"node.ranks"},
     "node.preflight": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
     "node.site_check": NODE_FLOOR
@@ -230,8 +230,7 @@ OPENED_OTHERWISE = {
     "setup/horovod": "a build in a folder of this user",
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",
-    "node/training/pauses/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
-    "node/training/beginning/initial_weights": "after `require_file`",
+    "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.

@@ -18,11 +18,8 @@ from pydantic_core import PydanticUndefined
 
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
-from dlbench.specs.choices import WorkloadFile, choose_system, choose_system_with_origins, choose_with_origins
-from dlbench.specs.files import available, find, read_yaml
 from dlbench.specs.merge import Layers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
-from dlbench.specs.requests import parse_set
 from dlbench.units import exact_bytes
 
 _UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samples": "samples", "_tflops": "TFLOP/s"}
@@ -144,13 +141,84 @@ _VALUE = 16
 """Columns of a value; a longer one has a line of its own."""
 
 
+def schemas() -> dict[str, Any]:
+    """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
+    from dlbench.collectives.report import CollectivesReport
+    from dlbench.gate.report import ComparisonReport
+    from dlbench.history.report import TrendsReport
+    from dlbench.history.store import Acknowledgement
+    from dlbench.jobs.campaign.series_file import SeriesFile
+    from dlbench.jobs.scheduler import Submission
+    from dlbench.records.answers.preflight import PreflightReport
+    from dlbench.records.collectives import CommRecord
+    from dlbench.records.record import Record
+    from dlbench.records.status import Failure, NodeStatuses, RankStatus
+    from dlbench.specs.collectives import CommPlan
+    from dlbench.specs.container import ImageDescription
+    from dlbench.specs.plan import RunPlan
+    from dlbench.views import diagnosis, estimate, scaling_report
+    from dlbench.views.out_of_core.plan import MemoryPlan
+    from dlbench.views.stalls import IoTiers
+    from dlbench.views.storage import Io
+
+    return {
+        "report": scaling_report.SCALING,
+        "diagnosis": diagnosis.views_of(),
+        "estimate": estimate.views_of(),
+        "comparison": ComparisonReport,
+        "trends": TrendsReport,
+        "collectives": CollectivesReport,
+        "io": Io,
+        "io-tiers": IoTiers,
+        "memory-plan": MemoryPlan,
+        "plan": RunPlan,
+        "record": Record,
+        "comm-plan": CommPlan,
+        "comm": CommRecord,
+        "rank-status": RankStatus,
+        "node-status": NodeStatuses,
+        "image": ImageDescription,
+        "preflight": PreflightReport,
+        "failure": Failure,
+        "submission": Submission,
+        "series": SeriesFile,
+        "acknowledgement": Acknowledgement,
+    }
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a report or of a file of runs.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    from dlbench.report.formats.schema import schema_of
+
+    known = schemas()
+    if name not in known:
+        raise UserError(f"--schema {name}: {nearest(name, known)}; there are: {', '.join(known)}")
+    found = known[name]
+    if not isinstance(found, type):
+        views: dict[str, Any] = found.schema()
+        return views
+    return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
+
+
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--preset", metavar="NAME", help="Preset of a workload.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
 @click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
 @click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
-def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | None) -> None:
+@click.option(
+    "--schema",
+    "schema_name",
+    metavar="FILE",
+    help="Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
+)
+def show(
+    name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
+) -> None:
     """Explain every key of the workload or system NAME, as a run would see it.
 
     A letter marks what is not the default, and says who set it. --set and --sweep of `dlbench run` take these keys
@@ -160,11 +228,25 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
     Example:
       dlbench show resnet50 --preset ci
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
+      dlbench show --schema record
     """
+    if schema_name is not None:
+        if name is not None or preset is not None or overrides or form is not None:
+            raise UserError("--schema stands alone: it is of a file, not of a workload or system")
+        click.echo(json.dumps(schema(schema_name), indent=1))
+        return
+    if name is None:
+        raise click.UsageError("missing the NAME of a workload or system (dlbench ls), or --schema FILE")
+    from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
+    from dlbench.specs.files import available, find
+    from dlbench.specs.requests import parse_set
+
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
     if os.sep in name or name.endswith((".yaml", ".yml")):
+        from dlbench.specs.files import read_yaml
+
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
@@ -185,6 +267,8 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
     elif form == "yaml":
         click.echo(_yaml(content), nl=False)
     else:
+        from dlbench.cli.streams import cleaned
+
         for line in _explained(made, content, layers, presets):
             click.echo(cleaned(line))
 
@@ -310,6 +394,9 @@ def _print(row: dict[str, Any], width: int) -> None:
 
 
 def _workloads() -> list[dict[str, Any]]:
+    from dlbench.specs.choices import WorkloadFile
+    from dlbench.specs.files import available
+
     rows: list[dict[str, Any]] = []
     for name, path in available("workloads").items():
         row: dict[str, Any] = {"name": name, "file": str(path)}
@@ -326,6 +413,9 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _systems() -> list[dict[str, Any]]:
+    from dlbench.specs.choices import choose_system
+    from dlbench.specs.files import available
+
     rows: list[dict[str, Any]] = []
     for name, path in available("systems").items():
         row: dict[str, Any] = {"name": name, "file": str(path)}

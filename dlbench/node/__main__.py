@@ -18,7 +18,7 @@ from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
-from dlbench.node.failures import RankFailure, Whereabouts, failure_of  # noqa: E402
+from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
 from dlbench.node.preflight import require_machine, require_version  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
@@ -28,7 +28,7 @@ from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.interrupted import write_interrupted  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
-from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
+from dlbench.specs.collectives import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 
 _COMM_FORMAT = CommPlan.model_fields["format"].default
@@ -61,13 +61,13 @@ def main(arguments: list[str]) -> int:
     progress: Progress | None = None
     plan: RunPlan | CommPlan | None = None
     sampler: NodeSampler | None = None
-    where: Whereabouts | None = None
+    place: RankPlace | None = None
+    binding: CoreBinding | None = None
     try:
         plan = load_plan(path)
         place = detect(plan)
         sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)
-        where = Whereabouts(rank=place.rank, host=place.host, gpu=binding.gpu)
         progress = Progress(plan, RunFolder(path.parent), place)
         progress.enter("starting")
         require_machine(plan, place)
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
         else:
             code = _exchange(plan, RunFolder(path.parent), place, binding, progress)
     except Exception as error:
-        failure = failure_of(error, where)
+        failure = failure_of(error, place, binding.gpu if binding is not None else None)
         _fail(progress, failure)
         # A defect, or a library's failure: the log gets all of it.
         if failure.whole or not isinstance(error, DlbenchError):
@@ -131,44 +131,36 @@ def _train(
 ) -> ExitCode:
     from dlbench.node.devices import NcclLog, device_for, rank_gpu
     from dlbench.node.sync.build_engine import build_engine
+    from dlbench.node.training.context import RankContext
     from dlbench.node.training.instruments import RankWatch
-    from dlbench.node.training.pauses.stop_request import StoppedEarlyError
-    from dlbench.node.training.run import RankRun
-    from dlbench.node.training.watchdog import Watchdog
+    from dlbench.node.training.pauses import StoppedEarlyError
+    from dlbench.node.training.progress import Watchdog
+    from dlbench.node.training.run import train
 
     device = device_for(plan, place)
     engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
     watchdog = Watchdog(
-        plan.measure.stall_timeout_s,
-        lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled"),
+        plan.measure.stall_timeout_s, lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
     )
     watchdog.start()
-    watch = RankWatch(plan, folder, place, sampler, started=STARTED)
-
-    def on_step(step: int) -> None:
-        watchdog.beat(f"the start of step {step}")
-        progress.on_step(step)
-
+    context = RankContext(
+        plan=plan,
+        folder=folder,
+        place=place,
+        binding=binding,
+        engine=engine,
+        device=device,
+        watch=RankWatch(plan, folder, place, sampler, started=STARTED),
+        status=progress,
+        watchdog=watchdog,
+        started=STARTED,
+        nccl=nccl,
+    )
     early: StoppedEarlyError | None = None
     try:
         engine.start()
-        run = RankRun(
-            plan,
-            folder,
-            place,
-            binding,
-            engine,
-            device,
-            watch,
-            on_step=on_step,
-            on_course=progress.expect,
-            on_staging=progress.on_staging,
-            beat=watchdog.beat,
-            started=STARTED,
-            nccl=nccl,
-        )
-        record = run.run()
+        record = train(context)
     except StoppedEarlyError as stopped:
         record, early = None, stopped
     except BaseException:
@@ -176,7 +168,7 @@ def _train(
             nccl.close(failed=True)
         raise
     finally:
-        watch.close()
+        context.watch.close()
         if nccl is not None:
             nccl.close()
     progress.enter("finishing")
@@ -195,7 +187,7 @@ def _exchange(
 ) -> ExitCode:
     from dlbench.node.collectives.run import CommRun
     from dlbench.node.devices import device_for
-    from dlbench.node.training.watchdog import Watchdog
+    from dlbench.node.training.progress import Watchdog
 
     device = device_for(plan, place)
 

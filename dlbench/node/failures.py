@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, PeerLostError, RunError
 from dlbench.machine.gpus import Gpu, gpu_trouble
+from dlbench.node.ranks import RankPlace
 from dlbench.records.status import FailureKind
 
 MAX_CHARACTERS = 200
@@ -70,22 +71,13 @@ class RankFailure:
     """All that the library said, where the reason is less."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Whereabouts:
-    """Whose failure it is."""
-
-    rank: int
-    host: str
-    gpu: Gpu | None = None
-    """As NVML named it; None on a CPU, or where it is not known."""
-
-
-def failure_of(error: BaseException, where: Whereabouts | None = None) -> RankFailure:
+def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | None = None) -> RankFailure:
     """What a rank says of the exception that ends it.
 
     Args:
         error: the exception.
-        where: whose it is; the line names rank, host and GPU where a GPU failed.
+        place: of the rank; the line names rank, host and GPU where a GPU failed.
+        gpu: of the rank, as NVML named it; None on a CPU, or where it is not known.
     """
     kind: FailureKind = "peer" if is_of_peer(error) else "own"
     said = " ".join(str(error).split())
@@ -101,9 +93,9 @@ def failure_of(error: BaseException, where: Whereabouts | None = None) -> RankFa
     elif isinstance(error, ImportError | OSError) and (library := _UNLOADABLE.search(said)):
         code = ExitCode.ENVIRONMENT
         reason = f"{library[1]} is not found at run time: load the module that brings it, or install it again"
-    elif where is not None and is_device_fault(error):
+    elif place is not None and is_device_fault(error):
         kind = "own"  # others lose this rank, whatever NCCL says of them
-        reason = _device_fault(condensed(said), where)
+        reason = _device_fault(condensed(said), place, gpu)
     elif isinstance(error, OSError) and error.strerror and error.filename is not None:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else code
         reason = f"{error.filename}: {error.strerror}"
@@ -128,18 +120,18 @@ def is_device_fault(error: BaseException) -> bool:
     return type(error).__name__ == "AcceleratorError" or _DEVICE_FAULT.search(str(error)) is not None
 
 
-def _device_fault(words: str, where: Whereabouts) -> str:
-    gpu = "its GPU" if where.gpu is None else f"GPU {where.gpu.uuid} ({where.gpu.pci_bus_id})"
+def _device_fault(words: str, place: RankPlace, gpu: Gpu | None) -> str:
+    named = "its GPU" if gpu is None else f"GPU {gpu.uuid} ({gpu.pci_bus_id})"
     # Of several sentences the first is the cause; torch's advice on debugging follows it.
     words = _TORCH_ADVICE.split(words)[0].strip()
-    reason = f"rank {where.rank} on {where.host}, {gpu}: {words}"
-    state = gpu_trouble(where.gpu.uuid) if where.gpu is not None else ""
+    reason = f"rank {place.rank} on {place.host}, {named}: {words}"
+    state = gpu_trouble(gpu.uuid) if gpu is not None else ""
     if state:
         reason += f"; NVML says of it: {state}"
     if _OWN_CHECK.search(words) and not state:
         return f"{reason}; a kernel refused its input: set CUDA_LAUNCH_BLOCKING=1 to find which"
     return (
-        f"{reason}; look for Xid in the kernel's log of {where.host} (dmesg), leave the node out (slurm.exclude) and "
+        f"{reason}; look for Xid in the kernel's log of {place.host} (dmesg), leave the node out (slurm.exclude) and "
         "run again"
     )
 

@@ -29,11 +29,11 @@ def main(plan_file: Path, out: Path) -> None:
     from dlbench.node.devices import device_for
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
-    from dlbench.node.training.loop import Trainee, TrainingLoop
-    from dlbench.node.training.prepare import prepare
-    from dlbench.node.training.progress import Progress
-    from dlbench.node.training.watchdog import Watchdog
+    from dlbench.node.training.loop import TrainingLoop
+    from dlbench.node.training.progress import Progress, Watchdog
+    from dlbench.node.training.run import prepare
     from dlbench.records.rows.steps import StepWriter
+    from tests.support.one_rank import context_of
 
     torch.set_num_threads(binding.threads)
     folder = RunFolder(plan_file.parent)
@@ -41,32 +41,28 @@ def main(plan_file: Path, out: Path) -> None:
     engine = build_engine(plan, folder, place, device)
     engine.start()
     timer = phases.timer_for(device, synchronise=False)
-    ready = prepare(plan, place, engine, device, timer)
     progress = Progress(plan, folder, place)
     watchdog = Watchdog(600, lambda reason: None)
     watchdog.start()
-
-    def on_step(step: int) -> None:
-        watchdog.beat(f"step {step}")
-        progress.on_step(step)
+    context = context_of(plan, engine=engine, device=device, place=place, status=progress, watchdog=watchdog)
+    state = prepare(context, timer)
 
     def bare(steps: int) -> None:
-        trainee: Trainee = ready.trainee
-        optimizer, clip = trainee.optimizer, trainee.train.optimizer.clip_norm
+        optimizer, clip = state.optimizer, plan.workload.train.optimizer.clip_norm
         for step in range(steps):
-            batch = {name: tensor.to(device) for name, tensor in next(trainee.batches).items()}
-            loss = trainee.loss(trainee.model, batch)
+            batch = {name: tensor.to(device) for name, tensor in next(state.batches).items()}
+            loss = state.loss(state.wrapped, batch)
             loss.backward()
             for group in optimizer.param_groups:
-                group["lr"] = trainee.rate.at(step)
+                group["lr"] = state.rate.at(step)
             if clip is not None and hasattr(optimizer, "synchronize"):
                 optimizer.synchronize()
-                torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), clip)
+                torch.nn.utils.clip_grad_norm_(state.wrapped.parameters(), clip)
                 with optimizer.skip_synchronize():
                     optimizer.step()
             else:
                 if clip is not None:
-                    torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), clip)
+                    torch.nn.utils.clip_grad_norm_(state.wrapped.parameters(), clip)
                 optimizer.step()
             optimizer.zero_grad()
 
@@ -74,7 +70,7 @@ def main(plan_file: Path, out: Path) -> None:
         with StepWriter(
             folder.path / f"block-{place.rank}-{time.monotonic_ns()}.steps", {"rank": place.rank}
         ) as writer:
-            TrainingLoop(ready.trainee, timer, writer, ready.course, on_step).run()
+            TrainingLoop(context, state, timer, writer).run()
 
     def timed(block: object) -> float:
         engine.barrier()
@@ -93,7 +89,7 @@ def main(plan_file: Path, out: Path) -> None:
     watchdog.stop()
     if place.rank == 0:
         out.write_text(json.dumps(pairs))
-    ready.source.close()
+    state.source.close()
     engine.barrier()
     engine.stop()
 

@@ -39,7 +39,8 @@ from tests.bench.figures import Figure, median_interval
 if TYPE_CHECKING:
     import torch
 
-    from dlbench.node.training.prepare import Prepared
+    from dlbench.node.training.state import TrainState
+    from dlbench.specs.plan import RunPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = 12
@@ -232,10 +233,10 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import TrainingLoop
-    from dlbench.node.training.prepare import prepare
-    from dlbench.node.training.progress import Progress
-    from dlbench.node.training.watchdog import Watchdog
+    from dlbench.node.training.progress import Progress, Watchdog
+    from dlbench.node.training.run import prepare
     from dlbench.records.rows.steps import StepWriter
+    from tests.support.one_rank import context_of
 
     torch.set_num_threads(binding.threads)
     folder = RunFolder(plan_file.parent)
@@ -243,12 +244,6 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
     engine = build_engine(plan, folder, place, device)
     engine.start()
     timer = phases.timer_for(device, synchronise=False)
-    ready = prepare(plan, place, engine, device, timer)
-    progress = Progress(plan, folder, place)
-    watchdog = Watchdog(LIMIT_S, lambda reason: None)
-    watchdog.start()
-    known = {"synthetic": synthetic, "timm": timm_style}[kind](ready, plan.workload.train.precision, device)
-
     marks: dict[int, float] = {}
     last = plan.measure.measured_steps - 1
 
@@ -257,17 +252,24 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    def on_step(step: int) -> None:
-        watchdog.beat(f"step {step}")
-        progress.on_step(step)
-        if step in (1, last):
-            marks[step] = now()
+    class Marking(Progress):
+        def on_step(self, step: int) -> None:
+            super().on_step(step)
+            if step in (1, last):
+                marks[step] = now()
+
+    watchdog = Watchdog(LIMIT_S, lambda reason: None)
+    watchdog.start()
+    status = Marking(plan, folder, place)
+    context = context_of(plan, engine=engine, device=device, place=place, status=status, watchdog=watchdog)
+    state = prepare(context, timer)
+    known = {"synthetic": synthetic, "timm": timm_style}[kind](plan, state, device)
 
     def of_measured() -> float:
         """All that happens from the end of one step to the end of a later one, its recording included."""
         name = f"block-{place.rank}-{time.monotonic_ns()}.steps"
         with StepWriter(folder.path / name, {"rank": place.rank}) as writer:
-            TrainingLoop(ready.trainee, timer, writer, ready.course, on_step).run()
+            TrainingLoop(context, state, timer, writer).run()
         return marks[last] - marks[1]
 
     def of_known() -> float:
@@ -289,19 +291,18 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
     watchdog.stop()
     if place.rank == 0:
         out.write_text(json.dumps(ratios))
-    ready.source.close()
+    state.source.close()
     engine.barrier()
     engine.stop()
 
 
-def synthetic(ready: Prepared, precision: str, device: torch.device) -> Callable[[int], None]:
+def synthetic(plan: RunPlan, state: TrainState, device: torch.device) -> Callable[[int], None]:
     """One batch that stays on the device, and the five lines of training that everybody writes."""
     import torch
 
-    trainee = ready.trainee
-    model, optimizer, loss_of = trainee.model, trainee.optimizer, trainee.loss
-    batch = {name: tensor.to(device) for name, tensor in next(trainee.batches).items()}
-    clip = trainee.train.optimizer.clip_norm
+    model, optimizer, loss_of = state.wrapped, state.optimizer, state.loss
+    batch = {name: tensor.to(device) for name, tensor in next(state.batches).items()}
+    clip, precision = plan.workload.train.optimizer.clip_norm, plan.workload.train.precision
 
     def steps(num: int) -> None:
         for _ in range(num):
@@ -320,24 +321,23 @@ def synthetic(ready: Prepared, precision: str, device: torch.device) -> Callable
     return steps
 
 
-def timm_style(ready: Prepared, precision: str, device: torch.device) -> Callable[[int], None]:
+def timm_style(plan: RunPlan, state: TrainState, device: torch.device) -> Callable[[int], None]:
     """A loader's batches, autocast, a rate that follows a schedule; gradients go after the update, as in timm."""
     import torch
 
-    trainee = ready.trainee
-    model, optimizer, loss_of = trainee.model, trainee.optimizer, trainee.loss
-    clip = trainee.train.optimizer.clip_norm
+    model, optimizer, loss_of = state.wrapped, state.optimizer, state.loss
+    clip, precision = plan.workload.train.optimizer.clip_norm, plan.workload.train.precision
 
     def steps(num: int) -> None:
         for number in range(num):
-            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in next(trainee.batches).items()}
+            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in next(state.batches).items()}
             with _autocast(precision, device):
                 loss = loss_of(model, batch)
             loss.backward()
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             for group in optimizer.param_groups:
-                group["lr"] = trainee.rate.at(number)
+                group["lr"] = state.rate.at(number)
             optimizer.step()
             optimizer.zero_grad()
 

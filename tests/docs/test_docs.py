@@ -363,9 +363,8 @@ def test_every_file_of_a_run_is_described() -> None:
     [
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/reading/hosts/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
-        ("dlbench/node/training/sanity.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
+        ("dlbench/node/training/run_record.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/views/systems.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
-        ("dlbench/views/quality/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
@@ -376,7 +375,6 @@ def test_every_file_of_a_run_is_described() -> None:
         "load",
         "checks",
         "doubts-of-place",
-        "doubts-of-quality",
         "phases",
         "metrics",
         "containers",

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.training.activations import sample_batches, sample_loss
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.programs.compilation import Compilation
-from dlbench.node.training.programs.cuda_graphs import NetworkGraphs
+from dlbench.node.training.programs import Compilation, NetworkGraphs
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request, parse_set

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.sync.engine import Engine
 from dlbench.node.sync.own.engine import OwnExchange
 from dlbench.node.training import phases
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.prepare import prepare
+from dlbench.node.training.run import prepare
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
+from tests.support.one_rank import PLACE, context_of
 from tests.support.run_factory import plans
 
 pytestmark = pytest.mark.gpu
@@ -56,10 +56,6 @@ def plan_of(workload: str, engine: str, ranks: int = 1, **overrides: Any) -> Run
     return plans(workload=workload, preset="ci", points=(ranks,), repeats=1, engine=engine, overrides=settings)[0]
 
 
-def place_alone() -> RankPlace:
-    return RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="gpu")
-
-
 def train(plan: RunPlan, engine: Engine, device: torch.device, folder: Path) -> LoopResult:
     """The steps of a plan on one GPU; torch raises where a measured one makes the host wait.
 
@@ -68,12 +64,13 @@ def train(plan: RunPlan, engine: Engine, device: torch.device, folder: Path) -> 
     engine.start()
     try:
         timer = phases.timer_for(device, synchronise=False)
-        ready = prepare(plan, place_alone(), engine, device, timer)
+        context = context_of(plan, engine=engine, device=device)
+        state = prepare(context, timer)
         with StepWriter(folder / "rank-0.steps", {"rank": 0}) as writer:
-            loop = TrainingLoop(ready.trainee, timer, writer, ready.course, lambda step: None)
+            loop = TrainingLoop(context, state, timer, writer)
             _forbid_waits(loop)
             result = loop.run()
-        ready.source.close()
+        state.close()
     finally:
         torch.cuda.set_sync_debug_mode("default")
         engine.stop()
@@ -136,32 +133,32 @@ def test_steps_without_an_exchange(
 ) -> None:
     seen = allow_gradscalers_own_wait(monkeypatch)
     plan = plan_of(workload, "single", **{"train.precision": precision})
-    train(plan, build_engine(plan, RunFolder(tmp_path), place_alone(), device), device, tmp_path)
+    train(plan, build_engine(plan, RunFolder(tmp_path), PLACE, device), device, tmp_path)
     assert len(seen) == (WARMUP + MEASURED if precision == "fp16" else 0)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_steps_of_ddp_with_one_rank(workload: str, device: torch.device, tmp_path: Path) -> None:
     plan = plan_of(workload, "ddp", **{"train.precision": "bf16"})
-    train(plan, build_engine(plan, RunFolder(tmp_path), place_alone(), device), device, tmp_path)
+    train(plan, build_engine(plan, RunFolder(tmp_path), PLACE, device), device, tmp_path)
 
 
 def test_steps_of_ddp_in_fp16_on_the_wire(device: torch.device, tmp_path: Path) -> None:
     """The search for overflows is on the device; the plan is of two ranks, as one sends nothing."""
     plan = plan_of("resnet50", "ddp", 2, **{"sync.wire": "fp16"})
-    train(plan, build_engine(plan, RunFolder(tmp_path), place_alone(), device), device, tmp_path)
+    train(plan, build_engine(plan, RunFolder(tmp_path), PLACE, device), device, tmp_path)
 
 
 @pytest.mark.parametrize("wire", ["fp32", "fp16", "bf16", "topk"])
 def test_steps_of_dlbenchs_own_exchange_with_one_rank(wire: str, device: torch.device, tmp_path: Path) -> None:
     """The plan is of two ranks, as one has nothing to exchange; this one goes alone through all of the exchange."""
     plan = plan_of("resnet50", "ddp", 2, **{"sync.fusion": "own:single", "sync.wire": wire})
-    library = build_engine(plan, RunFolder(tmp_path), place_alone(), device)
+    library = build_engine(plan, RunFolder(tmp_path), PLACE, device)
     assert not isinstance(library, OwnExchange)
-    train(plan, OwnExchange(library, plan, place_alone(), device), device, tmp_path)
+    train(plan, OwnExchange(library, plan, PLACE, device), device, tmp_path)
 
 
 def test_samples_on_the_device_and_gradient_noise(device: torch.device, tmp_path: Path) -> None:
     overrides = {"data.synthetic_on": "device", "measure.noise_scale": True, "train.gradient_accumulation": 2}
     plan = plan_of("resnet50", "single", **overrides)
-    train(plan, build_engine(plan, RunFolder(tmp_path), place_alone(), device), device, tmp_path)
+    train(plan, build_engine(plan, RunFolder(tmp_path), PLACE, device), device, tmp_path)

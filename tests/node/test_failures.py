@@ -7,7 +7,8 @@ import pytest
 from dlbench.errors import ExitCode, PeerLostError, RunError, UserError
 from dlbench.machine.gpus import Gpu
 from dlbench.node import failures
-from dlbench.node.failures import MAX_CHARACTERS, Whereabouts, condensed, failure_of, is_device_fault, passed_on
+from dlbench.node.failures import MAX_CHARACTERS, condensed, failure_of, is_device_fault, passed_on
+from dlbench.node.ranks import RankPlace
 
 CLOSED = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
@@ -133,9 +134,8 @@ LAUNCH = (
     "information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
     "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
-WHERE = Whereabouts(
-    rank=3, host="n07", gpu=Gpu(uuid="GPU-ab", pci_bus_id="0000:81:00.0", numa_node=None, cores=frozenset())
-)
+PLACE = RankPlace(rank=3, size=4, local_rank=3, local_size=4, node_rank=0, num_nodes=1, host="n07", token="t")
+WHERE = (PLACE, Gpu(uuid="GPU-ab", pci_bus_id="0000:81:00.0", numa_node=None, cores=frozenset()))
 
 
 @pytest.mark.parametrize("kind", [AcceleratorError, RuntimeError])
@@ -144,7 +144,7 @@ def test_a_gpu_that_fails_is_named_with_rank_host_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch, kind: type[RuntimeError], trouble: str
 ) -> None:
     monkeypatch.setattr(failures, "gpu_trouble", lambda uuid: trouble)
-    failure = failure_of(kind(LAUNCH), WHERE)
+    failure = failure_of(kind(LAUNCH), *WHERE)
     assert (failure.kind, failure.exit_code) == ("own", ExitCode.RUN_FAILED)
     said = f"; NVML says of it: {trouble}" if trouble else ""
     assert failure.reason == (
@@ -156,7 +156,7 @@ def test_a_gpu_that_fails_is_named_with_rank_host_and_what_to_do(
 
 def test_a_kernel_that_refuses_its_input_is_no_broken_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "gpu_trouble", lambda uuid: "")
-    reason = failure_of(AcceleratorError("CUDA error: device-side assert triggered\nCompile with X"), WHERE).reason
+    reason = failure_of(AcceleratorError("CUDA error: device-side assert triggered\nCompile with X"), *WHERE).reason
     assert reason == (
         "rank 3 on n07, GPU GPU-ab (0000:81:00.0): CUDA error: device-side assert triggered; a kernel refused its "
         "input: set CUDA_LAUNCH_BLOCKING=1 to find which"
@@ -172,7 +172,4 @@ def test_no_other_failure_is_taken_for_one_of_the_gpu() -> None:
     ):
         assert not is_device_fault(error)
     assert is_device_fault(AcceleratorError("CUDA error: the launch timed out and was terminated"))
-    assert (
-        "rank 3 on n07, its GPU: CUDA error"
-        in failure_of(AcceleratorError(LAUNCH), Whereabouts(rank=3, host="n07")).reason
-    )
+    assert "rank 3 on n07, its GPU: CUDA error" in failure_of(AcceleratorError(LAUNCH), PLACE).reason

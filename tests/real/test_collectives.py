@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.collectives import Layout, counts
-from dlbench.costs.schedules.schedule import Step, Transfer
+from dlbench.costs.schedules import Step, Transfer
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
 from dlbench.node.collectives import executor
@@ -30,7 +30,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
+from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
 from dlbench.specs.launch import LaunchSpec
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import SystemSpec

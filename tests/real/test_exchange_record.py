@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.node.training import sanity
-from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
+from dlbench.node.training import run_record
+from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run
@@ -272,7 +272,7 @@ def test_combinations_that_cannot_be_are_refused(
 
 @pytest.mark.parametrize(("warmup", "first"), [(0, 0), (1, 0), (3, 0), (4, 1), (50, 47)])
 def test_the_window_is_the_end_of_the_warm_up(warmup: int, first: int) -> None:
-    course = Course(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None)
+    course = StepSchedule(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None)
     assert course.watch_from == first
     assert course.warmup - course.watch_from == min(warmup, WATCHED_STEPS)
 
@@ -283,11 +283,11 @@ def row(requested: str | float | None, effective: str | float | None) -> Setting
 
 def test_only_what_demonstrably_did_not_act_is_inert() -> None:
     acted = [row("fp16", "fp16"), row(None, "fp16"), row("fp16", None), row(1.0, 1.0)]
-    assert sanity.inert(acted, ranks=2) == ()
-    assert sanity.inert([*acted, row("fp16", "fp32")], ranks=2) == (
+    assert run_record.inert(acted, ranks=2) == ()
+    assert run_record.inert([*acted, row("fp16", "fp32")], ranks=2) == (
         "sync.wire: fp16 was asked for, fp32 was in force (seen)",
     )
-    assert sanity.inert([row("fp16", "fp32")], ranks=1) == ()
+    assert run_record.inert([row("fp16", "fp32")], ranks=1) == ()
 
 
 def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
@@ -305,20 +305,20 @@ def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
 
 
 def test_an_overflow_on_the_wire_fails_the_run_unless_its_step_was_left_out() -> None:
-    check = sanity.wire_check(exchanged(3), is_scaled=False)
+    check = run_record.wire_check(exchanged(3), is_scaled=False)
     assert check is not None
     assert not check.passed
     assert check.detail.startswith("3 sums of gradients left the range of fp16")
     assert "set sync.wire to fp32 or bf16" in check.detail
-    assert sanity.exchange_doubts(exchanged(3), is_scaled=False) == []
-    scaled = sanity.wire_check(exchanged(3), is_scaled=True)
+    assert run_record.exchange_warnings(exchanged(3), is_scaled=False) == []
+    scaled = run_record.wire_check(exchanged(3), is_scaled=True)
     assert scaled is not None
     assert scaled.passed
-    (doubt,) = sanity.exchange_doubts(exchanged(3), is_scaled=True)
+    (doubt,) = run_record.exchange_warnings(exchanged(3), is_scaled=True)
     assert "loss scaling left" in doubt
-    clean = sanity.wire_check(exchanged(0), is_scaled=False)
+    clean = run_record.wire_check(exchanged(0), is_scaled=False)
     assert clean is not None
     assert clean.passed
-    assert sanity.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
-    assert sanity.wire_check(None, is_scaled=False) is None
-    assert sanity.exchange_doubts(None, is_scaled=True) == []
+    assert run_record.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
+    assert run_record.wire_check(None, is_scaled=False) is None
+    assert run_record.exchange_warnings(None, is_scaled=True) == []

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from dlbench.errors import UserError
-from dlbench.node.training import fault as fault_module
-from dlbench.node.training import sanity
-from dlbench.node.training.fault import PlantedFault
+from dlbench.node.training import run_record
+from dlbench.node.training import state as state_module
+from dlbench.node.training.state import InjectedFault
 from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import describe, differences
 from dlbench.records.rows.steps import read_steps
@@ -33,9 +33,9 @@ SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3",
 DELAY_S = 0.01
 
 
-def slept_at_least(fault: PlantedFault, seconds: float) -> bool:
+def slept_at_least(fault: InjectedFault, seconds: float) -> bool:
     # time.sleep never ends early by the monotonic clock (PEP 475, and its documentation).
-    return fault.planted_s >= seconds
+    return fault.injected_s >= seconds
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -88,12 +88,12 @@ def one(**overrides: Any) -> RunPlan:
 
 def test_a_fault_is_told_with_every_figure(tmp_path: Path) -> None:
     plan = one(**{"fault.compute_factor": 1.3, "fault.ranks": 1, "fault.input_delay_s": 0.04})
-    (text,) = sanity.planned_doubts(plan)
+    (text,) = run_record.planned_warnings(plan)
     for words in ("a fault is planted on ranks 1:", "1.3 times as long", "40 ms later"):
         assert words in text
-    assert sanity.planned_doubts(one()) == []
+    assert run_record.planned_warnings(one()) == []
     (alone,) = plans(points=(1, 2), repeats=1, overrides={"fault.ranks": 1, "fault.step_delay_s": 0.1})[:1]
-    assert "on none of the ranks of this run" in sanity.planned_doubts(alone)[0]
+    assert "on none of the ranks of this run" in run_record.planned_warnings(alone)[0]
     write_run(tmp_path, plan, constant([1.0] * 6))
     (healthy,) = plans(points=(2,), repeats=1, series="s2")
     write_run(tmp_path, healthy, constant([1.0] * 6))
@@ -111,20 +111,20 @@ def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def test_batches_come_later_and_only_measured_ones_count() -> None:
-    fault = PlantedFault(FaultSpec(input_delay_s=DELAY_S), rank=0)
+    fault = InjectedFault(FaultSpec(input_delay_s=DELAY_S), rank=0)
     delayed = fault.delayed(batches(5))
     seen = [next(delayed), next(delayed)]
-    assert fault.planted_s == 0
-    fault.measuring()
+    assert fault.injected_s == 0
+    fault.begin_measuring()
     seen += list(delayed)
     assert [int(batch["x"][0, 0]) for batch in seen] == [0, 1, 2, 3, 4]
     assert slept_at_least(fault, 3 * DELAY_S)
 
 
 def test_steps_end_later() -> None:
-    fault = PlantedFault(FaultSpec(step_delay_s=DELAY_S), rank=0)
+    fault = InjectedFault(FaultSpec(step_delay_s=DELAY_S), rank=0)
     fault.end_step()
-    fault.measuring()
+    fault.begin_measuring()
     for _ in range(4):
         fault.end_step()
     assert slept_at_least(fault, 4 * DELAY_S)
@@ -149,16 +149,16 @@ def test_computation_takes_the_factor_as_long_backward_counted_as_two_forwards(f
         return loss(model, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fault_module.time, "sleep", sleep)
-        patch.setattr(fault_module.time, "monotonic_ns", lambda: now[0])
-        fault = PlantedFault(FaultSpec(compute_factor=factor), rank=0)
-        fault.measuring()
+        patch.setattr(state_module.time, "sleep", sleep)
+        patch.setattr(state_module.time, "monotonic_ns", lambda: now[0])
+        fault = InjectedFault(FaultSpec(compute_factor=factor), rank=0)
+        fault.begin_measuring()
         model, batch = nn.Linear(2, 1), next(batches(1))
         slow = fault.slowed(forward)
         assert torch.equal(slow(model, batch), loss(model, batch))
         # (forward + sleep + backward) / (forward + backward) with a backward pass of two forward ones.
         assert (3 * forward_ns / 1e9 + slept[0]) / (3 * forward_ns / 1e9) == pytest.approx(factor)
-        assert fault.planted_s == pytest.approx(slept[0], abs=1e-9)
+        assert fault.injected_s == pytest.approx(slept[0], abs=1e-9)
 
 
 def never(seconds: float) -> None:
@@ -166,14 +166,14 @@ def never(seconds: float) -> None:
 
 
 def test_other_ranks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_module.time, "sleep", never)
+    monkeypatch.setattr(state_module.time, "sleep", never)
     spec = FaultSpec(ranks=(1,), compute_factor=2.0, input_delay_s=1.0, step_delay_s=1.0)
-    fault = PlantedFault(spec, rank=0)
-    fault.measuring()
+    fault = InjectedFault(spec, rank=0)
+    fault.begin_measuring()
     assert fault.slowed(loss) is loss
     assert len(list(fault.delayed(batches(3)))) == 3
     fault.end_step()
-    assert fault.planted_s == 0
+    assert fault.injected_s == 0
 
 
 # --- ranks that train apart -------------------------------------------------------------------------------------------
@@ -241,11 +241,11 @@ def test_ranks_end_apart_exactly_where_they_exchange_nothing(
     exchange: str, finals: str, name: str, passed: bool
 ) -> None:
     plan = one(**({"sync.exchange": "none"} if exchange == "none" else {}))
-    checks = sanity.check(plan, [result(rank, final) for rank, final in enumerate(finals)], measured_steps=12)
+    checks = run_record.check(plan, [result(rank, final) for rank, final in enumerate(finals)], measured_steps=12)
     found = {check.name: check.passed for check in checks}
     assert found.pop(name) is passed
     assert all(found.values())
-    assert any("not exchanged" in text for text in sanity.planned_doubts(plan)) is (exchange == "none")
+    assert any("not exchanged" in text for text in run_record.planned_warnings(plan)) is (exchange == "none")
 
 
 # --- real ranks -------------------------------------------------------------------------------------------------------

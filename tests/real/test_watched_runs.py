@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import SingleEngine
-from dlbench.node.training.gathering import watch_doubts, with_layers_told
 from dlbench.node.training.instruments import RankWatch, accounted_overhead
-from dlbench.node.training.run import RankRun
-from dlbench.node.training.step_schedule import plan_course
+from dlbench.node.training.run import train
+from dlbench.node.training.run_record import watch_warnings, with_layers_noted
+from dlbench.node.training.step_schedule import plan_schedule
 from dlbench.node.watching.agent import NodeSampler
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
@@ -38,6 +36,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from tests.records.rows.test_spans import Seen, read_spans
 from tests.support.forked_runs import run_forked
+from tests.support.one_rank import context_of
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.volumes import write_volumes
 from tests.support.watch_factory import node_watch, watch_result
@@ -84,27 +83,11 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
         parts["data"] = plan.workload.data.model_copy(update={"source": str(data)})
     plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=parts)})
     folder = create(out, plan)
-    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
-    started = time.monotonic()
-    rank = RankWatch(plan, folder, place, None, started=started)
-    cores = CoreBinding(cores=(0,), pinned=False, threads=1, warnings=())
+    context = context_of(plan, folder)
     try:
-        RankRun(
-            plan,
-            folder,
-            place,
-            cores,
-            SingleEngine(),
-            torch.device("cpu"),
-            rank,
-            on_step=lambda step: None,
-            on_course=lambda steps, warmup: None,
-            on_staging=lambda copied, needed: None,
-            beat=lambda where: None,
-            started=started,
-        ).run()
+        train(context)
     finally:
-        rank.close()
+        context.watch.close()
     return read_run(folder.path)
 
 
@@ -234,7 +217,7 @@ def test_plans_that_watch_nothing_leave_nothing(tmp_path: Path) -> None:
     with watch.pause("evaluation"):
         pass
     watch.end_training()
-    told = watch.told()
+    told = watch.summary()
     assert told.pop("load")["node"]["busy_s"] == {}  # of every run, but no step was measured
     assert told == {"node": None, "spans": None, "sample_bytes": 0, "problems": []}
     watch.close()
@@ -264,7 +247,7 @@ def test_samples_of_a_sampler_that_died_count_as_bytes(tmp_path: Path) -> None:
     folder = create(tmp_path, plan)
     place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
     watch = RankWatch(plan, folder, place, Clumsy(folder), started=time.monotonic())
-    told = watch.told()
+    told = watch.summary()
     assert (told["node"], told["sample_bytes"]) == (None, 5)
     assert told["problems"] == ["sampler of here: ended by signal 9"]
 
@@ -350,11 +333,11 @@ def test_times_of_the_exchange_tell_what_lengthened_them(
     plan = plans(points=(2,), repeats=1, engine="ddp", overrides={"measure.warmup_steps": warmup, **settings})[0]
     assert plan.watch is not None
     plan = plan.model_copy(update={"watch": plan.watch.model_copy(update={"profiler": profiler})})
-    course = plan_course(plan, first=0, batches_per_epoch=None)
-    result = with_layers_told(plan, course, exchange(**changes))
+    course = plan_schedule(plan, first=0, batches_per_epoch=None)
+    result = with_layers_noted(plan, course, exchange(**changes))
     assert result is not None
     assert (result.evidence != "seen") == is_mixed
-    doubts = [text for text in watch_doubts(plan, course, [], result) if "lengthens them" in text]
+    doubts = [text for text in watch_warnings(plan, course, [], result) if "lengthens them" in text]
     assert len(doubts) == int(is_mixed and profiler)
     assert all(text.endswith("set measure.warmup_steps to 7") for text in doubts)
 
@@ -364,8 +347,8 @@ def test_layers_that_would_disturb_a_decision_are_told_only_if_asked_for() -> No
     told = []
     for more in ({}, {"watch.window_steps": 3}):
         plan = plans(points=(2,), repeats=1, engine="ddp", overrides={**overrides, **more})[0]
-        course = plan_course(plan, first=0, batches_per_epoch=None)
-        told.append(watch_doubts(plan, course, [], None))
+        course = plan_schedule(plan, first=0, batches_per_epoch=None)
+        told.append(watch_warnings(plan, course, [], None))
     assert told == [
         [],
         [

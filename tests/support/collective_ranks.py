@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.schedules.schedule import schedule
+from dlbench.costs.schedules import schedule
 from dlbench.errors import DlbenchError, ExitCode, RunError
 from dlbench.node.collectives import participants
 from dlbench.node.collectives.control import Control
@@ -38,7 +38,7 @@ from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan
+from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan
 
 CPU = torch.device("cpu")
 

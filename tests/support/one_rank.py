@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import build_engine
+from dlbench.node.sync.engine import Engine, SingleEngine
+from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import RankWatch
-from dlbench.node.training.run import RankRun
-from dlbench.records.folder import create
+from dlbench.node.training.run import train
+from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import Run, read_run
+from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import plans
 
 SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
@@ -28,19 +32,47 @@ def trained(out: Path, steps: int, engine: str = "single", **more: object) -> Ru
     model = {"model": plan.workload.model.model_copy(update=SMALL)}
     plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=model)})
     folder = create(out, plan)
-    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
-    cpu, started = torch.device("cpu"), time.monotonic()
-    watch = RankWatch(plan, folder, place, None, started=started)
+    context = context_of(plan, folder, engine=build_engine(plan, folder, PLACE, torch.device("cpu")))
     try:
-        RankRun(
-            *(plan, folder, place, CoreBinding(cores=(0,), pinned=False, threads=1, warnings=())),
-            *(build_engine(plan, folder, place, cpu), cpu, watch),
-            on_step=lambda step: None,
-            on_course=lambda *_: None,
-            on_staging=lambda copied, needed: None,
-            beat=lambda where: None,
-            started=started,
-        ).run()
+        train(context)
     finally:
-        watch.close()
+        context.watch.close()
     return read_run(folder.path)
+
+
+PLACE = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
+
+
+class Quiet:
+    """A status and a watchdog that nobody hears."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_arguments: None
+
+
+def context_of(
+    plan: RunPlan,
+    folder: RunFolder | None = None,
+    *,
+    engine: Engine | None = None,
+    device: torch.device | None = None,
+    place: RankPlace = PLACE,
+    status: Any = None,
+    watchdog: Any = None,
+) -> RankContext:
+    """A rank in this process; without a folder nothing of it is watched."""
+    started = time.monotonic()
+    watched = plan if folder is not None else plan.model_copy(update={"watch": None})
+    folder = folder or RunFolder(Path("/nowhere"))
+    return RankContext(
+        plan=plan,
+        folder=folder,
+        place=place,
+        binding=CoreBinding(cores=(0,), pinned=False, threads=1, warnings=()),
+        engine=engine or SingleEngine(),
+        device=device or torch.device("cpu"),
+        watch=RankWatch(watched, folder, place, None, started=started),
+        status=status or Quiet(),
+        watchdog=watchdog or Quiet(),
+        started=started,
+    )

@@ -29,7 +29,7 @@ from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus
 from dlbench.records.story import told_failure
 from dlbench.sharing import WithheldError
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import RunPlan
 
 _FIRST_S = 2.0

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from dlbench.costs.schedules.schedule import schedule
+from dlbench.costs.schedules import schedule
 from dlbench.node.collectives.executor import Execution
 from dlbench.node.collectives.transport import Counters, Transport
-from dlbench.specs.collectives.plan import CommSpec
+from dlbench.specs.collectives import CommSpec
 
 
 @dataclass(frozen=True)

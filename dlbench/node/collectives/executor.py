@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.schedules.schedule import Schedule, Step, Transfer, all_to_all_block
+from dlbench.costs.schedules import Schedule, Step, Transfer, all_to_all_block
 from dlbench.node.collectives.transport import Part, Transport
 
 SLOT_MEMORY_BYTES = 16 * 1024 * 1024

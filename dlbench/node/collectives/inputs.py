@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dlbench.costs.schedules.schedule import all_to_all_block, block
+from dlbench.costs.schedules import all_to_all_block, block
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.plan import Collective
+from dlbench.specs.collectives import Collective
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 EXACT: dict[Precision, int] = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8}

@@ -24,7 +24,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
 from dlbench.node.sync.horovod.report import refusal
 from dlbench.records.folder import RunFolder
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.engine import HorovodSettings
 
 HOROVOD_RENDEZVOUS = "rendezvous-horovod.json"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlbench.costs.schedules.schedule import all_to_all_block, block
+from dlbench.costs.schedules import all_to_all_block, block
 from dlbench.node.collectives.contestants import Vectors
 from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.mpi_transport import mpi_barrier
@@ -16,7 +16,7 @@ from dlbench.node.collectives.torch_transport import gloo_barrier
 from dlbench.node.collectives.transport import Counters
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.collectives.plan import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective
+from dlbench.specs.collectives import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective
 
 
 class Reference:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dlbench.costs.memory.blocks import BlockCosts
-from dlbench.costs.memory.planner import PREFETCH
-from dlbench.costs.memory.tradeoff import saves_nothing
+from dlbench.costs.memory.planner import PREFETCH, saves_nothing
 from dlbench.machine.memory import peak_resident_bytes, resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
@@ -23,24 +22,21 @@ from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers import Tier
 from dlbench.node.models.build import Loss
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine
 from dlbench.node.sync.timing import clock_for
+from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.step_schedule import Course
+from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.units import format_bytes
 
-_SEED = 0
-"""Of the samples with which memory is measured."""
 
-
-def sample_loss(model: nn.Module, loss: Loss, precision: Precision) -> Callable[[Batch], Tensor]:
+def sample_loss(model: nn.Module, loss: Loss, precision: Precision) -> Callable[[Batch], torch.Tensor]:
     """Forward pass and loss of a batch in the precision of training."""
 
-    def loss_of(batch: Batch) -> Tensor:
+    def loss_of(batch: Batch) -> torch.Tensor:
         with precision.autocast():
             return loss(model, batch)
 
@@ -48,10 +44,10 @@ def sample_loss(model: nn.Module, loss: Loss, precision: Precision) -> Callable[
 
 
 def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch]:
-    """Makes so many samples of the shapes that training will have, on the device."""
+    """Makes N samples of the shapes that training will have, on the device."""
 
     def batch_of(samples: int) -> Batch:
-        generator, workload = torch.Generator().manual_seed(_SEED), plan.workload
+        generator, workload = torch.Generator().manual_seed(0), plan.workload
         made = synthetic_batch(workload.model, workload.data, samples, generator, counts=device.type == "cuda")
         if workload.data.is_synthetic:
             made = arranged(made, workload.model)
@@ -86,48 +82,36 @@ def workbench(
 
 
 def activation_memory(
-    plan: RunPlan,
-    place: RankPlace,
-    engine: Engine,
+    context: RankContext,
     model: nn.Module,
-    device: torch.device,
     precision: Precision,
     loss: Loss,
-    *,
     wrap_block: Callable[[BlockFunction], BlockFunction] | None,
-    beat: Callable[[str], None],
-    stage: Callable[[str], None],
 ) -> ActivationMemory:
     """What a plan says of activations, installed on the network; not for training in core.
 
     Args:
-        plan: the run.
-        place: this rank.
-        engine: started; gathers what ranks measured.
+        context: its engine gathers what ranks measured.
         model: nothing is hooked to it yet.
-        device: where it is.
         precision: of training.
         loss: forward pass and loss.
         wrap_block: applied to the function of every block, e.g. torch.compile; None: nothing.
-        beat: told what moves.
-        stage: told of the stage.
 
     Raises:
         UserError: the network is no chain, or train.memory.blocks names what is none of its units.
         EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
     """
-    train = plan.workload.train
-    stage("profiling memory")
+    plan, place, device = context.plan, context.place, context.device
+    context.watch.stage("profiling memory")
     # Before anything is measured, for it makes computing slower.
     allocator = give_back_freed(True) if device.type == "cpu" else None
-
-    bench = workbench(plan, place, model, device, precision, loss, beat=beat, gather=engine.gather)
+    bench = workbench(*(plan, place, model, device, precision, loss), beat=context.beat, gather=context.engine.gather)
     found = plan_memory(bench)
     if allocator is not None and all(block.decision == "keep" for block in found.plan.blocks):
         allocator = give_back_freed(False)
-    stage("building")
+    context.watch.stage("building")
     return ActivationMemory(
-        *(train, found, model, device, place.rank, bench.open_tier),
+        *(plan.workload.train, found, model, device, place.rank, bench.open_tier),
         allocator=allocator,
         wrap_block=wrap_block,
     )
@@ -192,9 +176,9 @@ class ActivationMemory:
         self._watched_from: int | None = None
         self._spans: list[LaneSpan] = []
 
-    def before_warmup(self, step: int, course: Course) -> None:
+    def before_warmup(self, step: int, schedule: StepSchedule) -> None:
         """Transfers are watched in the steps whose messages are kept one by one, else in the last of the warm-up."""
-        first = course.traced.start if course.traced else course.warmup - 1
+        first = schedule.traced.start if schedule.traced else schedule.warmup - 1
         if step == first and self._watched_from is None:
             self._watched_from = step
             self._blocks.watch(True)
@@ -243,7 +227,7 @@ class ActivationMemory:
         first, parts = self._watched_from or 0, self._train.gradient_accumulation
         return [(first + span.number // parts, span) for span in self._spans]
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What rank 0 needs of this rank, plain Python."""
         counts = self._blocks.told()
         passes = int(counts.pop("passes"))

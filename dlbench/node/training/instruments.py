@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from dlbench.datasets.staging.copying import Moved
-from dlbench.node.data.source import BatchSource
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.memory.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for
-from dlbench.node.training.step_schedule import Course
+from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.node.watching.agent import NodeSampler, window_ranks
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
@@ -29,9 +29,6 @@ from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-
-if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
-    from dlbench.node.training.activations import ActivationMemory
 
 _SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}
 """Of the lane swap: recomputing and waiting, what leaves the device, what comes back."""
@@ -65,33 +62,34 @@ class RankWatch:
         model: nn.Module,
         engine: Engine,
         source: BatchSource,
-        course: Course,
+        schedule: StepSchedule,
         beat: Callable[[str], None],
-        memory: ActivationMemory | None = None,
+        computes: Callable[[nn.Module], bool] | None = None,
+        transfers: Callable[[], list[tuple[int, LaneSpan]]] | None = None,
     ) -> None:
         """What the window will look at.
 
         Args:
             model: whose layers are watched.
-            engine: tells the messages.
-            source: tells when batches were read.
-            course: where the window lies.
-            beat: told what takes long, for the watchdog.
-            memory: tells the transfers; None where nothing is swapped or recomputed.
+            engine: has the messages.
+            source: knows when batches were read.
+            schedule: where the window lies.
+            beat: called before what takes long, for the watchdog.
+            computes: whether a call of a module, now, computes it; None: always.
+            transfers: each with its step; None where nothing is swapped or recomputed.
 
         Raises:
             EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
         """
-        self._engine, self._source, self._course, self._beat = engine, source, course, beat
-        self._memory = memory
+        self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
+        self._transfers = transfers
         watch, spans = self._plan.watch, self._spans
-        self._traces = bool(course.traced) and self._place.rank in window_ranks(self._plan)
-        if watch is None or spans is None or not (self._traces and course.window):
+        self._traces = bool(schedule.traced) and self._place.rank in window_ranks(self._plan)
+        if watch is None or spans is None or not (self._traces and schedule.window):
             return
         device = next(model.parameters()).device
         if not self._plan.workload.train.is_one_program:
-            computes = memory.computes if memory is not None else lambda _module: True
-            self._layers = LayerWatch(model, clock_for(device), spans.add, computes)
+            self._layers = LayerWatch(model, clock_for(device), spans.add, computes or (lambda _module: True))
         # Else hooks on modules would be compiled or captured with the network, or never called.
         if watch.profiler and self._place.rank == 0:
             self._profile = ProfileWindow(self._folder.profile(0), device, spans.add)
@@ -127,7 +125,7 @@ class RankWatch:
             self.stage("warm-up")
         if self._layers is None and self._profile is None:
             return
-        if step not in self._course.window:
+        if step not in self._schedule.window:
             self._close_layers()
             return
         if not self._is_open:
@@ -168,17 +166,17 @@ class RankWatch:
             self._beat("the profile")
         for message in self._engine.message_spans():
             self._add_message(message)
-        for step, span in self._memory.spans() if self._memory is not None else ():
+        for step, span in self._transfers() if self._transfers is not None else ():
             self._add_operation(step, span)
         for read in self._source.recent_reads():
-            if read.number in self._course.traced:
+            if read.number in self._schedule.traced:
                 self._spans.add(
                     INPUT, "read batch", read.start_ns, read.end_ns, step=read.number, track=read.worker + 1
                 )
 
     def _add_message(self, message: MessageSpan) -> None:
-        step = self._course.watch_from + message.step
-        if step not in self._course.traced or self._spans is None:
+        step = self._schedule.watch_from + message.step
+        if step not in self._schedule.traced or self._spans is None:
             return
         gradients = "gradient" if message.num_tensors == 1 else "gradients"
         self._spans.add(
@@ -194,7 +192,7 @@ class RankWatch:
 
     def _add_operation(self, step: int, span: LaneSpan) -> None:
         # Forward and backward passes are the layers' and the phases' to show.
-        if step in self._course.traced and self._spans is not None and span.kind not in (FORWARD, BACKWARD):
+        if step in self._schedule.traced and self._spans is not None and span.kind not in (FORWARD, BACKWARD):
             name = f"{span.kind}, block {span.block}"
             track = _SWAP_TRACKS[span.lane]
             self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
@@ -216,7 +214,7 @@ class RankWatch:
         if self._sampler is not None:
             self._sampler.measuring(measuring)
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What rank 0 needs of this rank, plain Python; ends sampling and the file of spans."""
         node = self._sampler.finish() if self._sampler is not None else None
         samples = self._folder.samples(self._place.node_rank)
@@ -244,32 +242,32 @@ class RankWatch:
 
 
 def watch_result(
-    plan: RunPlan, course: Course, told: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]
+    plan: RunPlan, schedule: StepSchedule, summaries: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]
 ) -> WatchResult | None:
     """What the record says of watching; None where nothing was.
 
     Args:
         plan: the run.
-        course: as it was planned on every rank.
-        told: `RankWatch.told` of every rank.
+        schedule: as it was planned on every rank.
+        summaries: `RankWatch.summary` of every rank.
         ranks: results of every rank.
     """
     if plan.watch is None or not plan.watch.is_on:
         return None
     nodes = sorted(
-        (NodeWatch.model_validate(item["node"]) for item in told if item["node"] is not None),
+        (NodeWatch.model_validate(item["node"]) for item in summaries if item["node"] is not None),
         key=lambda node: node.node_rank,
     )
-    spans = [item["spans"] for item in told if item["spans"] is not None]
-    has_window = bool(course.window)
+    spans = [item["spans"] for item in summaries if item["spans"] is not None]
+    has_window = bool(schedule.window)
     return WatchResult(
         nodes=tuple(nodes),
-        window_ranks=window_ranks(plan) if course.traced else (),
-        window_first_step=course.window.start if has_window else None,
-        window_num_steps=len(course.window),
+        window_ranks=window_ranks(plan) if schedule.traced else (),
+        window_first_step=schedule.window.start if has_window else None,
+        window_num_steps=len(schedule.window),
         num_spans=sum(each["num"] for each in spans),
         dropped_spans=sum(each["dropped"] for each in spans),
-        trace_bytes=sum(each["bytes"] for each in spans) + sum(item["sample_bytes"] for item in told),
+        trace_bytes=sum(each["bytes"] for each in spans) + sum(item["sample_bytes"] for item in summaries),
         overhead=accounted_overhead(plan.watch, nodes, ranks),
     )
 
@@ -277,7 +275,7 @@ def watch_result(
 def accounted_overhead(
     watch: WatchSpec, nodes: Sequence[NodeWatch], ranks: Sequence[RankResult]
 ) -> WatchOverhead | None:
-    """An upper limit of what watching cost, from what the kernel counted; None where nothing was watched or told.
+    """An upper limit of what watching cost, from what the kernel counted; None where nothing was watched.
 
     On each node the samplers' CPU time within the measured steps over the time of these steps, as if the slowest rank
     had stood still for all of it; the worst node counts, and stands for the value too. The lower end is 0: a sampler

@@ -1,23 +1,25 @@
-"""Tells how far a run is: status files, and rank 0's lines for whoever watches."""
+"""How far a rank is: status files, rank 0's lines for whoever watches, and the watchdog that ends one that hangs."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from dlbench.errors import RunError
+from dlbench.errors import ExitCode, RunError
 from dlbench.final_status import STEP, TIME, FinalStatus
 from dlbench.node.node_status import NodeStatus
 from dlbench.node.ranks import RankPlace
 from dlbench.records.files import json_text
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import PROGRESS_MARK, SIGN_PERIOD_S, FailureKind, RankStatus, Stage, write_status
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import format_bytes, utc_now, utf8_text
 
@@ -174,3 +176,46 @@ def _extent(plan: LaunchPlan) -> tuple[str, int, int]:
         carriers = len(plan.comm.algorithms) + len(plan.comm.backends)
         return "point", 0, carriers * len(plan.comm.sizes)
     raise TypeError(type(plan).__name__)
+
+
+LAST_RESORT_S = 30
+"""How long the status of a stalled rank may take to write."""
+
+
+class Watchdog:
+    """A thread that looks once a second whether `beat` was called within `timeout_s`."""
+
+    def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
+        """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124."""
+        self._timeout_s = timeout_s
+        self._on_stall = on_stall
+        self._last = time.monotonic()
+        self._where = "start"
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dlbench-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._last = time.monotonic()
+        self._thread.start()
+
+    def beat(self, where: str) -> None:
+        """Something moved; cheap enough for every step."""
+        self._last = time.monotonic()
+        self._where = where
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(min(1.0, self._timeout_s / 4)):
+            silent = time.monotonic() - self._last
+            if silent > self._timeout_s:
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                # Needs no lock and no Python: ends the process even if its status cannot be written.
+                faulthandler.dump_traceback_later(LAST_RESORT_S, exit=True)
+                try:
+                    self._on_stall(f"no progress for {silent:.0f} s after {self._where} (stall_timeout_s)")
+                finally:
+                    os._exit(int(ExitCode.TIMEOUT))

@@ -1,399 +1,491 @@
-"""One run on one rank: builds what the plan says, trains and measures it, gathers what all ranks saw."""
+"""A rank from plan to record: builds what the plan says, trains and measures it, gathers what all ranks saw.
+
+`train` is the whole of it, in order: `prepare` (network, optimizer, where training begins, staging, data), the steps
+(`TrainingLoop`) with what happens between them (`Pauses`), and what becomes of it (`run_record`).
+"""
 
 from __future__ import annotations
 
-import math
-import resource
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from dlbench.errors import RunError, UserError
-from dlbench.machine import environment
-from dlbench.machine.environment import unpacked
-from dlbench.machine.gpus import numa_nodes_of
-from dlbench.machine.memory import peak_resident_bytes
-from dlbench.node.cores import CoreBinding
-from dlbench.node.data.loader import EvaluationSource
-from dlbench.node.data.source import build_evaluation
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.loader import BatchSource, EvaluationSource
+from dlbench.node.data.one_lister import Lister
+from dlbench.node.data.rank_reading import EpochRest, RankReading
+from dlbench.node.data.sample_exchange import Meeting
+from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
-from dlbench.node.devices import NcclLog, rank_gpu
 from dlbench.node.failures import condensed
 from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
-from dlbench.node.models.build import loss_for
-from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine
-from dlbench.node.torch_facts import torch_facts
-from dlbench.node.training import phases, sanity
-from dlbench.node.training.activations import sample_batches, sample_loss
-from dlbench.node.training.gathering import make_record
-from dlbench.node.training.instruments import RankWatch
+from dlbench.node.models.build import Batch, build_model, loss_for
+from dlbench.node.models.kernels import Kernels
+from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.models.schedule import LearningRate
+from dlbench.node.rendezvous import own_address
+from dlbench.node.training import phases
+from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
+from dlbench.node.training.checkpoint import (
+    Checkpoint,
+    InitialWeights,
+    Progress,
+    data_identity,
+    find_checkpoint,
+    load_initial,
+    ranks_before,
+    require_same_holders,
+    trained_identity,
+)
+from dlbench.node.training.context import RankContext
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.pacing import Pacing
-from dlbench.node.training.pauses.between_steps import Pauses
-from dlbench.node.training.pauses.checkpoint import Progress, find_checkpoint
-from dlbench.node.training.pauses.events import Events
-from dlbench.node.training.prepare import Prepared, lister_for, prepare
-from dlbench.node.training.shuffling import shuffled, told_of_samples
-from dlbench.node.training.staging import Staging, stage
+from dlbench.node.training.pauses import Pauses
+from dlbench.node.training.precision import Precision
+from dlbench.node.training.run_record import (
+    make_record,
+    parameters_digest,
+    planned_warnings,
+    rank_summary,
+    sample_summary,
+    shuffled,
+)
+from dlbench.node.training.staging import Staging, stage_data
+from dlbench.node.training.state import InjectedFault, NoiseProbe, TrainState
+from dlbench.node.training.step_schedule import Pacing, plan_schedule
 from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
-from dlbench.records.record import RankResult, Record
+from dlbench.records.record import Record
 from dlbench.records.rows.steps import StepWriter
-from dlbench.specs.launch import WARNING_S
 from dlbench.specs.plan import RunPlan
-from dlbench.units import utc_now
+from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.workload import BertModel, ResNetModel
+
+if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
+    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.training.programs import Compilation, NetworkGraphs
+
+PATIENCE = 0.8
+"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that its name is told."""
 
 
-class RankRun:
-    """The work of one rank, stage by stage."""
-
-    def __init__(
-        self,
-        plan: RunPlan,
-        folder: RunFolder,
-        place: RankPlace,
-        binding: CoreBinding,
-        engine: Engine,
-        device: torch.device,
-        watch: RankWatch,
-        *,
-        on_step: Callable[[int], None],
-        on_course: Callable[[int, int], None],
-        on_staging: Callable[[int, int], None],
-        beat: Callable[[str], None],
-        started: float,
-        nccl: NcclLog | None = None,
-    ) -> None:
-        """Everything of one rank.
-
-        Args:
-            plan: the run.
-            folder: where it is recorded.
-            place: this rank.
-            binding: its cores.
-            engine: started already.
-            device: where this rank computes.
-            watch: what watches it; closed by the caller.
-            on_step: told each step's number before it begins.
-            on_course: told how many steps there will be at most, and how many of them are warm-up.
-            on_staging: told the bytes that are staged, and those that have to be, over all nodes.
-            beat: told what moved between steps.
-            started: monotonic time at which the process began, seconds.
-            nccl: the log of NCCL, closed by the caller; None where NCCL has no part.
-        """
-        self._nccl = nccl
-        self._plan = plan
-        self._folder = folder
-        self._place = place
-        self._binding = binding
-        self._engine = engine
-        self._device = device
-        self._watch = watch
-        self._on_step = on_step
-        self._on_course = on_course
-        self._on_staging = on_staging
-        self._beat = beat
-        self._started = started
-        self._started_utc = utc_now()
-        self._warnings = list(binding.warnings)
-        self._events = Events(started)
-        self._initial = ""
-        self._pacing: Pacing | None = None
-        self._hashing_s = 0.0
-
-    def run(self) -> Record | None:
-        """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
-        plan, place = self._plan, self._place
-        self._watch.stage("building")
-        torch.set_num_threads(self._binding.threads)
-        timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
-        ready = prepare(
-            *(plan, place, self._engine, self._device, timer),
-            before_data=self._start_run,
-            bring=self._stage,
-            beat=self._beat,
-            stage=self._watch.stage,
-            resume_from=self._own_checkpoint(),
+def train(context: RankContext) -> Record | None:
+    """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
+    plan, engine, watch = context.plan, context.engine, context.watch
+    watch.stage("building")
+    torch.set_num_threads(context.binding.threads)
+    timer = phases.timer_for(context.device, synchronise=plan.measure.phases == "synchronised")
+    state = prepare(context, timer, _own_checkpoint(context))
+    schedule = state.schedule
+    validation: EvaluationSource | None = None
+    try:
+        if schedule.evaluate_every is not None:
+            validation = _open_validation(context, state)
+        context.beat("opening the data")
+        context.warnings += state.warnings
+        context.status.expect(schedule.steps, schedule.warmup)
+        watch.attach(
+            *(state.model, engine, state.source, schedule, context.beat),
+            computes=state.memory.computes if state.memory is not None else None,
+            transfers=state.memory.spans if state.memory is not None else None,
         )
-        validation: EvaluationSource | None = None
-        try:
-            if ready.course.evaluate_every is not None:
-                validation = self._validation(ready)
-            self._require_steps(ready)
-            self._beat("opening the data")
-            self._warnings += ready.warnings
-            self._on_course(ready.course.steps, ready.course.warmup)
-            self._watch.attach(ready.model, self._engine, ready.source, ready.course, self._beat, ready.trainee.memory)
-            startup_s = time.monotonic() - self._started - self._hashing_s
-            pauses = Pauses(
-                plan,
-                ready,
-                self._engine,
-                self._events,
-                self._folder,
-                validation,
-                self._watch,
-                is_first=place.rank == 0,
-                beat=self._beat,
-            )
-            self._pacing = Pacing(ready.course, self._engine.gather, self._on_course)
-            seen = self._train(ready, timer, pauses)
-        except BaseException:
-            if ready.source.exchange is not None:
-                ready.source.exchange.close()
-            raise
-        finally:
-            if ready.trainee.host is not None:
-                ready.trainee.host.close()
-            ready.source.close()
-            if validation is not None:
-                validation.close()
-            if ready.trainee.memory is not None:
-                ready.trainee.memory.close()
-        reached = (result := pauses.result()) is None or result.reached
-        done = ready.course.first + seen.steps
-        self._events.add(
-            "run_stop", status="success" if reached else "aborted", epoch=ready.course.epoch(done), step=done
-        )
-        final = sanity.parameters_digest(ready.model)
-        own = self._result(seen, ready, validation, startup_s, final, timer)
-        return self._gather(own, ready, pauses, seen, timer.clock)
+        startup_s = time.monotonic() - context.started - state.hashing_s
+        pauses = Pauses(context, state, validation)
+        pacing = Pacing(schedule, engine.gather, context.status.expect)
+        seen = _train(context, state, timer, pauses, pacing)
+    except BaseException:
+        state.close_exchange()
+        raise
+    finally:
+        state.close()
+        if validation is not None:
+            validation.close()
+    reached = (result := pauses.result()) is None or result.reached
+    done = schedule.first + seen.steps
+    context.events.add("run_stop", status="success" if reached else "aborted", epoch=schedule.epoch(done), step=done)
+    failures = [*state.source.failures, *(validation.failures if validation else [])]
+    own = rank_summary(context, state, seen, pacing, timer, startup_s, failures)
+    exchange = engine.exchange_result()
+    own |= {
+        "watch": watch.summary(),
+        "samples": sample_summary(state.source),
+        "staging": state.staging.summary() if state.staging is not None else None,
+    }
+    everyone = engine.gather(own)
+    state.close_exchange()
+    if state.staging is not None:
+        engine.barrier()  # nobody reads or receives what is staged any more
+        state.staging.close()
+    shuffle = shuffled(plan, state.source, [each["samples"] for each in everyone], engine.gather)
+    reading = state.reading.settings() if state.reading is not None else []
+    if isinstance(state.source, SyntheticSource):
+        reading = state.source.settings(plan.workload.data)
+    settings = [*engine.settings(), *shuffle.settings, *reading, *state.settings()]
+    settings += pacing.settings(plan.measure, seen.step_s)
+    if context.place.rank != 0:
+        return None
+    record = make_record(context, state, seen, pauses, everyone, exchange, settings, shuffle, timer.clock)
+    write_json(context.folder.record, record.model_dump(mode="json"))
+    return record
 
-    def _start_run(self, model: nn.Module) -> None:
-        """Parameters are as training will find them; hashing them is the check's business and in no figure."""
+
+def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | None = None) -> TrainState:
+    """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal.
+
+    Args:
+        context: its engine is started already.
+        timer: told of the end of the backward pass, where the engine knows it.
+        resume_from: a checkpoint, or a folder with some, in place of the plan's.
+
+    Raises:
+        UserError: the data set is not what the plan needs, or what it resumes from does not fit.
+        EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
+    """
+    plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
+    workload, train = plan.workload, plan.workload.train
+    with ExitStack() as undo:
+        precision, kernels = Precision(train, device), Kernels(plan, device)
+        if train.optimizer.is_compiled:
+            from dlbench.node.training.programs import require_compiler
+
+            require_compiler(device, "train.optimizer.implementation fused", "set it to foreach")
+        torch.manual_seed(train.seed)
+        model = kernels.placed(build_model(workload.model))
+        initial: InitialWeights | None = None
+        if plan.checkpoint.initialize_from is not None and context.place.rank == 0:  # the engine gives them to others
+            initial = load_initial(plan.checkpoint.initialize_from, model)
+        loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
+        loss_of, batch_of = sample_loss(model, loss, precision), sample_batches(plan, device)
+        compilation: Compilation | None = None
+        memory: ActivationMemory | None = None
+        graphs: NetworkGraphs | None = None
+        if train.compile != "none":
+            from dlbench.node.training.programs import Compilation
+
+            compilation = Compilation(plan, device)
+        if train.cuda_graphs != "none":
+            from dlbench.node.training.programs import NetworkGraphs
+
+            graphs = NetworkGraphs(plan, device)
+        if not train.is_in_core:
+            wrap_block = compilation.block if compilation is not None else None
+            memory = activation_memory(context, model, precision, loss, wrap_block)
+            undo.callback(memory.close)
+        if compilation is not None:
+            compilation.set_budget(model, loss_of, batch_of, context.beat)
+        if graphs is not None:
+            stage("compiling")
+            graphs.capture(model, precision, loss_of, batch_of(train.batch_per_rank), context.beat)
+            stage("building")
+        # Before the engine's own hooks, which hand the gradient on.
+        noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
+        optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
+        wrapped, optimizer = engine.prepare(
+            model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
+        )
+        if compilation is not None and memory is None:
+            stage("compiling")
+            compilation.network(model, wrapped, loss_of, batch_of, context.beat)
+            stage("building")
+            if noise is not None:
+                noise.forget()
+
+        resumed = _resumed(plan, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
+        # Parameters are as training will find them; hashing them is the check's business and in no figure.
         began = time.monotonic()
-        self._beat("hashing the parameters")
-        self._initial = sanity.parameters_digest(model)
-        self._hashing_s = time.monotonic() - began
-        self._beat("building network and optimizer")
-        self._engine.barrier()
-        self._events.start_run()
+        context.beat("hashing the parameters")
+        initial_digest = parameters_digest(model)
+        hashing_s = time.monotonic() - began
+        context.beat("building network and optimizer")
+        engine.barrier()
+        context.events.start_run()
 
-    def _own_checkpoint(self) -> str | None:
-        """The newest checkpoint that an earlier attempt at the run left; None without one.
-
-        Rank 0 decides: nodes may list a shared folder unlike for a while, and ranks of two minds would never meet.
-        """
-        folder, found = self._folder, None
-        if self._place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
-            found = str(find_checkpoint(folder.path))
-        newest = self._engine.gather(found)[0]
-        return None if newest is None else str(newest)
-
-    def _stage(self, progress: Progress | None) -> Staging | None:
-        if self._plan.workload.data.is_synthetic or self._plan.workload.data.staging == "none":
-            return None
-        self._watch.stage("staging")
-        self._events.add("staging_start")
-        self._on_staging(0, 0)
-        staging = stage(self._plan, self._place, self._engine, progress, beat=self._beat, tell=self._on_staging)
-        self._events.add("staging_stop")
-        if staging is not None and staging.node is not None:
-            self._watch.staged(staging.node.moved)
-        self._watch.stage("building")
-        return staging
-
-    def _validation(self, ready: Prepared) -> EvaluationSource:
-        workload, quality = self._plan.workload, self._plan.workload.quality
-        parts = workload.train.gradient_accumulation
-        return build_evaluation(
-            workload.model,
-            workload.data,
-            max_samples=quality.evaluate_samples if quality else None,
-            # No gradients are kept, so what fits training fits here.
-            batch_size=workload.train.batch_per_rank // parts,
-            rank=self._place.rank,
-            world_size=self._place.size,
-            seed=workload.train.seed,
-            pin_memory=self._device.type == "cuda",
-            counts=self._device.type == "cuda",
-            staged=ready.staging.data if ready.staging is not None else None,
-            lister=lister_for(self._plan, self._place, "evaluation"),
-            readers=ready.reading.readers if ready.reading is not None else None,
+        staging = stage_data(context, resumed.progress if resumed else None)
+        _require_device_for_data(plan, context)
+        reading = None if workload.data.is_synthetic else _rank_reading(context)
+        source, first = _open_training(context, resumed.progress if resumed else None, staging, reading)
+        if source.exchange is not None:
+            undo.callback(source.exchange.close)
+        undo.callback(source.close)
+        if resumed is not None:
+            resumed.require(data_identity(source))
+        schedule = plan_schedule(
+            plan,
+            first=first,
+            batches_per_epoch=source.order.batches_per_epoch if source.order else None,
+            on_gpu=context.on_gpu,
         )
-
-    def _require_steps(self, ready: Prepared) -> None:
-        if ready.course.steps < 1:
+        if schedule.steps < 1:
             raise UserError(
-                f"checkpoint.resume_from: {ready.course.first} steps are done already, the plan ends after "
-                f"{ready.course.end}; nothing is left to train"
+                f"checkpoint.resume_from: {schedule.first} steps are done already, the plan ends after {schedule.end}; "
+                "nothing is left to train"
             )
+        rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=schedule.steps_per_epoch)
+        loss, batches, fault = kernels.counted(loss), iter(source), None
+        if plan.fault is not None:
+            fault = InjectedFault(plan.fault, context.place.rank)
+            loss, batches = fault.slowed(loss), fault.delayed(batches)
+        host = _host_update(context, model, optimizer)
+        state = TrainState(
+            model=model,
+            wrapped=wrapped,
+            optimizer=optimizer,
+            loss=loss,
+            rate=rate,
+            precision=precision,
+            kernels=kernels,
+            source=source,
+            batches=batches,
+            schedule=schedule,
+            noise=noise,
+            fault=fault,
+            host=host,
+            rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
+            memory=memory,
+            compilation=compilation,
+            graphs=graphs,
+            delivery=_delivery(context, batches, source),
+            initial=initial,
+            resumed=resumed,
+            staging=staging,
+            reading=reading,
+            initial_digest=initial_digest,
+            hashing_s=hashing_s,
+            warnings=(
+                *precision.warnings,
+                *(staging.warnings if staging is not None else ()),
+                *_resume_warnings(plan, resumed, first),
+                *(host.doubts if host is not None else ()),
+                *planned_warnings(plan),
+            ),
+        )
+        undo.pop_all()
+    return state
 
-    def _train(self, ready: Prepared, timer: phases.PhaseTimer, pauses: Pauses) -> LoopResult:
-        place = self._place
-        header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": self._plan.run_id}
-        launches = timer.clock == "cuda-events"
-        with StepWriter(self._folder.steps(place.rank), header, launches=launches) as writer:
-            loop = TrainingLoop(
-                *(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch, self._pacing),
-                give_way=pauses.give_way,
-                warn_before_s=self._plan.system.slurm.warning_s or WARNING_S,
-            )
-            try:
-                seen = loop.run()
-            except torch.OutOfMemoryError as error:
-                words = condensed(str(error))
-                traceback.clear_frames(error.__traceback__)  # they hold the activations
-            else:
-                writer.sync()
-                return seen
-        raise self._out_of_memory(ready, words)
 
-    def _out_of_memory(self, ready: Prepared, words: str) -> RunError:
-        """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
-        plan, trainee = self._plan, ready.trainee
-        train = plan.workload.train
-        fit = None
-        if trainee.memory is None and trainee.compilation is None and trainee.graphs is None:
-            passes = fits_in_memory(
-                ready.model,
-                sample_loss(ready.model, loss_for(plan.workload.model, train.label_smoothing), trainee.precision),
-                sample_batches(plan, self._device),
-                self._device,
-                0 if trainee.host is not None else missing_state_bytes(ready.model, trainee.optimizer, train.optimizer),
-                self._beat,
+def _own_checkpoint(context: RankContext) -> str | None:
+    """The newest checkpoint that an earlier attempt at the run left; None without one.
+
+    Rank 0 decides: listings of a shared folder may differ between nodes for a while, and ranks that disagree would
+    deadlock.
+    """
+    folder, found = context.folder, None
+    if context.place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
+        found = str(find_checkpoint(folder.path))
+    newest = context.engine.gather(found)[0]
+    return None if newest is None else str(newest)
+
+
+def _resumed(
+    plan: RunPlan, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
+) -> Checkpoint | None:
+    if where is None:
+        return None
+    checkpoint = Checkpoint(find_checkpoint(Path(where)))
+    checkpoint.require(trained_identity(plan))
+    require_same_holders(plan, checkpoint)
+    checkpoint.restore(model, optimizer)
+    precision.restore(checkpoint.progress.loss_scaling)
+    return checkpoint
+
+
+def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> list[str]:
+    if resumed is None:
+        return []
+    found = []
+    before = ranks_before(plan, resumed)
+    if before != plan.layout.ranks:
+        found.append(
+            f"resumed with {plan.layout.ranks} ranks after {before}: samples were shared out anew, so that each rank "
+            "goes on with others than it held"
+        )
+    if not resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch:
+        found.append(
+            f"resumed with another global batch ({plan.global_batch}): {resumed.progress.step} steps done before count "
+            f"as {first}"
+        )
+    return found
+
+
+def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
+    """Proves that the device can do what the plan asks of its input.
+
+    Raises:
+        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
+    """
+    data = plan.workload.data
+    if data.reader == "nvimagecodec":
+        from dlbench.node.data.images import nvimagecodec
+
+        if not context.on_gpu:
+            raise EnvironmentLacksError(
+                "data.reader is nvimagecodec, but this rank computes on its CPU: set data.reader to dlbench"
             )
-            fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
-        return out_of_memory(
-            *(words, fit), rank=self._place.rank, batch=train.batch_per_rank, accumulation=train.gradient_accumulation
+        nvimagecodec()
+    if not context.on_gpu and data.device_prefetch > 1:
+        raise EnvironmentLacksError(
+            f"data.device_prefetch is {data.device_prefetch}, but this rank computes on its CPU, where nothing is "
+            "copied"
         )
 
-    def _result(
-        self,
-        seen: LoopResult,
-        ready: Prepared,
-        validation: EvaluationSource | None,
-        startup_s: float,
-        final: str,
-        timer: phases.PhaseTimer,
-    ) -> dict[str, Any]:
-        finite = all(math.isfinite(loss) for loss in seen.losses)
-        failures = [*ready.source.failures, *(validation.failures if validation else [])]
-        memory = ready.trainee.memory
-        peak_resident = peak_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if not seen.has_own_peaks and seen.measured_samples:
-            self._warnings.append(
-                f"peak resident memory of rank {self._place.rank} is that since its start, what was measured before "
-                "training included: the kernel does not let it begin anew (/proc/self/clear_refs)"
-            )
-        result = RankResult(
-            rank=self._place.rank,
-            node_rank=self._place.node_rank,
-            host=self._place.host,
-            switch=self._place.switch,
-            device=_device_name(self._device),
-            cores=self._binding.cores,
-            threads=torch.get_num_threads(),
-            pinned=self._binding.pinned,
-            numa_nodes=numa_nodes_of(self._binding.cores),
-            gpu=rank_gpu(self._device, self._binding.gpu),
-            samples=seen.measured_samples,
-            measured_s=seen.measured_ns / 1e9,
-            first_loss=_finite(seen.losses[0]),
-            last_loss=_finite(seen.losses[-1]),
-            losses_finite=finite,
-            initial_parameters_sha256=self._initial,
-            final_parameters_sha256=final,
-            peak_memory_bytes=_peak_memory(self._device, peak_resident),
-            peak_reserved_bytes=_peak_reserved(self._device),
-            peak_resident_bytes=peak_resident,
-            startup_s=startup_s,
-            unpacking_s=image.seconds if (image := unpacked()) is not None else None,
-            bad_samples=tuple(failures[:20]),
-            bad_sample_count=len(failures),
-            garbage_collections=seen.garbage.collections,
-            garbage_s=seen.garbage.seconds,
-            clock_error_s=timer.clock_error_ns / 1e9,
-            planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
+
+def _rank_reading(context: RankContext) -> RankReading:
+    """How this rank will read; settled with the other ranks when the data set is opened."""
+    return RankReading(
+        context.plan.workload.data,
+        cores=context.plan.layout.cores_per_rank,
+        is_node_first=context.place.local_rank == 0,
+        ranks=context.engine,
+        device=context.device,
+        beat=context.beat,
+    )
+
+
+def _open_training(
+    context: RankContext, progress: Progress | None, staging: Staging | None, reading: RankReading | None
+) -> tuple[BatchSource, int]:
+    """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
+    plan, place = context.plan, context.place
+    data, train = plan.workload.data, plan.workload.train
+    # With another global batch, steps before are counted as if they had been taken with this one.
+    first = round(progress.samples / plan.global_batch) if progress else 0
+    meeting = None
+    if staging is not None and data.staging == "shard" and place.size > 1:
+        meeting = Meeting(
+            store=staging.data.store(place.rank),
+            address=own_address(place.num_nodes == 1, plan.system.launch.interface),
+            gather=context.engine.gather,
+            patience_s=plan.measure.stall_timeout_s * PATIENCE,
         )
-        if self._pacing is not None and self._place.rank == 0:
-            self._warnings += self._pacing.warnings(seen.step_s, on_gpu=self._device.type == "cuda")
-        if seen.garbage.in_steps:
-            self._warnings.append(
-                f"Python's garbage collector was started {seen.garbage.in_steps} times within measured steps of rank "
-                f"{self._place.rank}, by a library; dlbench had turned it off"
-            )
-        compilation, graphs = ready.trainee.compilation, ready.trainee.graphs
-        self._warnings += memory.warnings if memory is not None else ()
-        self._warnings += compilation.warnings if compilation is not None else ()
-        self._warnings += graphs.warnings if graphs is not None else ()
-        transport = self._nccl.read() if self._nccl is not None else None
-        found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
-        found |= torch_facts(self._warnings, self._device)
-        return {
-            "result": result.model_dump(mode="json"),
-            "environment": found,
-            "nccl": transport,
-            "warnings": self._warnings,
-            "emulates_precision": ready.trainee.precision.is_emulated,
-            "reads": [epoch.told() for epoch in ready.source.epoch_reads()],
-            "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
-            "memory": memory.told() if memory is not None else None,
-        }
+    model = plan.workload.model
+    if isinstance(model, BertModel) and model.attention == "auto" and train.cuda_graphs != "none":
+        # A captured step is replayed with the same arguments: some batches with a mask and some without do not fit.
+        model = model.model_copy(update={"attention": "auto" if data.is_synthetic else "masked"})
+    source = build_source(
+        model,
+        data,
+        batch_size=train.batch_per_rank,
+        rank=place.rank,
+        world_size=place.size,
+        seed=train.seed,
+        start=progress.position if progress else None,
+        start_batch=first,
+        staged=staging.data if staging is not None else None,
+        meeting=meeting,
+        lister=_lister_for(context, "training"),
+        # Without page-locked memory a copy to the GPU cannot run beside computation.
+        pin_memory=context.on_gpu,
+        counts=context.on_gpu,
+        reading=reading,
+        num_parts=train.gradient_accumulation,
+        device=context.device,
+    )
+    return source, first
 
-    def _gather(
-        self, own: dict[str, Any], ready: Prepared, pauses: Pauses, seen: LoopResult, clock: str
-    ) -> Record | None:
-        exchange = self._engine.exchange_result()
-        told = {
-            **own,
-            "watch": self._watch.told(),
-            "samples": told_of_samples(ready.source),
-            "staging": ready.staging.told() if ready.staging is not None else None,
-        }
-        everyone = self._engine.gather(told)
-        if ready.source.exchange is not None:  # all ranks have trained: nobody waits for samples any more
-            ready.source.exchange.close()
-        if ready.staging is not None:
-            self._engine.barrier()  # nobody reads or receives what is staged any more
-            ready.staging.close()
-        shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
-        reading = ready.reading.settings() if ready.reading is not None else []
-        if isinstance(ready.source, SyntheticSource):
-            reading = ready.source.settings(self._plan.workload.data)
-        settings = [*self._engine.settings(), *shuffle.settings, *reading, *ready.trainee.settings()]
-        if self._pacing is not None:
-            settings += self._pacing.settings(self._plan.measure, seen.step_s)
-        if self._place.rank != 0:
-            return None
-        record = make_record(
-            self._plan,
-            everyone,
-            ready=ready,
-            seen=seen,
-            pauses=pauses,
-            exchange=exchange,
-            settings=settings,
-            shuffle=shuffle,
-            started=self._started_utc,
-            clock=clock,
-            device=self._device,
-            events=self._events,
-            attempt=attempt_of(self._folder),
+
+def _open_validation(context: RankContext, state: TrainState) -> EvaluationSource:
+    place, workload = context.place, context.plan.workload
+    return build_evaluation(
+        workload.model,
+        workload.data,
+        max_samples=workload.quality.evaluate_samples if workload.quality else None,
+        # No gradients are kept, so what fits training fits here.
+        batch_size=workload.train.batch_per_rank // workload.train.gradient_accumulation,
+        rank=place.rank,
+        world_size=place.size,
+        seed=workload.train.seed,
+        pin_memory=context.on_gpu,
+        counts=context.on_gpu,
+        staged=state.staging.data if state.staging is not None else None,
+        lister=_lister_for(context, "evaluation"),
+        readers=state.reading.readers if state.reading is not None else None,
+    )
+
+
+def _lister_for(context: RankContext, purpose: str) -> Lister:
+    """Through which the ranks of this rank's node list the data for one purpose, e.g. training, once."""
+    place = context.place
+    return Lister(
+        name=f"{place.token} {place.node_rank} {purpose}",
+        first_rank=place.rank - place.local_rank,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        timeout_s=context.plan.measure.stall_timeout_s,
+    )
+
+
+def _delivery(context: RankContext, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
+    """What brings batches to a GPU; on a CPU there is nothing to copy."""
+    if not context.on_gpu:
+        return None
+    workload, decode = context.plan.workload, None
+    if workload.data.reader == "nvimagecodec":
+        from dlbench.node.data.images import RegionDecoder
+
+        assert isinstance(workload.model, ResNetModel)  # the workload's validators hold this
+        is_whole = workload.data.decode == "full"
+        decode = RegionDecoder(context.device, workload.model.image_size, is_whole=is_whole, name=source.sample_name)
+    return Delivery(batches, source.ahead, context.device, workload.data.device_prefetch, decode)
+
+
+def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> HostUpdate | None:
+    """The update by the host, where that is planned; network and optimizer are as the first step finds them."""
+    plan, train = context.plan, context.plan.workload.train
+    if train.optimizer_state == "device":
+        return None
+    from dlbench.node.memory.host_update import HostUpdate, host_parameters
+
+    return HostUpdate(
+        model,
+        optimizer,
+        train.at_batch(plan.global_batch).optimizer,
+        host_parameters((p for p in model.parameters() if p.requires_grad), context.device),
+        overlaps=train.compile == "none",
+        # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
+        whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
+    )
+
+
+def _train(
+    context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
+) -> LoopResult:
+    """All steps, written to the rank's step file."""
+    rank, plan = context.place.rank, context.plan
+    header = {"rank": rank, "clock": timer.clock, "device": context.device.type, "run_id": plan.run_id}
+    with StepWriter(context.folder.steps(rank), header, launches=timer.clock == "cuda-events") as writer:
+        try:
+            seen = TrainingLoop(context, state, timer, writer, pauses, pacing).run()
+        except torch.OutOfMemoryError as error:
+            words = condensed(str(error))
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+        else:
+            writer.sync()
+            return seen
+    raise _out_of_memory(context, state, words)
+
+
+def _out_of_memory(context: RankContext, state: TrainState, words: str) -> RunError:
+    """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
+    plan, train = context.plan, context.plan.workload.train
+    fit = None
+    if state.memory is None and state.compilation is None and state.graphs is None:
+        loss = loss_for(plan.workload.model, train.label_smoothing)
+        kept = 0 if state.host is not None else missing_state_bytes(state.model, state.optimizer, train.optimizer)
+        passes = fits_in_memory(
+            state.model,
+            sample_loss(state.model, loss, state.precision),
+            sample_batches(plan, context.device),
+            context.device,
+            kept,
+            context.beat,
         )
-        write_json(self._folder.record, record.model_dump(mode="json"))
-        return record
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return "cpu"
-
-
-def _peak_memory(device: torch.device, peak_resident: int) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident
-
-
-def _peak_reserved(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+        fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
+    return out_of_memory(
+        *(words, fit), rank=context.place.rank, batch=train.batch_per_rank, accumulation=train.gradient_accumulation
+    )

@@ -7,7 +7,7 @@ others at once, which then are no cause.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,12 @@ from dlbench.errors import PeerLostError
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine
-from dlbench.node.training.pauses.checkpoint import Progress
+from dlbench.node.training.checkpoint import Progress
+from dlbench.node.training.context import RankContext
 from dlbench.records.data_path import StagedNode, StagingResult
 from dlbench.specs.plan import RunPlan
 
 _PERIOD_S = 0.5
-
-Told = Callable[[int, int], None]
-"""Given the bytes that are there and those that have to be, over all nodes."""
 
 
 @dataclass(kw_only=True)
@@ -40,7 +37,7 @@ class Staging:
     """On the first rank of each node."""
     warnings: list[str] = field(default_factory=list)
 
-    def told(self) -> dict[str, Any] | None:
+    def summary(self) -> dict[str, Any] | None:
         """What rank 0 needs of this node for the record; None on other ranks."""
         if self.node is None:
             return None
@@ -53,31 +50,22 @@ class Staging:
             self.node.close()
 
 
-def stage(
-    plan: RunPlan,
-    place: RankPlace,
-    engine: Engine,
-    progress: Progress | None,
-    *,
-    beat: Callable[[str], None],
-    tell: Told,
-) -> Staging | None:
+def stage_data(context: RankContext, progress: Progress | None) -> Staging | None:
     """Stages what the plan asks for; None where it asks for nothing.
 
     Args:
-        plan: the run.
-        place: this rank.
-        engine: started already.
+        context: of this rank.
         progress: of the checkpoint that the run goes on from.
-        beat: told what moved, for the watchdog.
-        tell: told how far all nodes are.
 
     Raises:
         DlbenchError: it failed on this node; PeerLostError: on another one.
     """
-    data = plan.workload.data
+    plan, place, data = context.plan, context.place, context.plan.workload.data
     if data.is_synthetic or data.staging == "none":
         return None
+    context.watch.stage("staging")
+    context.events.add("staging_start")
+    context.status.on_staging(0, 0)
     begun = time.monotonic()
     work = None
     if place.local_rank == 0:
@@ -90,41 +78,43 @@ def stage(
         )
         work.start()
     try:
-        everyone = _waited(work, place, engine, beat, tell)
+        everyone = _all_done(context, work)
     except BaseException:
         if work is not None:
             work.cancel()
         raise
     own = everyone[place.rank - place.local_rank]
-    staged = StagedData(plan=plan, folder=Path(own["folder"]), evaluates=plan.measure.until == "quality")
-    return Staging(
-        data=staged,
+    staging = Staging(
+        data=StagedData(plan=plan, folder=Path(own["folder"]), evaluates=plan.measure.until == "quality"),
         seconds=time.monotonic() - begun,
         verified=own["verified"],
         node=work,
         warnings=[text for text in own["warnings"] if place.local_rank == 0],
     )
+    context.events.add("staging_stop")
+    if work is not None:
+        context.watch.staged(work.moved)
+    context.watch.stage("building")
+    return staging
 
 
-def _waited(
-    work: NodeStaging | None, place: RankPlace, engine: Engine, beat: Callable[[str], None], tell: Told
-) -> list[Any]:
-    """What each rank told, when all nodes are done."""
+def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
+    """What each rank has to say when all nodes are done."""
     moved = -1
     while True:
         if work is not None:
             work.wait(_PERIOD_S)
-        everyone = engine.gather(work.told() if work is not None else None)
+        everyone = context.engine.gather(work.told() if work is not None else None)
         nodes = [one for one in everyone if one is not None]
-        _require_none_failed(work, everyone, place)
+        _require_none_failed(work, everyone, context.place)
         if all(one["done"] for one in nodes):
-            beat("staging")
+            context.beat("staging")
             return everyone
         now = sum(one["beats"] for one in nodes)
         if now != moved:
             moved = now
-            beat("staging moved")
-        tell(sum(one["copied"] for one in nodes), sum(one["needed"] for one in nodes))
+            context.beat("staging moved")
+        context.status.on_staging(sum(one["copied"] for one in nodes), sum(one["needed"] for one in nodes))
 
 
 def _require_none_failed(work: NodeStaging | None, everyone: Sequence[Any], place: RankPlace) -> None:
@@ -145,18 +135,20 @@ def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Prog
     return {rank: ownership.part(epoch, rank).tolist() for rank in range(first, first + place.local_size)}
 
 
-def staging_result(plan: RunPlan, staging: Staging | None, told: Sequence[Mapping[str, Any]]) -> StagingResult | None:
+def staging_result(
+    plan: RunPlan, staging: Staging | None, summaries: Sequence[Mapping[str, Any]]
+) -> StagingResult | None:
     """What the record says of staging; None where there was none.
 
     Args:
         plan: the run.
         staging: of rank 0.
-        told: of every rank: `staging`, as `Staging.told` gives it.
+        summaries: of every rank: `staging`, as `Staging.summary` gives it.
     """
     if staging is None:
         return None
     data = plan.workload.data
-    nodes = [one["staging"]["node"] for one in told if one.get("staging") and one["staging"]["node"]]
+    nodes = [one["staging"]["node"] for one in summaries if one.get("staging") and one["staging"]["node"]]
     return StagingResult(
         strategy=data.staging,
         tier=data.staging_tier,
@@ -165,5 +157,5 @@ def staging_result(plan: RunPlan, staging: Staging | None, told: Sequence[Mappin
         seconds=staging.seconds,
         nodes=tuple(StagedNode.model_validate(node) for node in nodes),
         verified=staging.verified,
-        kept=data.keep_staged and not any("not kept" in text for one in told for text in one["warnings"]),
+        kept=data.keep_staged and not any("not kept" in text for one in summaries for text in one["warnings"]),
     )

@@ -1,15 +1,27 @@
-"""The course of a run: how many steps, which of them are warm-up, and after which steps it pauses and for what.
+"""The steps of a run: how many, which of them are warm-up, and after which steps it pauses and for what.
 
-Pure arithmetic, the same on every rank. Steps are counted over the whole training: a resumed run begins at `first`.
+`StepSchedule` is pure arithmetic, the same on every rank. Steps are counted over the whole training: a resumed run
+begins at `first`.
+
+**Seconds wanted** (`Pacing`): ranks agree in the warm-up how many steps fill them, so that measured steps wait for
+nothing. Before the steps of the warm-up in which something is watched, all ranks say how long theirs took. While the
+warm-up is too short, it is lengthened by as many steps as are missing, but no more than were made so far: the first
+steps of all are slow ones. Then the number of measured steps is set, for good, from the median of the later steps of
+the rank whose steps are the shortest. Whether they filled the seconds is known when they are over.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.training import MeasureSpec
 
 WATCHED_STEPS = 3
 """Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
@@ -25,7 +37,7 @@ tells how long a step is."""
 
 
 @dataclass(kw_only=True)
-class Course:
+class StepSchedule:
     """What happens after which step. Only `lengthen` changes it, for all who hold it."""
 
     first: int
@@ -155,8 +167,8 @@ def _multiples(done: int, every: float) -> int:
     return math.floor(done * (1 + 1e-9) / every)
 
 
-def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> Course:
-    """The course of a plan.
+def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> StepSchedule:
+    """The schedule of a plan.
 
     Args:
         plan: the run.
@@ -186,7 +198,7 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_
         every = _ratio(quality.evaluate_every_epochs, quality.evaluate_every_samples, steps_per_epoch, batch)
         evaluate_every = max(1.0, every)
         warmup, warmup_s, measured_s = min(measure.warmup_steps, max(0, end - first - 1)), 0.0, 0.0
-    return Course(
+    return StepSchedule(
         first=first,
         end=end,
         warmup=warmup,
@@ -215,3 +227,104 @@ def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, ba
 
 def _steps(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> int:
     return max(1, math.ceil(_ratio(epochs, samples, steps_per_epoch, batch) - 1e-9))
+
+
+SHORT_WINDOW_S = 20.0
+"""A GPU's power is read once a second and is the mean of one (`dlbench.machine`): twenty values and fewer say little of
+energy, and clocks still follow the temperature."""
+
+_LATE_STEPS = 50
+"""Steps of the warm-up, the last ones, whose median counts."""
+_SHORT = 0.9
+"""Share of the wanted seconds below which it is said that they were not reached."""
+
+
+class Pacing:
+    """The seconds of one rank's run."""
+
+    def __init__(
+        self, schedule: StepSchedule, gather: Callable[[Any], list[Any]], expect: Callable[[int, int], None]
+    ) -> None:
+        """What is agreed on.
+
+        Args:
+            schedule: lengthened in place.
+            gather: a value of every rank, by rank.
+            expect: told the steps of the run and those of its warm-up.
+        """
+        self._schedule, self._gather, self._expect = schedule, gather, expect
+        self._is_settled = not schedule.is_timed
+        self._step_s: float | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether ranks agree before this step of the warm-up."""
+        return not self._is_settled and step == self._schedule.settles_at
+
+    def agree(self, step_s: Sequence[float]) -> None:
+        """Lengthens the schedule; called by all ranks, between two steps.
+
+        Args:
+            step_s: of every step so far, seconds.
+        """
+        schedule = self._schedule
+        late = step_s[len(step_s) // 2 :][-_LATE_STEPS:]
+        # In the first step the host sets up, or compiles for a minute, and the device cools down: it warms nothing up.
+        told = self._gather([math.fsum(step_s[1:]), statistics.median(late)])
+        # All wait for the slowest of them, so times of one step differ where nothing is exchanged only.
+        spent_s, step = min(one[0] for one in told), min(one[1] for one in told)
+        ahead = schedule.warmup - len(step_s)
+        missing = math.ceil((schedule.warmup_s - spent_s) / step) - ahead
+        if missing > 0:
+            schedule.lengthen(warmup=min(missing, len(step_s)))
+        else:
+            self._is_settled, self._step_s = True, step
+            schedule.lengthen(measured=max(0, math.ceil(schedule.measured_s / step) - schedule.measured))
+        self._expect(schedule.steps, schedule.warmup)
+
+    def settings(self, measure: MeasureSpec, step_s: Sequence[float]) -> list[Setting]:
+        """What was asked for in seconds and what became of it; nothing where steps alone were.
+
+        Args:
+            measure: of the plan.
+            step_s: of every step of this rank, seconds.
+        """
+        schedule = self._schedule
+        if not schedule.is_timed:
+            return []
+        step = f"{self._step_s:.4g} s" if self._step_s else "unknown length"
+        lasting = (
+            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, step_s[: schedule.warmup], measure.warmup_steps),
+            (
+                "measure.measured_s",
+                measure.measured_s,
+                schedule.measured_s,
+                step_s[schedule.warmup :],
+                measure.measured_steps,
+            ),
+        )
+        return [
+            Setting(
+                key=key,
+                requested=asked,
+                effective=wanted,
+                evidence=f"{len(own)} steps lasted {math.fsum(own):.4g} s; {least} were planned, and steps of {step} "
+                "agreed on by all ranks in the warm-up",
+            )
+            for key, asked, wanted, own, least in lasting
+        ]
+
+    def warnings(self, step_s: Sequence[float], *, on_gpu: bool) -> list[str]:
+        """Warnings about how long was measured, a sentence each."""
+        lasted = math.fsum(step_s[self._schedule.warmup :])
+        wanted = self._schedule.measured_s
+        if lasted < _SHORT * wanted:
+            return [
+                f"measured for {lasted:.3g} s instead of {wanted:.3g} s: measured steps were shorter than those of the "
+                "warm-up, from which their number was taken"
+            ]
+        if on_gpu and lasted < SHORT_WINDOW_S:
+            return [
+                f"short-window: measured for {lasted:.3g} s, less than {SHORT_WINDOW_S:.0f} s, in which a GPU's clocks "
+                "settle and its power is known (measure.measured_s)"
+            ]
+        return []

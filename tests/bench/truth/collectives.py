@@ -22,7 +22,7 @@ from typing import Any
 
 from dlbench.collectives.measurements import SeriesName
 from dlbench.jobs.scripts.launch import rank_environment
-from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
+from dlbench.specs.collectives import CommPlan, CommSeries, CommSpec
 from dlbench.specs.launch import LaunchSpec
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import SystemSpec

@@ -15,7 +15,7 @@ from dlbench.node.collectives.sample_clocks import StreamSampleClock
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.own import route
 from dlbench.node.sync.timing import LEAST_SAMPLE_S
-from dlbench.specs.collectives.plan import CommSpec
+from dlbench.specs.collectives import CommSpec
 
 CPU = torch.device("cpu")
 LAUNCH_S, WAIT_S, BARRIER_S = 3e-6, 30e-6, 400e-6

@@ -33,7 +33,7 @@ from dlbench.node.data.source import build_source, open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training.staging import Staging, stage, staging_result
+from dlbench.node.training.staging import Staging, stage_data, staging_result
 from dlbench.process_tree import HeldFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -41,6 +41,7 @@ from dlbench.specs.requests import Request
 from dlbench.specs.system import TierSpec
 from tests.support.jpeg_files import write_tree
 from tests.support.leftovers import Leftovers
+from tests.support.one_rank import context_of
 
 pytest.importorskip("PIL.Image")
 
@@ -618,7 +619,7 @@ def staged_on_two_nodes(plan: RunPlan) -> list[Staging | BaseException | None]:
             rank=number, size=2, local_rank=0, local_size=1, node_rank=number, num_nodes=2, host=f"n{number}", token="t"
         )
         try:
-            return stage(plan, place, meeting.of(number), None, beat=lambda _: None, tell=lambda *_: None)
+            return stage_data(context_of(plan, engine=meeting.of(number), place=place), None)
         except BaseException as error:
             return error
 
@@ -636,7 +637,7 @@ def test_each_node_stages_its_own_ranks_samples(data: Path, place: Path) -> None
     for rank, one in enumerate(found):
         assert sorted(one.data.store(rank).indices()) == sorted(parts[rank])
         assert not one.data.store(1 - rank).folder.exists()
-    told = [{"staging": one.told(), "warnings": []} for one in found]
+    told = [{"staging": one.summary(), "warnings": []} for one in found]
     result = staging_result(plan, found[0], told)
     assert result is not None
     assert [(node.host, node.items) for node in result.nodes] == [("n0", len(parts[0])), ("n1", len(parts[1]))]

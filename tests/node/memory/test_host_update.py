@@ -20,7 +20,7 @@ from torch.nn import functional
 from dlbench.node.data.sharding import Position
 from dlbench.node.memory.host_update import GROUPS, ForwardOrder, HostCopies, HostParameters, HostUpdate, SameMemory
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 

@@ -19,8 +19,8 @@ from dlbench.node.models.bert import Packing, jagged_attention, packed_attention
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, write_checkpoint
-from dlbench.node.training.sanity import parameters_digest
+from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.run_record import parameters_digest
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec
 from dlbench.specs.workload import BertModel

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from dlbench.node.garbage import HeldGarbage
-from dlbench.node.training import sanity
-from dlbench.node.training.pauses import stop_request
+from dlbench.node.training import pauses, run_record
+from dlbench.node.training import run as run_module
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
@@ -67,7 +67,7 @@ def littered() -> Iterator[None]:
 def test_no_collection_starts_in_a_measured_step(
     tmp_path: Path, littered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_request, "COLLECT_EVERY", 10)
+    monkeypatch.setattr(pauses, "COLLECT_EVERY", 10)
     seen: list[int] = []
 
     def note(phase: str, _: dict[str, int]) -> None:
@@ -157,7 +157,7 @@ def test_the_collector_works_again_after_a_failure(tmp_path: Path) -> None:
 
 def test_hashing_the_parameters_is_in_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before `run_start`, and not part of the time to the first step."""
-    plain = sanity.parameters_digest
+    plain = run_module.parameters_digest
     hashed: list[float] = []
 
     def slow(model: nn.Module) -> str:
@@ -165,7 +165,8 @@ def test_hashing_the_parameters_is_in_no_figure(tmp_path: Path, monkeypatch: pyt
         hashed.append(time.time() * 1000)
         return plain(model)
 
-    monkeypatch.setattr(sanity, "parameters_digest", slow)
+    for module in (run_module, run_record):
+        monkeypatch.setattr(module, "parameters_digest", slow)
     run = trained(tmp_path, 2)
     record = record_of(run)
     at = {event.key: event.time_ms for event in record.events}

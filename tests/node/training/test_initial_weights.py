@@ -17,8 +17,7 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import build_model
-from dlbench.node.training.beginning.initial_weights import load_initial
-from dlbench.node.training.pauses.checkpoint import Progress, write_checkpoint
+from dlbench.node.training.checkpoint import Progress, load_initial, write_checkpoint
 from dlbench.specs.weights_file import bert_shapes, own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
 

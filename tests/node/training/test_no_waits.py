@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models import build
 from dlbench.node.models.metrics import meter_for
-from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, SingleEngine
 from dlbench.node.sync.groups import Group
 from dlbench.node.sync.own import buckets
@@ -23,11 +23,12 @@ from dlbench.node.sync.wire import OverflowCount, build_wire, magnitudes
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import StepTimes
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.prepare import prepare
+from dlbench.node.training.run import prepare
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import Wire
 from tests.support.device_waits import DEVICE, Waits, watched
+from tests.support.one_rank import context_of
 from tests.support.run_factory import plans
 
 
@@ -71,11 +72,12 @@ def plan_of(workload: str, **overrides: Any) -> RunPlan:
 
 def steps(plan: RunPlan, engine: Engine, *, warm: int = 1) -> Waits:
     """The steps of a plan on the device that stands for a GPU; those after the first `warm` are watched."""
-    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
     timer = cast(Any, NoTimer())
-    ready = prepare(plan, place, engine, DEVICE, timer)
+    context = context_of(plan, engine=engine, device=DEVICE)
     seen = Waits()
-    loop = TrainingLoop(ready.trainee, timer, cast(StepWriter, NoWriter()), ready.course, lambda step: None)
+    with patch("dlbench.node.training.run.parameters_digest", lambda model: ""):  # there are no values to hash
+        state = prepare(context, timer)
+    loop = TrainingLoop(context, state, timer, cast(StepWriter, NoWriter()))
     plain = loop._step
 
     def step(number: int) -> tuple[int, torch.Tensor]:
@@ -133,7 +135,7 @@ def test_loss_scaling_adds_no_wait_to_gradscalers_own() -> None:
     }
     seen = steps(plan_of("resnet50", **overrides), SingleEngine())
     # One in each step, GradScaler's own: with an optimizer that is not fused it must know whether to step.
-    assert seen.found == ["aten::_local_scalar_dense: precision.py:update < single.py:step < loop.py:_update"] * 2
+    assert seen.found == ["aten::_local_scalar_dense: precision.py:update < engine.py:step < loop.py:_update"] * 2
 
 
 def test_the_instrument_sees_what_waits() -> None:

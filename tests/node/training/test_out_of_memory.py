@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dlbench.errors import RunError
 from dlbench.node.memory.device_memory import MAX_TRIALS, Fit, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for
-from dlbench.node.training import prepare, run
+from dlbench.node.training import run
 from dlbench.specs.training import OptimizerSpec
 from tests.support.one_rank import trained
 
@@ -81,7 +81,6 @@ def test_a_run_without_enough_memory_names_the_batch_that_fits(tmp_path: Path, m
     def scarce_for(model: Any, label_smoothing: float = 0.0) -> Callable[..., torch.Tensor]:
         return scarce(model, label_smoothing)
 
-    monkeypatch.setattr(prepare, "loss_for", scarce_for)
     monkeypatch.setattr(run, "loss_for", scarce_for)
     with pytest.raises(RunError) as caught:
         trained(tmp_path, 4, train__batch_per_rank=16)

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
-from dlbench.node.training.pacing import Pacing
-from dlbench.node.training.step_schedule import HELD_STEPS, WATCHED_STEPS, Course, plan_course
+from dlbench.node.training.step_schedule import HELD_STEPS, WATCHED_STEPS, Pacing, StepSchedule, plan_schedule
 from tests.support.run_factory import plans
 
 
-def course_of(*, on_gpu: bool = False, first: int = 0, **seconds: Any) -> Course:
+def course_of(*, on_gpu: bool = False, first: int = 0, **seconds: Any) -> StepSchedule:
     overrides = {f"measure.{key}": value for key, value in seconds.items()}
     (plan,) = plans(points=(1,), repeats=1, overrides=overrides)
-    return plan_course(plan, first=first, batches_per_epoch=None, on_gpu=on_gpu)
+    return plan_schedule(plan, first=first, batches_per_epoch=None, on_gpu=on_gpu)
 
 
-def run(course: Course, step_s: Callable[[int], float], others: Sequence[float] = ()) -> tuple[list[float], Pacing]:
+def run(
+    course: StepSchedule, step_s: Callable[[int], float], others: Sequence[float] = ()
+) -> tuple[list[float], Pacing]:
     """Steps of a rank as the loop makes them; `others` are how much faster steps of other ranks seem to be."""
 
     def gather(own: list[float]) -> list[list[float]]:

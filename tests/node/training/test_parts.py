@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,11 +29,11 @@ from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batche
 from dlbench.node.models.metrics import MaskedLmAccuracy, MeanAbsoluteError, Top1
 from dlbench.node.models.optimizers import Lamb
 from dlbench.node.models.schedule import LearningRate
-from dlbench.node.training import noise_scale, precision
-from dlbench.node.training.pauses import checkpoint
-from dlbench.node.training.pauses.between_steps import Pauses
-from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
-from dlbench.node.training.step_schedule import WATCHED_STEPS, Course, plan_course
+from dlbench.node.training import checkpoint, precision
+from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
+from dlbench.node.training.pauses import Pauses
+from dlbench.node.training.state import NoiseProbe, estimate_noise_scale
+from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
 from tests.support.paths import DATA
@@ -45,7 +44,7 @@ from tests.support.run_factory import plans
 
 @given(first=st.integers(0, 50), steps=st.integers(1, 200), every=st.floats(1, 60))
 def test_pauses_come_once_each_multiple_and_at_the_end(first: int, steps: int, every: float) -> None:
-    course = Course(
+    course = StepSchedule(
         first=first,
         end=first + steps,
         warmup=0,
@@ -63,12 +62,12 @@ def test_pauses_come_once_each_multiple_and_at_the_end(first: int, steps: int, e
 
 
 def test_epochs_end_where_their_last_step_does() -> None:
-    course = Course(first=0, end=30, warmup=2, global_batch=8, steps_per_epoch=10 / 3)
+    course = StepSchedule(first=0, end=30, warmup=2, global_batch=8, steps_per_epoch=10 / 3)
     assert [done for done in range(1, 31) if course.ends_epoch(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30]
     assert course.epoch(5) == pytest.approx(1.5)
 
 
-def noted(course: Course, *, met_after: int | None = None) -> list[str]:
+def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
     """Keys of the events between the steps of a course, whose target is met after a number of steps."""
     events: list[str] = []
 
@@ -83,14 +82,15 @@ def noted(course: Course, *, met_after: int | None = None) -> list[str]:
     def note(key: str, **more: Any) -> None:
         events.append(f"{key} {more['epoch']}")
 
-    watch = SimpleNamespace(pause=lambda what: nullcontext())
-    ready = SimpleNamespace(course=course, resumed=None, source=SimpleNamespace(describe=dict))
     (plan,) = plans(points=(1,), repeats=1)
-    with patch("dlbench.node.training.pauses.between_steps.data_identity", lambda source: {}):
-        pauses = Noted(
-            plan, cast(Any, ready), cast(Any, None), cast(Any, SimpleNamespace(add=note)), cast(Any, None), None,
-            cast(Any, watch), is_first=True, beat=lambda what: None,
-        )  # fmt: skip
+    context = SimpleNamespace(
+        plan=plan,
+        watch=SimpleNamespace(pause=lambda what: nullcontext()),
+        events=SimpleNamespace(add=note),
+        place=SimpleNamespace(rank=0),
+    )
+    state = SimpleNamespace(schedule=course, resumed=None, source=SimpleNamespace(order=None))
+    pauses = Noted(cast(Any, context), cast(Any, state), None)
     for done in range(course.first + 1, course.end + 1):
         events.append("step")
         if (course.stops(done) or course.ends_epoch(done)) and pauses(done, 0.0):
@@ -109,7 +109,7 @@ def noted(course: Course, *, met_after: int | None = None) -> list[str]:
 def test_every_epoch_that_begins_is_trained_and_none_begins_before_the_last_was_evaluated(
     first: int, steps: int, per_epoch: float, every: float, saves: bool, met_after: int
 ) -> None:
-    course = Course(
+    course = StepSchedule(
         first=first, end=first + steps, warmup=0, global_batch=8, steps_per_epoch=per_epoch,
         evaluate_every=every, checkpoint_every=every if saves else None,
     )  # fmt: skip
@@ -142,13 +142,15 @@ def test_every_epoch_that_begins_is_trained_and_none_begins_before_the_last_was_
     ],
 )
 def test_the_watched_window_leaves_the_first_step_out(warmup: int, window_steps: int, window: list[int]) -> None:
-    course = Course(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None, window_steps=window_steps)
+    course = StepSchedule(
+        first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None, window_steps=window_steps
+    )
     assert list(course.window) == window
 
 
 @given(warmup=st.integers(0, 40), window_steps=st.integers(0, 64), deciding=st.sampled_from([0, 4, 12]))
 def test_layers_are_watched_where_they_disturb_no_figure(warmup: int, window_steps: int, deciding: int) -> None:
-    course = Course(
+    course = StepSchedule(
         first=0,
         end=100,
         warmup=warmup,
@@ -191,7 +193,7 @@ def test_no_layer_is_watched_while_the_exchange_is_decided(
 ) -> None:
     overrides = {"measure.warmup_steps": 10, **settings}
     plan = plans(points=(ranks,), repeats=1, engine=engine, overrides=overrides)[0]
-    assert list(plan_course(plan, first=0, batches_per_epoch=None).window) == window
+    assert list(plan_schedule(plan, first=0, batches_per_epoch=None).window) == window
 
 
 def test_no_layer_is_watched_while_horovod_tunes() -> None:
@@ -200,7 +202,7 @@ def test_no_layer_is_watched_while_horovod_tunes() -> None:
     steps = plan.engine.horovod.autotune_steps
     for spare, window in ((0, []), (3, []), (5, [steps, steps + 1]), (6, [steps, steps + 1, steps + 2])):
         measure = plan.measure.model_copy(update={"warmup_steps": steps + spare})
-        course = plan_course(plan.model_copy(update={"measure": measure}), first=0, batches_per_epoch=None)
+        course = plan_schedule(plan.model_copy(update={"measure": measure}), first=0, batches_per_epoch=None)
         assert list(course.window) == window
 
 
@@ -642,7 +644,7 @@ def test_the_noise_scale_of_known_gradients() -> None:
         both = float((local.mean(0) ** 2).sum())
         for rank in range(ranks):
             told[rank].append([float((local[rank] ** 2).sum()), both])
-    found = noise_scale.estimate(told, small_batch=small, large_batch=large)
+    found = estimate_noise_scale(told, small_batch=small, large_batch=large)
     expected = sigma**2 * size / float((true**2).sum())
     assert found.noise_scale == pytest.approx(expected, rel=0.25)
     assert found.covariance_trace == pytest.approx(sigma**2 * size, rel=0.15)
@@ -651,20 +653,20 @@ def test_the_noise_scale_of_known_gradients() -> None:
 
 def test_a_noise_scale_that_cannot_be_told_is_null() -> None:
     # The larger batch's gradient is the larger one: no positive covariance explains that.
-    found = noise_scale.estimate([[[1.0, 2.0]] * 5], small_batch=2, large_batch=8)
+    found = estimate_noise_scale([[[1.0, 2.0]] * 5], small_batch=2, large_batch=8)
     assert found.noise_scale is None
     assert found.covariance_trace is not None
     assert found.covariance_trace < 0
-    nothing = noise_scale.estimate([[]], small_batch=2, large_batch=8)
+    nothing = estimate_noise_scale([[]], small_batch=2, large_batch=8)
     assert (nothing.steps, nothing.gradient_norm2, nothing.noise_scale) == (0, None, None)
     # Overflowed steps hold no information.
-    assert noise_scale.estimate([[[math.inf, math.nan]]], small_batch=2, large_batch=8).steps == 0
+    assert estimate_noise_scale([[[math.inf, math.nan]]], small_batch=2, large_batch=8).steps == 0
 
 
 def test_the_probe_sees_each_part_before_the_exchange() -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    probe = noise_scale.NoiseProbe(model, accumulation=4)
+    probe = NoiseProbe(model, accumulation=4)
     batch = torch.randn(8, 6)
     norms = []
     for part in batch.split(2):
@@ -679,7 +681,7 @@ def test_the_probe_sees_each_part_before_the_exchange() -> None:
         parameter.grad /= scale
     probe.end_step(torch.tensor(scale))
     whole = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
-    ((small, large),) = probe.told()
+    ((small, large),) = probe.squared_norms()
     assert small == pytest.approx(np.mean(norms), rel=1e-5)
     assert large == pytest.approx(whole, rel=1e-5)
 

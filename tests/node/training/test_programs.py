@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node.memory.profile import undisturbed
+from dlbench.node.training import programs
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.programs import cuda_graphs
-from dlbench.node.training.programs.compilation import Compilation, require_mode
-from dlbench.node.training.programs.cuda_graphs import NetworkGraphs
+from dlbench.node.training.programs import Compilation, NetworkGraphs, require_mode
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request, parse_set
@@ -146,7 +145,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     reserved = iter((1 << 20, 3 << 20))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: next(reserved))
-    monkeypatch.setattr(cuda_graphs, "undisturbed", lambda model, _device: undisturbed(model, CPU))
+    monkeypatch.setattr(programs, "undisturbed", lambda model, _device: undisturbed(model, CPU))
     return made
 
 

@@ -12,10 +12,16 @@ from torch import nn
 from dlbench.errors import UserError
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.sharding import HeldOrder, Position
-from dlbench.node.training import sanity
-from dlbench.node.training.pauses.checkpoint import Checkpoint, Progress, write_checkpoint
-from dlbench.node.training.prepare import SHARED_BY, require_same_holders, trained_identity
-from dlbench.node.training.shuffling import shuffled, told_of_samples
+from dlbench.node.training import run_record
+from dlbench.node.training.checkpoint import (
+    SHARED_BY,
+    Checkpoint,
+    Progress,
+    require_same_holders,
+    trained_identity,
+    write_checkpoint,
+)
+from dlbench.node.training.run_record import sample_summary, shuffled
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.specs.plan import RunPlan
 from tests.node.data.test_read_audit import Changed, order_of
@@ -104,7 +110,7 @@ class Read:
 
 def test_the_record_says_how_samples_were_shuffled_and_the_check_fails_with_names() -> None:
     good = [Read(order_of(rank, 48, share=0.0), 8) for rank in range(3)]  # type: ignore[arg-type]
-    told = [told_of_samples(each) for each in good]  # type: ignore[arg-type]
+    told = [sample_summary(each) for each in good]  # type: ignore[arg-type]
     plan = plan_of(3, "local", partition="contiguous")
     found = shuffled(plan, good[0], told, lambda value: [value])  # type: ignore[arg-type]
     assert found.result is not None
@@ -118,7 +124,7 @@ def test_the_record_says_how_samples_were_shuffled_and_the_check_fails_with_name
     others = [order_of(rank, 48, share=None) for rank in (1, 2)]
     wrong.instead = (0, 0, int(others[0].epoch(0)[0]))
     bad = [Read(order, 4) for order in (wrong, *others)]  # type: ignore[arg-type]
-    told = [told_of_samples(each) for each in bad]  # type: ignore[arg-type]
+    told = [sample_summary(each) for each in bad]  # type: ignore[arg-type]
     lists: list[Any] = [each.audit.lists([0]) for each in bad]
     failed = shuffled(plan_of(3, "global"), bad[0], told, lambda value: lists)  # type: ignore[arg-type]
     (check,) = failed.checks
@@ -129,12 +135,12 @@ def test_the_record_says_how_samples_were_shuffled_and_the_check_fails_with_name
 
 def test_a_share_of_less_than_one_sample_is_told_to_be_local_shuffling() -> None:
     reads = [Read(order_of(rank, 48, share=0.01), 4) for rank in range(3)]  # type: ignore[arg-type]
-    told = [told_of_samples(each) for each in reads]  # type: ignore[arg-type]
+    told = [sample_summary(each) for each in reads]  # type: ignore[arg-type]
     found = shuffled(plan_of(3, "partial:0.01"), reads[0], told, lambda value: [value])  # type: ignore[arg-type]
     (setting,) = found.settings
     assert (setting.requested, setting.effective) == ("partial:0.01", "local")
-    assert "data.shuffle: partial:0.01 was asked for, local was in force" in sanity.inert([setting], ranks=3)[0]
-    assert told_of_samples(Unread()) is None  # type: ignore[arg-type]
+    assert "data.shuffle: partial:0.01 was asked for, local was in force" in run_record.inert([setting], ranks=3)[0]
+    assert sample_summary(Unread()) is None  # type: ignore[arg-type]
     assert shuffled(plan_of(3), Unread(), [None] * 3, lambda value: [value]).result is None  # type: ignore[arg-type]
 
 
@@ -166,5 +172,5 @@ def test_samples_lost_on_their_way_fail_the_check() -> None:
         audit_s=0.0,
         epochs=(epoch,),
     )
-    check = sanity.samples_check(result, replaced=0)
+    check = run_record.samples_check(result, replaced=0)
     assert (check.passed, check.detail) == (False, "epoch 0: 3 samples were sent and 2 arrived")

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dlbench.node.garbage import COLLECT_EVERY
-from dlbench.node.training.pauses.stop_request import LOOKS_IN_WARNING, any_was_told, looks_every
+from dlbench.node.training.pauses import LOOKS_IN_WARNING, any_stop_requested, stop_check_interval
 
 STEPS = st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=6)
 
@@ -23,8 +23,8 @@ def looks_of_all(warning_s: float, ranks: Sequence[Sequence[float]]) -> list[int
         return [value]
 
     for steps in ranks:
-        looks_every(warning_s, steps, tell)
-    return [looks_every(warning_s, steps, lambda _: told) for steps in ranks]
+        stop_check_interval(warning_s, steps, tell)
+    return [stop_check_interval(warning_s, steps, lambda _: told) for steps in ranks]
 
 
 @given(warning_s=st.floats(1, 3600), ranks=st.lists(STEPS, min_size=1, max_size=4))
@@ -50,9 +50,9 @@ def test_ranks_look_alike_and_often_enough_for_a_checkpoint(warning_s: float, ra
 
 @given(warning_s=st.floats(1, 3600), count=st.integers(0, 3))
 def test_without_a_step_that_took_time_the_collector_s_rhythm_is_kept(warning_s: float, count: int) -> None:
-    assert looks_every(warning_s, [0.0] * count, lambda value: [value, value]) == COLLECT_EVERY
+    assert stop_check_interval(warning_s, [0.0] * count, lambda value: [value, value]) == COLLECT_EVERY
 
 
 @given(told=st.lists(st.booleans(), min_size=1, max_size=8))
 def test_one_rank_that_was_told_stops_all(told: list[bool]) -> None:
-    assert any_was_told(lambda _: told) == any(told)
+    assert any_stop_requested(lambda _: told) == any(told)

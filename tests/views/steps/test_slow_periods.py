@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlbench.reading.digest import RankStepMap
-from dlbench.views.steps.numbers import MIN_EXCESS, find_slow_period
+from dlbench.views.steps import MIN_EXCESS, find_slow_period
 
 
 def rank_map(cells: np.ndarray, *, width: int = 1, first: int = 10) -> RankStepMap:

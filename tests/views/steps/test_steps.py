@@ -21,15 +21,17 @@ from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.scaling_report import assemble
-from dlbench.views.steps.numbers import MapRow, RankMap, StepTimes
-from dlbench.views.steps.view import (
+from dlbench.views.steps import (
     EDGES,
     LISTED,
     MAX_OUTLIERS,
     MAX_RECTANGLES,
     MAX_ROWS,
+    MapRow,
+    RankMap,
     RanksView,
     StepsView,
+    StepTimes,
     bin_title,
 )
 from tests.reading.test_causes import simulate
@@ -303,7 +305,7 @@ def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
 def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
     from dlbench.reading.scaling import groups
     from dlbench.reading.table import tabulate
-    from dlbench.views.steps.numbers import step_times
+    from dlbench.views.steps import step_times
 
     table = tabulate(scan(folder))
     assert [step_times(one, table) for one in groups(table)] == [None]

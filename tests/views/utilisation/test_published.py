@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.costs.data_sheets import sheet_of
+from dlbench.costs.utilisation import sheet_of
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan

@@ -1,1 +1,0 @@
-"""Where training begins: weights of a checkpoint."""

@@ -1,0 +1,435 @@
+"""The state of training as one file: safetensors, with everything that is no tensor as JSON in its header.
+
+A file is written under a temporary name by rank 0 and renamed when it is whole, so that a killed job leaves the ones
+before. It holds nothing of a rank: parameters, optimizer and averaged batch-norm statistics are the same on all of
+them, the sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may
+go on with another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
+
+Weights to begin with come from dlbench's own checkpoint or a file in BERT's public layout, without an optimizer: rank 0
+reads, and the engine gives its weights to all ranks. Only safetensors are read, which hold numbers and names: a pickle
+runs what its author wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dlbench.errors import IncompleteDataError, UserError, refused
+from dlbench.node.data.loader import BatchSource
+from dlbench.node.data.sharding import Position
+from dlbench.node.models.bert import BertForPreTraining
+from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
+from dlbench.records.folder import CHECKPOINT_SUFFIX
+from dlbench.records.record import Evaluation, Setting
+from dlbench.specs.base import NonNegative, Spec
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.problems import problem_of
+from dlbench.specs.weights_file import KEY, POSITIONS, Fit, UnfitNamesError, fit_names
+
+FORMAT = {"format": "dlbench.checkpoint", "version": 1}
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+# What a 64-bit integer holds: nothing was ever counted further.
+SHARED_BY = "data.ranks"
+"""Key of a checkpoint's `trained`: the ranks among which samples were shared out. It may change at an epoch's end."""
+
+Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far training was, beside its tensors."""
+
+    step: int
+    """Optimizer steps done."""
+    samples: int
+    """Samples trained, over all ranks."""
+    epoch: float
+    """Epochs trained."""
+    position: Position
+    """Where the sample order goes on."""
+    train_s: float
+    wall_s: float
+    """Since run_start, seconds."""
+    loss_scaling: dict[str, float]
+    evaluations: tuple[Evaluation, ...]
+
+
+def write_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    trained: Mapping[str, Any],
+) -> None:
+    """Writes one checkpoint as a whole, or nothing.
+
+    Args:
+        path: its file; the folder is made.
+        model: the network without an engine's wrapper.
+        optimizer: the optimizer, wrapped or not.
+        progress: how far training is.
+        trained: what is trained, by dotted key; compared when a run resumes.
+
+    Raises:
+        RunError: the file system refuses.
+    """
+    tensors = {_MODEL + name: _own(tensor) for name, tensor in model.state_dict().items()}
+    content = optimizer.state_dict()
+    for index, state in content["state"].items():
+        tensors |= {f"{_OPTIMIZER}{index}/{name}": _own(t) for name, t in state.items() if isinstance(t, Tensor)}
+    header: dict[str, Any] = {
+        **FORMAT,
+        "trained": dict(trained),
+        "group_steps": [group.get("step") for group in content["param_groups"]],
+        "step": progress.step,
+        "samples": progress.samples,
+        "epoch": progress.epoch,
+        "position": [progress.position.epoch, progress.position.place],
+        "train_s": progress.train_s,
+        "wall_s": progress.wall_s,
+        "loss_scaling": progress.loss_scaling,
+        "evaluations": [evaluation.model_dump(mode="json") for evaluation in progress.evaluations],
+    }
+    header["sha256"] = _digest(header, tensors)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        # As the umask says, like every file of a run: safetensors makes files that nobody else can resume from (0600).
+        temporary.touch(mode=0o666, exist_ok=False)
+        mode = stat.S_IMODE(temporary.stat().st_mode)
+        save_file(tensors, temporary, metadata={"dlbench": json.dumps(header, sort_keys=True)})
+        temporary.chmod(mode)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        # safetensors tells the operating system's reason in words alone: "... (os error 28)".
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        told = OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
+        words = f"{path}: the checkpoint cannot be written: {why_unreadable(told)}"
+        raise refused(told, words) from None
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Deletes all but the newest checkpoints of a folder."""
+    for path in sorted(folder.glob(f"step-*{CHECKPOINT_SUFFIX}"))[:-keep]:
+        path.unlink(missing_ok=True)
+
+
+def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
+    """The file itself, or the newest checkpoint of a run's folder.
+
+    Args:
+        place: as the person gave it.
+        key: what it was given to.
+
+    Raises:
+        UserError: there is none.
+    """
+    if place.is_file():
+        return place
+    found = sorted([*place.glob(f"checkpoints/step-*{CHECKPOINT_SUFFIX}"), *place.glob(f"step-*{CHECKPOINT_SUFFIX}")])
+    if not found:
+        raise UserError(f"{key} {str(place)!r}: no checkpoint there; give a file or a run's folder")
+    return found[-1]
+
+
+class Header(Spec):
+    """What a checkpoint says beside its tensors."""
+
+    format: Literal["dlbench.checkpoint"]
+    version: Literal[1]
+    sha256: str
+    trained: dict[str, Any]
+    group_steps: tuple[Steps | None, ...]
+    step: Steps
+    samples: Steps
+    epoch: NonNegative
+    position: tuple[Steps, Steps]
+    train_s: NonNegative
+    wall_s: NonNegative
+    loss_scaling: dict[str, float]
+    evaluations: tuple[Evaluation, ...]
+
+
+class Checkpoint:
+    """A checkpoint that has been read and found whole.
+
+    Raises:
+        UserError: it is missing, or of another form.
+        IncompleteDataError: it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tensors, content = _read(path)
+        form = {key: content.get(key) for key in FORMAT}
+        if form != FORMAT:
+            raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
+        if content.get("sha256") != _digest(content, self._tensors):
+            raise IncompleteDataError(f"{path}: damaged: header and tensors do not have the SHA-256 in the header")
+        try:
+            header = Header.model_validate(content)
+        except ValidationError as error:
+            raise IncompleteDataError(f"{path}: damaged: {problem_of(Header, error)}") from None
+        self.trained = header.trained
+        self._group_steps = header.group_steps
+        self.progress = Progress(
+            step=header.step,
+            samples=header.samples,
+            epoch=header.epoch,
+            position=Position(epoch=header.position[0], place=header.position[1]),
+            train_s=header.train_s,
+            wall_s=header.wall_s,
+            loss_scaling=header.loss_scaling,
+            evaluations=header.evaluations,
+        )
+
+    def require(self, trained: Mapping[str, Any]) -> None:
+        """Proves that the plan trains the same thing.
+
+        Raises:
+            UserError: it does not; names the first key that differs.
+        """
+        for key, value in trained.items():
+            if self.trained.get(key) != value:
+                raise UserError(
+                    f"checkpoint.resume_from {self.path}: was trained with {key} {self.trained.get(key)!r}, the plan "
+                    f"has {value!r}"
+                )
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the network, on the CPU."""
+        return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay.
+
+        Raises:
+            IncompleteDataError: they are not those of this network and optimizer.
+        """
+        try:
+            self._restore(model, optimizer)
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
+            raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
+
+    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.load_state_dict(self.weights())
+        content = optimizer.state_dict()
+        content["state"] = {}
+        for name, tensor in self._tensors.items():
+            if name.startswith(_OPTIMIZER):
+                index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
+                content["state"].setdefault(int(index), {})[key] = tensor
+        groups = content["param_groups"]
+        if len(self._group_steps) != len(groups):
+            raise ValueError(f"steps of {len(self._group_steps)} parameter groups, the optimizer has {len(groups)}")
+        for group, step in zip(groups, self._group_steps, strict=True):
+            if step is not None:
+                group["step"] = step
+        optimizer.load_state_dict(content)
+        for parameter, mine in optimizer.state.items():
+            for key, value in mine.items():
+                # A file holds no strides: state lies as its parameter does, or fused updates would mix places up.
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    mine[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file."""
+    try:
+        require_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = parse_json((file.metadata() or {})["dlbench"])
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except KeyError:
+        raise IncompleteDataError(f"{path}: not a checkpoint of dlbench: its header does not say what it is") from None
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise IncompleteDataError(f"{path}: not a readable checkpoint: {why_unreadable(error)}") from None
+    if not isinstance(content, dict):
+        raise IncompleteDataError(f"{path}: not a readable checkpoint: its header holds no object")
+    return tensors, content
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # A copy each: tied weights share memory, which safetensors refuses.
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor."""
+    rest = {key: value for key, value in header.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def trained_identity(plan: RunPlan) -> dict[str, Any]:
+    """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
+    workload, data = plan.workload, plan.workload.data
+    found = {
+        **{
+            f"model.{key}": value
+            for key, value in workload.model.model_dump(mode="json", exclude={"memory_format", "attention"}).items()
+        },
+        "train.optimizer.name": workload.train.optimizer.name,
+        "train.seed": workload.train.seed,
+        "data.is_synthetic": data.is_synthetic,
+    }
+    if data.is_synthetic:
+        return found
+    if data.shuffle == "global":
+        return found | {"data.shuffle": "global"}
+    shuffle = f"partial:{data.exchanged_share:g}" if data.exchanged_share else "local"
+    return found | {"data.shuffle": shuffle, "data.partition": data.partition}
+
+
+def data_identity(source: BatchSource) -> dict[str, Any]:
+    """What of a data set decides the sample order and its contents, for checkpoints; nothing for synthetic data."""
+    if source.order is None:
+        return {}
+    described = source.describe()
+    return {f"data.{key}": described[key] for key in ("kind", "num_samples", "index_sha256")}
+
+
+def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
+    """How many ranks shared out the samples when the checkpoint was written; as now, where nobody holds any."""
+    data = plan.workload.data
+    if data.is_synthetic or data.shuffle == "global":
+        return plan.layout.ranks
+    return int(checkpoint.trained.get(SHARED_BY, plan.layout.ranks))
+
+
+def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
+    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
+
+    Raises:
+        UserError: within an epoch, with another number of ranks, and each reads what it holds.
+    """
+    before, progress = ranks_before(plan, checkpoint), checkpoint.progress
+    if before != plan.layout.ranks and progress.position.place:
+        raise UserError(
+            f"checkpoint.resume_from {checkpoint.path}: written within epoch {progress.position.epoch} by {before} "
+            f"ranks, each of which has read a part of its own samples (data.shuffle {plan.workload.data.shuffle}); "
+            f"{plan.layout.ranks} ranks can only go on from the end of an epoch (checkpoint.every_epochs)"
+        )
+
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialWeights:
+    """What was read, for the record."""
+
+    path: str
+    said: str
+    """Of which form, how many tensors, what was cut, digest."""
+
+    def settings(self) -> list[Setting]:
+        """The file, and what was taken from it."""
+        return [Setting(key=KEY, requested=self.path, effective=self.path, evidence=self.said)]
+
+
+def load_initial(asked: str, model: nn.Module) -> InitialWeights:
+    """Puts the weights of a file into a network, in place.
+
+    Args:
+        asked: a safetensors file, or a run's folder with checkpoints.
+        model: the network without an engine's wrapper, on any device.
+
+    Raises:
+        UserError: the file is missing, of another form, or of another network.
+        IncompleteDataError: it is damaged.
+    """
+    path = find_checkpoint(Path(asked), KEY)
+    try:
+        require_file(path)
+        with safe_open(path, framework="pt") as file:
+            is_own = "dlbench" in (file.metadata() or {})
+    except OSError as error:
+        raise UserError(f"{KEY} {path}: cannot be read: {why_unreadable(error)}") from None
+    except SafetensorError as error:
+        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+    said = _from_own(path, model) if is_own else _from_public(path, model)
+    return InitialWeights(path=asked, said=f"rank 0 read {said}; SHA-256 {file_sha256(path)}")
+
+
+def _from_own(path: Path, model: nn.Module) -> str:
+    """Weights and statistics of one of our own checkpoints; its sequences may have been of another length."""
+    checkpoint = Checkpoint(path)
+    tensors, state = checkpoint.weights(), model.state_dict()
+    for name in sorted(tensors.keys() | state.keys()):
+        theirs, ours = (found[name].shape if name in found else None for found in (tensors, state))
+        if theirs is None or ours is None:
+            where = "the checkpoint" if theirs is None else "this network"
+            raise UserError(f"{KEY} {path}: does not fit: {where} has no {name}")
+        is_longer = name == POSITIONS and theirs[1:] == ours[1:] and theirs[0] > ours[0]
+        if theirs != ours and not is_longer:
+            raise UserError(f"{KEY} {path}: does not fit: {name} has shape {list(theirs)}, this network's {list(ours)}")
+    with torch.no_grad():
+        for name, tensor in state.items():
+            tensor.copy_(tensors[name][: len(tensor)] if tensor.ndim else tensors[name])
+    step = checkpoint.progress.step
+    return f"{len(state)} tensors of dlbench's checkpoint of step {step}, without its optimizer"
+
+
+def _from_public(path: Path, model: nn.Module) -> str:
+    if not isinstance(model, BertForPreTraining):
+        raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
+    parameters = dict(model.named_parameters())
+    try:
+        with safe_open(path, framework="pt") as file:
+            there = {}
+            for name in file.keys():  # noqa: SIM118
+                piece = file.get_slice(name)
+                there[name] = tuple(piece.get_shape())
+                if piece.get_dtype() not in _FLOATS and not name.endswith("_ids"):
+                    raise UserError(f"{KEY} {path}: {name} holds {piece.get_dtype()}, not floating-point numbers")
+            fit = fit_names(there, {name: tuple(p.shape) for name, p in parameters.items()})
+            read = {theirs: file.get_tensor(theirs) for theirs in (*fit.source.values(), *fit.copies)}
+    except UnfitNamesError as error:
+        raise UserError(f"{KEY} {path}: does not fit: {error}") from None
+    except (OSError, SafetensorError) as error:
+        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+    _require_sound(path, fit, read)
+    with torch.no_grad():
+        for ours, theirs in fit.source.items():
+            parameters[ours].copy_(read[theirs][: len(parameters[ours])])
+    cut = [f"{ours} cut from {rows:,} to {kept:,} rows" for ours, (rows, kept) in fit.cut.items()]
+    copies = f"{len(fit.copies)} tied" if fit.copies else ""
+    constants = f"{len(fit.constants)} constant" if fit.constants else ""
+    return ", ".join(filter(None, (f"{len(fit.source)} tensors with BERT's public names", copies, constants, *cut)))
+
+
+def _require_sound(path: Path, fit: Fit, read: dict[str, Tensor]) -> None:
+    for name, ours in fit.copies.items():
+        if not torch.equal(read[name], read[fit.source[ours]]):
+            raise UserError(
+                f"{KEY} {path}: does not fit: {name} differs from {fit.source[ours]}; this network ties the two"
+            )
+    broken = [name for name, tensor in sorted(read.items()) if not torch.isfinite(tensor).all()]
+    if broken:
+        raise IncompleteDataError(f"{KEY} {path}: damaged: {broken[0]} holds numbers that are not finite")

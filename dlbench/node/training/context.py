@@ -1,0 +1,104 @@
+"""What everything on one rank of a run shares: `RankContext`, and the moments of the run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from dlbench.node.cores import CoreBinding
+from dlbench.node.devices import NcclLog
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.engine import Engine
+from dlbench.node.training.instruments import RankWatch
+from dlbench.node.training.progress import Progress, Watchdog
+from dlbench.records.folder import RunFolder
+from dlbench.records.record import Event
+from dlbench.specs.plan import RunPlan
+from dlbench.units import utc_now
+
+
+class Events:
+    """Moments of a run by MLPerf logging's names, and the clocks behind them; the first is the process's start.
+
+    Args:
+        started: monotonic time of the process's start, seconds.
+    """
+
+    def __init__(self, started: float) -> None:
+        self.all: list[Event] = []
+        self._offset = time.time() - time.monotonic()
+        self._run_start = started
+        self.resumed_s = 0.0
+        """Wall time that a resumed run had spent before, seconds."""
+        self.add("init_start", moment=started)
+
+    def add(
+        self,
+        key: str,
+        *,
+        moment: float | None = None,
+        value: float | int | str | None = None,
+        epoch: float | None = None,
+        step: int | None = None,
+        samples: int | None = None,
+        status: str | None = None,
+    ) -> None:
+        """Notes that something happens now, or at a moment of the monotonic clock."""
+        time_ms = round(((time.monotonic() if moment is None else moment) + self._offset) * 1000)
+        self.all.append(
+            Event(key=key, time_ms=time_ms, value=value, epoch=epoch, step=step, samples=samples, status=status)
+        )
+
+    def start_run(self) -> None:
+        """Initialisation ends and the run begins: from here on data may be touched."""
+        self.add("init_stop")
+        self._run_start = time.monotonic()
+        self.add("run_start")
+
+    @property
+    def wall_s(self) -> float:
+        """Since run_start, seconds; what was resumed adds up."""
+        return time.monotonic() - self._run_start + self.resumed_s
+
+
+@dataclass(kw_only=True)
+class RankContext:
+    """One rank of a run: its plan, its place, its means, and who is to hear how far it is."""
+
+    plan: RunPlan
+    folder: RunFolder
+    place: RankPlace
+    binding: CoreBinding
+    engine: Engine
+    device: torch.device
+    watch: RankWatch
+    """Closed by who made it."""
+    status: Progress
+    watchdog: Watchdog
+    started: float
+    """Monotonic time at which the process began, seconds."""
+    nccl: NcclLog | None = None
+    """The log of NCCL, closed by who made it; None where NCCL has no part."""
+    started_utc: str = field(default_factory=utc_now)
+    warnings: list[str] = field(init=False)
+    events: Events = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.warnings = list(self.binding.warnings)
+        self.events = Events(self.started)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this rank computes on a GPU."""
+        return self.device.type == "cuda"
+
+    def beat(self, what: str) -> None:
+        """Something moved, which the watchdog waits for."""
+        self.watchdog.beat(what)
+
+    def begin_step(self, step: int) -> None:
+        """A step of this run, from 0, begins."""
+        self.watchdog.beat(f"the start of step {step}")
+        self.status.on_step(step)

@@ -1,0 +1,254 @@
+"""What happens between steps: quality is evaluated, the state is kept, epochs are noted, and stop requests are heard.
+
+A run is asked to stop by SIGUSR1, which Slurm sends before a time limit or a preemption (sbatch(1), --signal). The
+signal is blocked in every rank and all that ranks start (`dlbench.supervisor`), so that it interrupts nothing and ends
+no helper. It stays pending; ranks check for it where training stands still anyway, and where a time limit is warned of,
+so often that there is time left to stop in. Some ranks may get it later than others, or not at all: they agree where
+they check, and all stop after the same step.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from dlbench.node.data.loader import EvaluationSource
+from dlbench.node.garbage import COLLECT_EVERY
+from dlbench.node.models.build import criterion_for, outputs_for
+from dlbench.node.models.metrics import Meter, Quality, meter_for
+from dlbench.node.sync.engine import Engine
+from dlbench.node.training.checkpoint import (
+    SHARED_BY,
+    Progress,
+    data_identity,
+    prune,
+    trained_identity,
+    write_checkpoint,
+)
+from dlbench.node.training.context import RankContext
+from dlbench.node.training.state import TrainState
+from dlbench.records.record import Evaluation, QualityResult, meets
+
+
+def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
+    """Gives all ranks the mean of their batch-norm statistics, which training keeps apart and never reads."""
+    engine.average([buffer for buffer in model.buffers() if buffer.is_floating_point()])
+
+
+def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) -> Quality:
+    """The quality of the network over all ranks' shares of the validation data; the same on every rank.
+
+    Raises:
+        UserError, RunError: the data cannot be read, as for training.
+    """
+    spec, model, compilation = context.plan.workload.model, state.model, state.compilation
+    outputs_of, criterion = outputs_for(spec), criterion_for(spec)
+    meter: Meter = meter_for(spec)()
+    model.eval()
+    try:
+        with torch.no_grad(), compilation.uncompiled() if compilation is not None else nullcontext():
+            for number, batch in enumerate(source.batches()):
+                context.beat(f"batch {number} of an evaluation")
+                moved = {name: tensor.to(context.device, non_blocking=True) for name, tensor in batch.items()}
+                with state.precision.autocast():
+                    outputs = outputs_of(model, moved)
+                    loss = criterion(outputs, moved)
+                meter.add(outputs, moved, loss)
+    finally:
+        model.train()
+    return meter.combine(context.engine.gather(meter.told()))
+
+
+class Pauses:
+    """Evaluations and checkpoints of one rank; called by the loop between steps.
+
+    Args:
+        context: of the rank.
+        state: what is trained.
+        source: the validation data; None where nothing is evaluated.
+    """
+
+    def __init__(self, context: RankContext, state: TrainState, source: EvaluationSource | None) -> None:
+        self._context, self._state, self._source = context, state, source
+        self._plan, self._schedule, self._events = context.plan, state.schedule, context.events
+        self._meter = meter_for(context.plan.workload.model)
+        self.evaluations: list[Evaluation] = []
+        self._trained_before_s = 0.0
+        self._predictor_value = math.nan
+        self._trained: dict[str, Any] = {
+            **trained_identity(context.plan),
+            **data_identity(state.source),
+            SHARED_BY: context.plan.layout.ranks,
+        }
+        if state.resumed is not None:
+            progress = state.resumed.progress
+            self.evaluations = list(progress.evaluations)
+            self._trained_before_s = progress.train_s
+            self._events.resumed_s = progress.wall_s
+        schedule = self._schedule
+        if schedule.steps_per_epoch is not None and schedule.steps > 0:
+            self._events.add("epoch_start", epoch=schedule.whole_epochs(schedule.first) + 1, step=schedule.first)
+
+    def __call__(self, done: int, spent_s: float) -> bool:
+        """After `done` steps; True if training should end: the target is met, or these were all.
+
+        An epoch in which training ends is closed behind the last evaluation, with the samples trained until then.
+        """
+        schedule = self._schedule
+        ends, ends_epoch = done >= schedule.end, schedule.ends_epoch(done)
+        epoch, samples = schedule.whole_epochs(done), done * schedule.global_batch
+        if ends_epoch:
+            self._events.add("epoch_stop", epoch=epoch, step=done, samples=samples)
+        if schedule.evaluates(done):
+            with self._context.watch.pause("evaluation"):
+                ends = self._look(done, self._trained_before_s + spent_s) or ends
+        if schedule.saves(done) or (ends and schedule.checkpoint_every is not None):
+            with self._context.watch.pause("checkpoint"):
+                self._save(done, self._trained_before_s + spent_s)
+        if ends_epoch and not ends:  # an epoch begins behind the evaluation of the one before, and if it is trained
+            self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=samples)
+        elif ends and not ends_epoch and schedule.steps_per_epoch is not None:
+            self._events.add("epoch_stop", epoch=epoch + 1, step=done, samples=samples)
+        return ends
+
+    def check_preemption(self, done: int, spent_s: float) -> None:
+        """After `done` steps, where training stands still: stops all ranks if any was told to.
+
+        Raises:
+            StoppedEarlyError: it was; where the run keeps checkpoints one is written.
+        """
+        if not any_stop_requested(self._context.engine.gather):
+            return
+        name = None
+        if self._schedule.checkpoint_every is not None or self._source is not None:
+            if not self._schedule.saves(done):
+                with self._context.watch.pause("checkpoint"):
+                    self._save(done, self._trained_before_s + spent_s)
+            name = self._context.folder.checkpoint(done).name
+        raise StoppedEarlyError(done, name)
+
+    def _look(self, done: int, train_s: float) -> bool:
+        assert self._source is not None
+        plan, schedule = self._plan, self._schedule
+        place: dict[str, Any] = {
+            "epoch": schedule.epoch(done),
+            "step": done,
+            "samples": done * schedule.global_batch,
+        }
+        self._events.add("eval_start", **place)
+        start = time.monotonic()
+        average_statistics(self._state.model, self._context.engine)
+        seen = evaluate(self._context, self._state, self._source)
+        self._predictor_value = seen.predictor_value
+        value = seen.value if math.isfinite(seen.value) else None
+        key = "eval_accuracy" if self._meter.higher_is_better else "eval_error"
+        self._events.add(key, value=value, **place)
+        self._events.add("eval_stop", **place)
+        evaluation = Evaluation(
+            **place,
+            train_s=train_s,
+            wall_s=self._events.wall_s,
+            value=value,
+            loss=seen.loss if math.isfinite(seen.loss) else None,
+            eval_s=time.monotonic() - start,
+            eval_samples=seen.samples,
+        )
+        self.evaluations.append(evaluation)
+        quality = plan.workload.quality
+        return quality is not None and quality.stop_at_target and self._meets(evaluation)
+
+    def _meets(self, evaluation: Evaluation) -> bool:
+        quality = self._plan.workload.quality
+        return quality is not None and meets(
+            evaluation.value, quality.target, higher_is_better=self._meter.higher_is_better
+        )
+
+    def _save(self, done: int, train_s: float) -> None:
+        self._context.beat(f"the checkpoint after step {done}")
+        # Afterwards all ranks hold what the file holds, whether training goes on or resumes.
+        average_statistics(self._state.model, self._context.engine)
+        if self._context.place.rank != 0:
+            return
+        schedule = self._schedule
+        progress = Progress(
+            step=done,
+            samples=done * schedule.global_batch,
+            epoch=schedule.epoch(done),
+            position=self._state.position(done),
+            train_s=train_s,
+            wall_s=self._events.wall_s,
+            loss_scaling=self._state.precision.state(),
+            evaluations=tuple(self.evaluations),
+        )
+        path = self._context.folder.checkpoint(done)
+        write_checkpoint(path, self._state.model, self._state.optimizer, progress, self._trained)
+        prune(path.parent, self._plan.checkpoint.keep)
+
+    def checkpoints(self) -> tuple[str, ...]:
+        """Names of the checkpoints that are there now."""
+        return tuple(sorted(path.name for path in self._context.folder.checkpoints.glob("step-*")))
+
+    def result(self) -> QualityResult | None:
+        """How training to the quality went; None for a run of speed."""
+        quality = self._plan.workload.quality
+        if quality is None or not self._schedule.evaluate_every or not self.evaluations:
+            return None
+        meter = self._meter
+        met = next((evaluation for evaluation in self.evaluations if self._meets(evaluation)), None)
+        return QualityResult(
+            metric=meter.name,
+            higher_is_better=meter.higher_is_better,
+            target=quality.target,
+            reached=met is not None,
+            predictor=meter.predictor,
+            predictor_value=self._predictor_value,
+            evaluations=tuple(self.evaluations),
+            train_samples=self._state.source.num_samples,
+            time_to_quality_s=met.wall_s if met else None,
+            samples_to_quality=met.samples if met else None,
+            epochs_to_quality=met.epoch if met else None,
+        )
+
+
+LOOKS_IN_WARNING = 4
+"""How often ranks look, at least, in the time between warning and limit: most of it is left for the checkpoint."""
+
+
+class StoppedEarlyError(Exception):
+    """Training ended after `step` because it was told to; all ranks raise it after the same step."""
+
+    def __init__(self, step: int, checkpoint: str | None) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+        self.checkpoint = checkpoint
+        """Name of the checkpoint that was written; None where the run keeps none."""
+
+
+def stop_requested() -> bool:
+    """Whether this rank was asked to stop."""
+    return signal.SIGUSR1 in signal.sigpending()
+
+
+def any_stop_requested(gather: Callable[[Any], list[Any]]) -> bool:
+    """Whether any rank was; called by all ranks, between two steps, and it makes them wait for each other."""
+    return any(gather(stop_requested()))
+
+
+def stop_check_interval(warn_before_s: float, step_s: Sequence[float], gather: Callable[[Any], list[Any]]) -> int:
+    """Steps between two looks at most; the same on every rank, by the slowest one's step.
+
+    Args:
+        warn_before_s: seconds between warning and limit.
+        step_s: of the steps so far, seconds; the first of them sets things up.
+        gather: a value of every rank, by rank.
+    """
+    late = step_s[1:] or step_s
+    slowest = max(gather(max(late, default=0.0)))
+    fitting = warn_before_s / LOOKS_IN_WARNING / slowest if slowest > 0 else COLLECT_EVERY
+    return max(1, min(COLLECT_EVERY, int(fitting)))

@@ -1,0 +1,487 @@
+"""The network as programs: `train.compile` and `train.cuda_graphs`.
+
+**torch.compile** of the network or, where a plan treats its activations, of each block. A whole network is compiled in
+place, so that its parameters keep their names, and within DDP's forward pass, which makes torch cut the backward pass
+where a bucket of gradients is full. That is a stage of its own before the first step; blocks are compiled in the first
+steps of the warm-up. Evaluations run what was not compiled. On a CPU torch 2.13 knows one mode. reduce-overhead differs
+from default by CUDA graphs alone (`list_mode_options`); max-autotune also searches among templates of matrix products,
+on a CPU only of weights that are constant (`use_cpp_gemm_template` in _inductor/utils.py), which training changes.
+
+**CUDA graphs**: forward and backward pass captured once, and replayed in every step.
+`torch.cuda.make_graphed_callables` captures the network before the engine wraps it, as DDP's notes on CUDA graphs ask
+for; casts of autocast lie within, without its cache, which would not outlive the capture. Outside stay the copy of the
+batch, the loss and its scaling, gradient synchronisation and the update. Parameters, buffers and inputs keep their
+addresses: engines, checkpoints and the optimizer write them in place. Dropout draws anew in each replay, as the
+generator stands. Evaluations run what was not captured, since their last batch may be short.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.node.memory.profile import undisturbed
+from dlbench.node.memory.saved import HeldByOthers, activation_storage
+from dlbench.node.models.build import Batch
+from dlbench.node.training.precision import Precision
+from dlbench.records.record import Setting
+from dlbench.specs.plan import RunPlan
+from dlbench.units import format_bytes
+
+NO_COMPILE = "set train.compile to none"
+
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes in which torch captures CUDA graphs of what it compiled."""
+
+GRAPH_PASSES = 3
+"""Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`)."""
+
+MOST_BLOCKS = 1024
+"""Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""
+
+
+class Compilation:
+    """What is compiled on one rank.
+
+    Args:
+        plan: compiles, by `train.compile`.
+        device: where the network is.
+
+    Raises:
+        EnvironmentLacksError: torch's compiler lacks what it makes programs with, or the mode does nothing here.
+    """
+
+    def __init__(self, plan: RunPlan, device: torch.device) -> None:
+        self._mode = plan.workload.train.compile
+        require_mode(self._mode, device)
+        require_compiler(device, f"train.compile {self._mode}")
+        self._plan, self._train, self._device = plan, plan.workload.train, device
+        import torch._dynamo.config
+        import torch._inductor.config
+
+        # As many as the rank has cores: ranks of one node share it.
+        torch._inductor.config.compile_threads = max(1, plan.layout.cores_per_rank)
+        # Blocks are one function with other contents each; a block that is left uncompiled would be no comparison.
+        torch._dynamo.config.recompile_limit = MOST_BLOCKS
+        torch._dynamo.config.accumulated_recompile_limit = MOST_BLOCKS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        self._at_measuring: int | None = None
+        self._before_steps: tuple[int, float] | None = None
+        self._budget_bytes: tuple[int, int] | None = None
+
+    def set_budget(
+        self,
+        model: nn.Module,
+        loss_of: Callable[[Batch], Tensor],
+        batch_of: Callable[[int], Batch],
+        beat: Callable[[str], None],
+    ) -> None:
+        """Puts `train.activation_budget` in force, and measures what it changes: one compilation without, one with it.
+
+        Args:
+            model: in training mode, on its device; nothing is hooked to it yet.
+            loss_of: forward pass and loss.
+            batch_of: so many samples, on the device.
+            beat: told before each compilation.
+        """
+        budget = self._train.activation_budget
+        if budget is None:
+            return
+        import torch._functorch.config
+
+        batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
+        found = []
+        for share in (torch._functorch.config.activation_memory_budget, budget):
+            beat(f"compiling with an activation budget of {share:g}")
+            torch._functorch.config.activation_memory_budget = share
+            with undisturbed(model, self._device):
+                self._compile(model)
+                found.append(_saved_bytes(model, loss_of, batch))
+            model._compiled_call_impl = None
+            torch._dynamo.reset()
+        self._budget_bytes = found[0], found[1]
+
+    def network(
+        self,
+        model: nn.Module,
+        wrapped: nn.Module,
+        loss_of: Callable[[Batch], Tensor],
+        batch_of: Callable[[int], Batch],
+        beat: Callable[[str], None],
+    ) -> None:
+        """Compiles a whole network before the first step: forward and backward pass of one part of a batch.
+
+        No gradient is left, nothing hooked to gradients is called, and what was drawn or counted is given back.
+
+        Args:
+            model: in training mode, on its device.
+            wrapped: as the engine has it.
+            loss_of: forward pass and loss of `model`.
+            batch_of: so many samples, on the device.
+            beat: told before each pass.
+        """
+        began = time.monotonic()
+        self._compile(model)
+        batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        passes = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
+        for number in range(passes):
+            beat(f"compiling the network, pass {number + 1} of {passes}")
+            with undisturbed(model, self._device), _as_wrapped(wrapped):
+                loss = loss_of(batch)
+                # Not backward(): engines hook themselves to the accumulation of gradients.
+                torch.autograd.grad(loss, parameters, allow_unused=True)
+                del loss
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._before_steps = _graphs(), time.monotonic() - began
+
+    def _compile(self, model: nn.Module) -> None:
+        # Shapes are those of every step.
+        model.compile(dynamic=False, mode=self._mode)
+
+    def block(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of one block, compiled when it is called first."""
+        compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+        return compiled
+
+    def uncompiled(self) -> AbstractContextManager[object]:
+        """Within it, what was compiled runs as it was written: for evaluations, which need no second program."""
+        stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+        return stance
+
+    def begin_measuring(self) -> None:
+        """What is compiled from here on lies in measured steps."""
+        self._at_measuring = _graphs()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons for doubt, a sentence each."""
+        found = []
+        late = 0 if self._at_measuring is None else _graphs() - self._at_measuring
+        if late:
+            found.append(
+                f"train.compile: {late} graphs were compiled in measured steps, which took longer for it; more warm-up "
+                "steps would have had them"
+            )
+        plan = self._plan
+        if plan.layout.ranks > 1 and self._train.is_in_core and not plan.engine.kind.overlaps_compiled:
+            found.append(
+                "train.compile: the compiled backward pass hands over all gradients at its end, so that their exchange "
+                "does not overlap with it"
+            )
+        if self._budget_bytes is not None and self._budget_bytes[0] == self._budget_bytes[1]:
+            found.append(
+                f"train.activation_budget {self._train.activation_budget:g} changed nothing: with and without it "
+                f"the compiled network keeps {format_bytes(self._budget_bytes[0])} for its backward pass"
+            )
+        return found
+
+    @property
+    def _effective(self) -> str:
+        """The mode, or default where torch made no CUDA graph of anything."""
+        is_graphed = self._mode != "reduce-overhead" or not _skipped() or _recorded()
+        return self._mode if is_graphed else "default"
+
+    @property
+    def _when(self) -> str:
+        if self._before_steps is None:
+            return ", in the warm-up"
+        graphs, seconds = self._before_steps
+        return f", {graphs} of them in {seconds:.1f} s before the first step"
+
+    @property
+    def _skipped_text(self) -> str:
+        if self._mode not in GRAPH_MODES:
+            return ""
+        return f"; {_recorded()} CUDA graphs recorded, {_skipped()} left out by torch"
+
+    def settings(self) -> list[Setting]:
+        """What was asked for and what was in force."""
+        train, graphs = self._train, _graphs()
+        unit = "the network" if train.is_in_core else "each block"
+        found = [
+            Setting(
+                key="train.compile",
+                requested=train.compile,
+                effective=self._effective if graphs else "none",
+                evidence=f"torch.compile of {unit}: {graphs} graphs{self._when}{self._skipped_text}",
+            )
+        ]
+        if train.activation_budget is not None and self._budget_bytes is not None:
+            import torch._functorch.config
+
+            before, after = self._budget_bytes
+            found.append(
+                Setting(
+                    key="train.activation_budget",
+                    requested=train.activation_budget,
+                    effective=torch._functorch.config.activation_memory_budget,
+                    evidence=f"kept for the backward pass: {before} bytes without it, {after} with it",
+                )
+            )
+        return found
+
+
+def _graphs() -> int:
+    """Graphs that were compiled in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _skipped() -> int:
+    """Graphs of which torch made no CUDA graph, by its own count."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
+def _recorded() -> int:
+    """CUDA graphs that torch's compiler recorded on this rank's GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    roots = manager.roots if manager is not None else None  # None again once its graphs are gone
+    waiting = [node for nodes in roots.values() for node in nodes] if roots else []
+    found = 0
+    while waiting:
+        node = waiting.pop()
+        found += 1
+        waiting += [child for children in node.children.values() for child in children]
+    return found
+
+
+def _as_wrapped(wrapped: nn.Module) -> AbstractContextManager[object]:
+    """Within it torch compiles as it does in DDP's forward pass, where DDP wraps the network."""
+    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        inside: AbstractContextManager[object] = wrapped._inside_ddp_forward()
+        return inside
+    return nullcontext()
+
+
+def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> int:
+    """Activations that a forward pass keeps for the backward pass, each storage once."""
+    others = HeldByOthers(model)
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = activation_storage(tensor, others)
+        if storage is not None:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = loss_of(batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return sum(storages.values())
+
+
+def require_mode(mode: str, device: torch.device) -> None:
+    """Proves that a mode does more than default on a device.
+
+    Raises:
+        EnvironmentLacksError: it does not.
+    """
+    if device.type == "cuda" or mode not in GRAPH_MODES:
+        return
+    why = "it differs from default by CUDA graphs alone, and this rank computes on a CPU"
+    if mode == "max-autotune":
+        why = (
+            "on a CPU torch searches only among products with constant weights, which training changes, and captures "
+            "no CUDA graphs: nothing would differ from default"
+        )
+    raise EnvironmentLacksError(f"train.compile {mode}: {why}; use default")
+
+
+def require_compiler(device: torch.device, asked: str = "train.compile default", instead: str = NO_COMPILE) -> None:
+    """Proves that torch can compile for a device.
+
+    Args:
+        device: where programs will run.
+        asked: the setting that needs it.
+        instead: what to do without.
+
+    Raises:
+        EnvironmentLacksError: it cannot.
+    """
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError:
+        raise EnvironmentLacksError(
+            f"{asked}: torch.compile needs a C++ compiler, and none works here; install g++, name one in CXX, or "
+            f"{instead}"
+        ) from None
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise EnvironmentLacksError(
+                f"{asked}: torch.compile needs Triton on a GPU, and there is none that knows this one; install it, or "
+                f"{instead}"
+            )
+
+
+Forward = Callable[..., Any]
+
+
+class NetworkGraphs:
+    """The captured network of one rank.
+
+    Args:
+        plan: captures, by `train.cuda_graphs`.
+        device: where the network is.
+
+    Raises:
+        EnvironmentLacksError: it is no NVIDIA GPU, or this torch cannot capture.
+    """
+
+    def __init__(self, plan: RunPlan, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise EnvironmentLacksError(
+                "train.cuda_graphs network: this rank computes on a CPU, and CUDA graphs are launches on a "
+                "GPU; set train.cuda_graphs to none"
+            )
+        self._plan, self._device = plan, device
+        self._is_replayed = False
+        self._held_bytes = 0
+        self._seconds = 0.0
+
+    def capture(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        loss_of: Callable[[Batch], Tensor],
+        batch: Batch,
+        beat: Callable[[str], None],
+    ) -> None:
+        """Captures the network in place; gradients, buffers and random states are then as they were before.
+
+        Args:
+            model: in training mode, on the device, without hooks.
+            precision: of training.
+            loss_of: forward pass and loss of `model`.
+            batch: of the shapes that every step has, on the device.
+            beat: told before the capture.
+
+        Raises:
+            EnvironmentLacksError: torch cannot capture this network here.
+        """
+        beat("capturing CUDA graphs of the network")
+        began = time.monotonic()
+        with undisturbed(model, self._device):
+            given = _arguments(model, loss_of, batch)
+            shapes = _shapes(given)
+            samples = tuple(one.detach().clone() for one in given if isinstance(one, Tensor))
+            eager = model.forward
+            before = torch.cuda.memory_reserved(self._device)
+            model.forward = _tensors_only(eager, given, precision)
+            try:
+                passes = self._plan.engine.kind.capture_passes
+                torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=passes)
+            except RuntimeError as error:
+                model.forward = eager
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                reason = str(error).splitlines()[0]
+                raise EnvironmentLacksError(
+                    f"train.cuda_graphs network: torch cannot capture the network here ({reason}); set it to none"
+                ) from error
+            self._held_bytes = torch.cuda.memory_reserved(self._device) - before
+            model.forward = _replaying(model, eager, model.forward, shapes)
+            self._is_replayed = _is_replayed(model(*given))
+        torch.cuda.synchronize(self._device)
+        self._seconds = time.monotonic() - began
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons for doubt, a sentence each."""
+        if self._plan.layout.ranks == 1 or self._plan.sync.exchange == "none":
+            return []
+        return [
+            "train.cuda_graphs: the captured backward pass hands over all gradients at its end, so that their exchange "
+            "does not overlap with it"
+        ]
+
+    def settings(self) -> list[Setting]:
+        """What was asked for and what was in force."""
+        return [
+            Setting(
+                key="train.cuda_graphs",
+                requested="network",
+                effective="network" if self._is_replayed else "none",
+                evidence=f"torch.cuda.make_graphed_callables captured forward and backward in {self._seconds:.1f} s "
+                f"and holds {format_bytes(self._held_bytes)} of the GPU's memory; outputs of the network come from the "
+                f"{'replayed graph' if self._is_replayed else 'network itself'}",
+            )
+        ]
+
+
+def _arguments(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> tuple[Any, ...]:
+    """What the network is called with in a step."""
+    found: list[tuple[Any, ...]] = []
+    handle = model.register_forward_pre_hook(lambda _module, arguments: found.append(arguments))
+    try:
+        loss_of(batch)
+    finally:
+        handle.remove()
+    return found[0]
+
+
+def _tensors_only(eager: Forward, given: Sequence[Any], precision: Precision) -> Forward:
+    """The forward pass as a function of its tensors, which is all that can be captured; what else was given stays."""
+
+    def forward(*tensors: Tensor) -> Any:
+        left = iter(tensors)
+        arguments = [next(left) if isinstance(one, Tensor) else one for one in given]
+        # Its cache would hold casts that lie in the capture's memory.
+        with precision.autocast(is_cached=False):
+            return eager(*arguments)
+
+    return forward
+
+
+def _replaying(model: nn.Module, eager: Forward, replayed: Forward, shapes: tuple[object, ...]) -> Forward:
+    """The captured forward pass in training, the network itself in evaluations.
+
+    The function raises RunError where training gives it other inputs than were captured: a replay would spread them
+    over the captured shape without a word.
+    """
+
+    def forward(*arguments: Any) -> Any:
+        if not model.training:
+            return eager(*arguments)
+        if _shapes(arguments) != shapes:
+            raise RunError(
+                f"train.cuda_graphs network: the network was captured for inputs of {_text(shapes)}, and a step gives "
+                f"it {_text(_shapes(arguments))}; set train.cuda_graphs to none"
+            )
+        return replayed(*[one for one in arguments if isinstance(one, Tensor)])
+
+    return forward
+
+
+def _shapes(arguments: Sequence[Any]) -> tuple[object, ...]:
+    """Shape and type of every tensor; anything else as it is."""
+    return tuple((one.shape, one.dtype) if isinstance(one, Tensor) else one for one in arguments)
+
+
+def _text(shapes: tuple[object, ...]) -> str:
+    return ", ".join("x".join(map(str, one[0])) if isinstance(one, tuple) else str(one) for one in shapes)
+
+
+def _is_replayed(outputs: Any) -> bool:
+    """Whether outputs come from a captured graph: `make_graphed_callables` names its autograd function Graphed."""
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    return type(first.grad_fn).__name__ == "GraphedBackward"

@@ -1,1 +1,0 @@
-"""The network as a program: compiled, or captured as CUDA graphs."""
