@@ -15,9 +15,8 @@ from dlbench.views.energy import DetailedEnergy, DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.stalls import StallsView
-from dlbench.views.stragglers import StragglersView
+from dlbench.views.stragglers import SlowNodesView, StragglersView
 from dlbench.views.telemetry import DetailedTelemetryView
 from dlbench.views.view import Views
 
