@@ -28,9 +28,7 @@ SMALLEST_RESIDUAL = 1e-4
 def non_negative(rows: Array, target: Array) -> Array:
     """The x >= 0 with the least |rows x - target|^2 (Lawson & Hanson 1974, chapter 23). Columns of zeros get 0.
 
-    Args:
-        rows: (points, costs).
-        target: (points,).
+    `rows`: (points, costs). `target`: (points,).
     """
     import numpy as np
 
@@ -80,9 +78,8 @@ def _grow(rows: Array, target: Array, x: Array, passive: npt.NDArray[np.bool_], 
 def reweighted(rows: Array, errors: Array) -> Array:
     """One step towards least absolute errors: weights 1 / |error| of the fit before.
 
-    Args:
-        rows: (points, costs), divided by what was measured, so that 1 is aimed at.
-        errors: (points,) relative errors of the fit before; zeros at first.
+    `rows`: (points, costs), divided by what was measured, so that 1 is aimed at. `errors`: (points,) relative errors of
+    the fit before; zeros at first.
     """
     import numpy as np
 
@@ -93,10 +90,7 @@ def reweighted(rows: Array, errors: Array) -> Array:
 def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
     """The x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares.
 
-    Args:
-        rows: (points, costs).
-        measured: (points,), positive.
-        rounds: most reweightings.
+    `rows`: (points, costs). `measured`: (points,), positive. `rounds`: most reweightings.
     """
     import numpy as np
 
@@ -116,15 +110,9 @@ def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
     """A collective of one kind as a line: seconds = startup + bytes x per byte, by least absolute relative errors.
 
-    Args:
-        name: what was timed.
-        ranks: ranks it was timed with.
-        sizes: bytes of each point.
-        seconds: time of each point, positive.
-
-    Raises:
-        UserError: fewer than two sizes, or a time that is not positive.
-        ValueError: not as many times as sizes.
+    `name`: what was timed. `ranks`: ranks it was timed with. `sizes`: bytes of each point. `seconds`: time of each
+    point, positive. Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many
+    times as sizes.
     """
     import numpy as np
 

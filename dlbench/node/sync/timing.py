@@ -374,10 +374,7 @@ def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, fl
     A ring sends 2 (p - 1) / p of the vector to the right neighbour (science of all-reduce: Patarasuk and Yuan,
     2009). Where groups are blocks of neighbouring ranks, one rank of each group has its neighbour in another one.
 
-    Args:
-        wire_bytes: length of all vectors together.
-        ranks: p.
-        groups: equal blocks of neighbouring ranks.
+    `wire_bytes`: length of all vectors together. `ranks`: p. `groups`: equal blocks of neighbouring ranks.
     """
     total = 2 * (ranks - 1) / ranks * wire_bytes
     across = total * groups / ranks if groups > 1 else 0.0
@@ -406,14 +403,11 @@ def over_ranks(
 ) -> Timed:
     """One sample from what each rank noted.
 
-    Args:
-        starts_ns: by rank, on the rank's clock.
-        durations_ns: by rank, from its start to its end.
-        operations: in the sample.
-        from_last_start: whether the time runs from the last rank's start to the last end, which takes one clock;
-            otherwise it is the slowest rank's duration.
-        one_clock: whether ranks share a clock. Otherwise starts cannot be compared: the spread of durations stands for
-            theirs, since ranks that wait for each other end together, within one operation.
+    `starts_ns`: by rank, on the rank's clock. `durations_ns`: by rank, from its start to its end. `operations`: in the
+    sample. `from_last_start`: whether the time runs from the last rank's start to the last end, which takes one clock;
+    otherwise it is the slowest rank's duration. `one_clock`: whether ranks share a clock. Otherwise starts cannot be
+    compared: the spread of durations stands for theirs, since ranks that wait for each other end together, within one
+    operation.
     """
     skew = (max(starts_ns) - min(starts_ns)) if one_clock else (max(durations_ns) - min(durations_ns))
     taken = max(durations_ns)
@@ -425,8 +419,7 @@ def over_ranks(
 def enough_operations(seconds: float, operations: int, most: int) -> int:
     """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`.
 
-    Returns:
-        `operations` itself once that is long enough, or cannot be more than `most`.
+    Returns `operations` itself once that is long enough, or cannot be more than `most`.
     """
     if seconds >= LEAST_SAMPLE_S or operations >= most:
         return operations

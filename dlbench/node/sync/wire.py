@@ -127,8 +127,7 @@ class NarrowWire:
 def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
     """The format `sync.wire` names; `density` is for topk, of `world_size` ranks.
 
-    Raises:
-        UserError: powersgd, which is no format of vectors.
+    Raises `UserError`: powersgd, which is no format of vectors.
     """
     if name == "fp32":
         return PlainWire()
@@ -201,8 +200,7 @@ class TopkWire:
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
         """Buckets become these tensors (name, elements); needed before the first exchange too.
 
-        Raises:
-            ValueError: a name occurs twice, or a tensor that has something waiting is gone or has another size.
+        Raises `ValueError`: a name occurs twice, or a tensor that has something waiting is gone or has another size.
         """
         waiting = self.waiting()
         sizes = dict(pair for bucket in layout for pair in bucket)
@@ -227,8 +225,7 @@ class TopkWire:
     def exchange(self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: Group) -> None:
         """Sends the largest entries of gradient and rest together; `vector` becomes the sum of what all ranks sent.
 
-        Raises:
-            ValueError: the bucket is not in the layout, or not of this size.
+        Raises `ValueError`: the bucket is not in the layout, or not of this size.
         """
         rest = self._rest(number, vector)
         elements = vector.numel()
@@ -308,8 +305,7 @@ class OverflowCount:
     def begin(self, own: torch.Tensor) -> int | None:
         """Before a message is cast; for `end`. On a CPU nothing is read yet.
 
-        Args:
-            own: this rank's share in fp32, one-dimensional.
+        `own`: this rank's share in fp32, one-dimensional.
         """
         if own.device.type == "cpu":
             return None
@@ -325,10 +321,8 @@ class OverflowCount:
     def end(self, slot: int | None, result: torch.Tensor, own: Callable[[], Sequence[torch.Tensor]]) -> None:
         """After the message, on whatever stream.
 
-        Args:
-            slot: as `begin` returned it.
-            result: the sum or mean, as it was on the wire or cast back.
-            own: this rank's share once more, where nothing was read yet; called only if `result` is not finite.
+        `slot`: as `begin` returned it. `result`: the sum or mean, as it was on the wire or cast back. `own`: this
+        rank's share once more, where nothing was read yet; called only if `result` is not finite.
         """
         if slot is None:
             if not _is_finite(result) and all(map(_is_finite, own())):

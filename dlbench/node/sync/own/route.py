@@ -126,9 +126,8 @@ class RouteBuilder:
     def build(self) -> Route:
         """The route; all ranks call it together.
 
-        Raises:
-            UserError: `sync.network` does not say what is needed of it.
-            RunError: ranks that should share memory do not find each other.
+        Raises `UserError`: `sync.network` does not say what is needed of it; `RunError`: ranks that should share memory
+        do not find each other.
         """
         sync = self._plan.sync
         shared = self._shared_memory() if sync.inside == "shared-memory" else None
@@ -259,8 +258,7 @@ class Method(Protocol):
     def sum(self, vector: torch.Tensor) -> str:
         """`vector` becomes the sum over all ranks, in place. Returns how it went: flat, hierarchical or leader.
 
-        Args:
-            vector: (n,), floating; n must be a multiple of the group size where the method has groups.
+        `vector`: (n,), floating; n must be a multiple of the group size where the method has groups.
         """
 
     def way(self, num_bytes: float) -> str:
@@ -411,15 +409,9 @@ def calibrate(
     that start at once: short messages are timed several back to back, each in a place of the arena of its own. Larger
     sizes are left out once rank 0 has used the budget; two sizes are always timed.
 
-    Args:
-        name: of the line.
-        exchange: called with the position of a size and a vector of it.
-        counts: elements of the vectors, ascending; two or more.
-        world: all ranks.
-        clock: of the device.
-        arena: where vectors lie, as those of training do; it is overwritten.
-        budget_s: time to spend, seconds.
-        gather: `Engine.gather`.
+    `name`: of the line. `exchange`: called with the position of a size and a vector of it. `counts`: elements of the
+    vectors, ascending; two or more. `world`: all ranks. `clock`: of the device. `arena`: where vectors lie, as those of
+    training do; it is overwritten. `budget_s`: time to spend, seconds. `gather`: `Engine.gather`.
     """
     began = time.monotonic()
     timed: list[list[float]] = []
@@ -490,16 +482,9 @@ _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader
 def given_line(path: str, name: str, method: str, who: GroupRanks, *, largest_bytes: int) -> LineCost:
     """The line of an exchange: of its name and rank count if the file has it, else through predictions.
 
-    Args:
-        path: the file.
-        name: of the line, e.g. gloo hierarchical.
-        method: flat, hierarchical or leader.
-        who: ranks and groups.
-        largest_bytes: predictions go up to this size.
-
-    Raises:
-        UserError: the file cannot be read, or lacks a level that the prediction needs.
-        IncompleteDataError: it is damaged.
+    `path`: the file. `name`: of the line, e.g. gloo hierarchical. `method`: flat, hierarchical or leader. `who`: ranks
+    and groups. `largest_bytes`: predictions go up to this size. Raises `UserError`: the file cannot be read, or lacks a
+    level that the prediction needs; `IncompleteDataError`: it is damaged.
     """
     network = read_network(Path(path))
     for line in network.collectives:
