@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,23 +63,25 @@ def anchored() -> Anchor:
     return found
 
 
-class Clock(Protocol):
-    """Moments, and the order between computing and exchanging."""
+class Clock:
+    """Moments, and the order between computing and exchanging: of a CPU, where a call returns when its work is done."""
+
+    marks_are_free = True
+    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
 
     def enter_thread(self) -> None:
         """Called once on the communication thread."""
 
-    marks_are_free: bool
-    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
-
     def mark(self) -> Any:
         """This moment, on the stream in force."""
+        return time.monotonic_ns()
 
     def give_back(self, moments: Iterable[Any]) -> None:
         """These long past moments will never be read again."""
 
     def exchanging(self, ready: Any) -> AbstractContextManager[object]:
         """Within it, work is ordered on the stream of exchanges, after the moment `ready`."""
+        return nullcontext()
 
     def join(self) -> None:
         """What is ordered from now on comes after all exchanges."""
@@ -89,10 +91,12 @@ class Clock(Protocol):
 
     def between(self, first: Any, last: Any) -> float:
         """Seconds from one moment to another."""
+        return float(last - first) / 1e9
 
     @property
     def error_s(self) -> float:
         """By how much `monotonic_ns` may be off, seconds."""
+        return 0.0
 
     def anchor(self) -> None:
         """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step.
@@ -102,46 +106,10 @@ class Clock(Protocol):
 
     def monotonic_ns(self, moment: Any) -> int:
         """A moment as nanoseconds of CLOCK_MONOTONIC; after `anchor` and, behind the moment, `settle`."""
+        return int(moment)
 
 
-class HostClock:
-    """CPU: a call returns when its work is done."""
-
-    marks_are_free = True
-
-    def enter_thread(self) -> None:
-        pass
-
-    def mark(self) -> int:
-        return time.monotonic_ns()
-
-    def give_back(self, moments: Iterable[int]) -> None:
-        pass
-
-    def exchanging(self, ready: int) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def join(self) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def between(self, first: int, last: int) -> float:
-        return (last - first) / 1e9
-
-    @property
-    def error_s(self) -> float:
-        return 0.0
-
-    def anchor(self) -> None:
-        pass
-
-    def monotonic_ns(self, moment: int) -> int:
-        return moment
-
-
-class CudaClock:
+class CudaClock(Clock):
     """GPU: a stream of its own for exchanges. Events that were given back are recorded again."""
 
     marks_are_free = False
@@ -199,7 +167,7 @@ class CudaClock:
 
 def clock_for(device: torch.device) -> Clock:
     """The clock of a device."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else Clock()
 
 
 Interval = tuple[float, float]

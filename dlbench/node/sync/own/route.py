@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -250,8 +250,8 @@ Sent = tuple[float, float]
 """Bytes that a rank sends inside its group and to other groups, mean over ranks."""
 
 
-class Method(Protocol):
-    """One exchange."""
+class Method:
+    """One way to sum a message over all ranks."""
 
     name: str
 
@@ -260,15 +260,18 @@ class Method(Protocol):
 
         `vector`: (n,), floating; n must be a multiple of the group size where the method has groups.
         """
+        raise NotImplementedError
 
     def way(self, num_bytes: float) -> str:
         """How a vector of so many bytes goes."""
+        return self.name
 
     def sent(self, num_bytes: float) -> Sent:
         """What a rank sends for a vector of so many bytes."""
+        raise NotImplementedError
 
 
-class Flat:
+class Flat(Method):
     """One all-reduce over all ranks: 2 (p - 1) / p n bytes leave each rank (Patarasuk and Yuan 2009)."""
 
     name = "flat"
@@ -282,9 +285,6 @@ class Flat:
         self._world.sum(vector)
         return self.name
 
-    def way(self, num_bytes: float) -> str:
-        return self.name
-
     def sent(self, num_bytes: float) -> Sent:
         size = len(self._world.ranks)
         total = 2 * (size - 1) / size * num_bytes
@@ -292,7 +292,7 @@ class Flat:
         return total * (1 - crossing), total * crossing
 
 
-class Hierarchical:
+class Hierarchical(Method):
     """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
 
     2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across for each rank (the 2D form; Horovod's hierarchical and
@@ -310,15 +310,12 @@ class Hierarchical:
         self._groups.inside.all_gather(share, vector)
         return self.name
 
-    def way(self, num_bytes: float) -> str:
-        return self.name
-
     def sent(self, num_bytes: float) -> Sent:
         g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
         return 2 * (g - 1) / g * num_bytes, 2 * (m - 1) / m * num_bytes / g
 
 
-class Leader:
+class Leader(Method):
     """Jia et al. 2018 (arXiv 1807.11205), grouped all-reduce: reduce to the group's first rank, ring among these,
     broadcast.
 
@@ -340,16 +337,13 @@ class Leader:
         groups.inside.broadcast(vector, 0)
         return self.name
 
-    def way(self, num_bytes: float) -> str:
-        return self.name
-
     def sent(self, num_bytes: float) -> Sent:
         g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
         inside = (self._reduce_share + 1) * (g - 1) / g * num_bytes
         return inside, 2 * (m - 1) / m * num_bytes / g
 
 
-class Hybrid:
+class Hybrid(Method):
     """Small messages hierarchical, where start-ups decide, large ones flat (Jia et al. 2018, hybrid all-reduce)."""
 
     name = "hybrid"
