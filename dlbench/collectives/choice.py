@@ -117,11 +117,7 @@ class Ratio:
 
 
 def best(group: CollectiveGroup) -> tuple[Best, ...]:
-    """The fastest series at each size, by size.
-
-    Args:
-        group: its series are `dlbench.collectives.report`.
-    """
+    """The fastest series at each size, by size; equal series are merged (`dlbench.collectives.report.contenders`)."""
     return tuple(_best(group, size) for size in group.sizes)
 
 

@@ -140,13 +140,7 @@ class Fits:
 
 
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
-    """Fits of every system, carrier and type in a table.
-
-    Args:
-        table: measurements.
-        fitted: the time to write into the models, UTC, ISO 8601.
-        only: fit this one alone.
-    """
+    """Fits of every system, carrier and type in a table, or of one; `fitted` is the time that models say, ISO 8601."""
     scopes: dict[Scope, list[tuple[CollectiveGroup, Series]]] = {}
     for group in table.groups:
         for series in group.series:
@@ -186,15 +180,8 @@ def fit_one(
 ) -> Fit:
     """The fit that a file (`*.network.json`) holds: of one system, one carrier, one type of element.
 
-    Where only libraries were measured the model has no levels, and holds their lines alone.
-
-    Args:
-        table: measurements.
-        system: which system; None: the only one.
-        transport: which carrier; None: the only one.
-        dtype: which type; None: fp32 if it was measured, else the only one.
-        fitted: the time to write into the model, UTC, ISO 8601.
-        where: what errors call the runs.
+    Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
+    only one, and of types fp32 where it was measured; `where` is what errors call the runs.
 
     Raises:
         UserError: several systems, carriers or types, and none chosen; or one that was not measured.

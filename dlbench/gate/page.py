@@ -46,12 +46,7 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
-    """One test suite, a test case for each point and metric that decides, and one for damaged data, if there is any.
-
-    Args:
-        report: the comparison.
-        name: of the suites as a whole.
-    """
+    """One test suite, a test case for each point and metric that decides, and one for damaged data, if there is any."""
     cases = [_case(point, metric) for point, metric in report.each()]
     cases += [_damaged(line) for line in report.damaged]
     counts = {"tests": str(len(cases))}

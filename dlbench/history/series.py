@@ -251,15 +251,10 @@ def _moment(text: str) -> datetime | None:
 def trends(
     entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
-    """Every metric of every point that any run has a figure of; runs without figures are passed over.
+    """Every metric of every point that any run has a figure of, by label, rank count, node count and metric.
 
-    Args:
-        entries: of a history, in any order; a run that is there twice counts once.
-        metrics: the figures to follow.
-        acknowledged: changes that are known, of any series.
-
-    Returns:
-        By label, rank count, node count and metric; trends of too few nights for a change point are among them.
+    Runs without figures are passed over, a run that is there twice counts once, `acknowledged` changes may be of any
+    series; trends of too few nights for a change point are among them.
     """
     points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
     for entry in dated(entries):
@@ -281,7 +276,8 @@ def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequen
     for one in found:
         if counts[one.label, one.system] > 1:
             twins = [other for other in found if (other.label, other.system) == (one.label, one.system)]
-            asked = [_asked(points[other.group, other.ranks, other.nodes][-1]) for other in twins]
+            newest_of = [points[other.group, other.ranks, other.nodes][-1].environment for other in twins]
+            asked = [{key: run[key] for key in run if key.startswith("system.")} for run in newest_of]
             own = asked[twins.index(one)]
             differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in asked)]
             is_enough = asked.count(own) == 1 and 0 < len(differing) <= MAX_APART
@@ -289,10 +285,6 @@ def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequen
             one = dataclasses.replace(one, label=f"{one.label}, {apart}", configuration=f"{one.configuration}, {apart}")
         made.append(one)
     return made
-
-
-def _asked(entry: HistoryEntry) -> dict[str, str]:
-    return {key: value for key, value in entry.environment.items() if key.startswith("system.")}
 
 
 def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:

@@ -149,12 +149,9 @@ class Index:
     """The file; it is open only within a call."""
 
     def __init__(self, path: Path, version: str, *, is_named: bool = False) -> None:
-        """See there.
+        """The index in a file, which may be any file of a person who named it (`is_named`).
 
-        Args:
-            path: the file.
-            version: of the way entries are made; an index that was made otherwise is damaged.
-            is_named: whether a person named the file, so that it may be any file of theirs.
+        An index of another `version`, of the way entries are made, counts as damaged.
         """
         self.path = path
         self._version = f"{INDEX_VERSION}: {version}"
@@ -406,14 +403,10 @@ class History:
         create: bool = False,
         notify: Notify = lambda line: None,
     ) -> History:
-        """The history in a folder, its index brought up to date.
+        """The history in a folder, its index brought up to date; `create` makes one if the folder is empty or missing.
 
-        Args:
-            path: the folder.
-            maker: makes entries of runs.
-            index: where the index lies, if not in the folder; a file that is no index is left as it is.
-            create: make a history if the folder is empty or not there.
-            notify: gets a line for what happened to the index.
+        The index may lie elsewhere (a file that is no index is left as it is); `notify` gets a line for what happened
+        to it.
 
         Raises:
             UserError: it is no history, or the index is another file.
@@ -428,10 +421,7 @@ class History:
         return history
 
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
-        """The runs that match, by the time they finished, then by name.
-
-        Args:
-            where: see `dlbench.history.entry`.
+        """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name.
 
         Raises:
             UserError: a key that entries do not have.

@@ -30,7 +30,7 @@ from dlbench.reading.metrics import METRICS
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.document import Document, Section
-from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
+from dlbench.report.table import Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import basis_text, place_text, runs_text
 from dlbench.units import format_seconds
 

@@ -115,11 +115,7 @@ def assemble(
 ) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports.
 
-    Args:
-        scan: the runs.
-        history: what changed over months, shown beside them; None: no such view.
-        views: what it is made of.
-        with_digests: whether a view asks for single steps.
+    A history says what changed over months, next to the runs; without digests no view may ask for single steps.
     """
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())

@@ -46,11 +46,7 @@ class Row:
 
 
 def result_of(scan: Scan) -> tuple[Report, Document]:
-    """The result of a series as plain data, and ready to be printed.
-
-    Args:
-        scan: the runs of the series.
-    """
+    """The result of a series as plain data, and ready to be printed."""
     report = assemble(scan, views=VIEWS, with_digests=False)
     first = {run.run_id: number for number, run in reversed([*enumerate(report.runs)])}
     # In the order in which they ran first.
