@@ -127,16 +127,16 @@ class Fits:
 
     def beside(self, group: CollectiveGroup) -> CollectiveGroup:
         """A group with what fits that did not see its points predict of them."""
-        return replace(group, series=tuple(self._beside(group, series) for series in group.series))
-
-    def _beside(self, group: CollectiveGroup, series: Series) -> Series:
-        fit = None if series.is_library else self.of(group, series.carrier)
-        rows = []
-        for row in series.rows:
-            seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
-            ratio = None if seconds is None else seconds / row.time.value
-            rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
-        return replace(series, rows=tuple(rows))
+        found = []
+        for series in group.series:
+            fit = None if series.is_library else self.of(group, series.carrier)
+            rows = []
+            for row in series.rows:
+                seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
+                ratio = None if seconds is None else seconds / row.time.value
+                rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
+            found.append(replace(series, rows=tuple(rows)))
+        return replace(group, series=tuple(found))
 
 
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
