@@ -43,7 +43,7 @@ from dlbench.report.document import (
 )
 from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, cell_of, named_table, text_sheet, times_cell
 from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 

@@ -9,12 +9,20 @@ from typing import Any
 
 from dlbench.collectives.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
 from dlbench.costs.collectives import Layout
-from dlbench.costs.fit.link_fit import fit_line
+from dlbench.costs.link_fit import fit_line
 from dlbench.costs.predictions import crossovers, features, predict
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import FittedRange, LargestHeldOut, LineCost, NetworkModel
-from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
+from dlbench.specs.collectives import (
+    ALGORITHMS,
+    ELEMENT_BYTES,
+    GROUPED_ALGORITHMS,
+    Collective,
+    FittedRange,
+    LargestHeldOut,
+    LineCost,
+    NetworkModel,
+)
 from dlbench.units import format_bytes
 
 

@@ -52,11 +52,10 @@ from dlbench.views.reading import ReadingView
 from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
 from dlbench.views.scaling import ScalingView, baseline_note, points_sheet, verdict
 from dlbench.views.shuffling import ShuffleAuditView, ShufflingView
-from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.staging import BreakEvenView, StagingView
 from dlbench.views.stalls import StallsView
-from dlbench.views.steps.view import RanksView, StepsView
-from dlbench.views.stragglers import StragglersView
+from dlbench.views.steps import RanksView, StepsView
+from dlbench.views.stragglers import SlowNodesView, StragglersView
 from dlbench.views.summary import SummaryView, short_names
 from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems import SystemsView
