@@ -81,8 +81,7 @@ class Counts:
 
     values: tuple[int, ...]
     are: Literal["ranks", "nodes"] = "ranks"
-    ranks_per_node: int | None = None
-    """None: the system's."""
+    ranks_per_node: int | None = None  # None: the system's.
 
     def ranks(self, system: SystemSpec, count: int) -> int:
         """Ranks of one point."""
@@ -243,8 +242,7 @@ SUFFIXES: dict[Variant, str] = {
 }
 """What a run's name ends with."""
 
-MIN_WATCH_REPEATS = 2
-"""One pair of watched and unwatched runs has no interval."""
+MIN_WATCH_REPEATS = 2  # One pair of watched and unwatched runs has no interval.
 
 
 def option_of(request: Request) -> str:
