@@ -377,7 +377,7 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
 
 
 def _without_input_delay(fault: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A planted delay of batches belongs to the reader, and goes with it."""
+    """A injected delay of batches belongs to the reader, and goes with it."""
     if fault is None:
         return None
     rest = {**fault, "input_delay_s": 0.0}
