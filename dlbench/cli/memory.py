@@ -211,11 +211,7 @@ def _pass_of(batch: int, told: MemoryResult) -> int:
 
 
 def _wanted(capacity: str, in_core: int) -> int | None:
-    """A capacity in bytes, where training holds `in_core` bytes in core.
-
-    Raises:
-        UserError: it is none.
-    """
+    """A capacity in bytes, where training holds `in_core` bytes in core. Raises UserError: it is none."""
     from dlbench.specs.memory import MemorySpec
 
     try:
