@@ -13,10 +13,9 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
 from dlbench.node import rendezvous
 from dlbench.node.collectives.contestants import Contestant
-from dlbench.node.collectives.control import Control
-from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives.control import Control, Deadline
+from dlbench.node.collectives.lineup import Lineup
 from dlbench.node.collectives.measure import Measurement
-from dlbench.node.collectives.participants import Lineup
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.devices import rank_gpu, require_own_gpu
 from dlbench.node.ranks import RankPlace
