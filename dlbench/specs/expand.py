@@ -273,8 +273,7 @@ class CommRuns:
     """What a request became."""
 
     plans: list[CommPlan]
-    notes: tuple[str, ...]
-    """What was chosen for the person, or left out, and why; a line each."""
+    notes: tuple[str, ...]  # What was chosen for the person, or left out, and why; a line each.
 
 
 def expand_comm(

@@ -15,12 +15,10 @@ from dlbench.specs.plan import AxisValue, Side
 from dlbench.units import parse_bytes
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-_OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")
-"""A comma outside of brackets."""
+_OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")  # A comma outside of brackets.
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
-PLAIN = "plain"
-"""A side of ``--ab`` that sets nothing."""
+PLAIN = "plain"  # A side of ``--ab`` that sets nothing.
 
 # A value in quotes, as YAML takes them, may hold anything; any other ends before the comma that a next KEY= follows.
 _SETTING = re.compile(
@@ -36,8 +34,7 @@ class SeriesRequest:
 
     system: str = "local"
     launcher: str | None = None
-    points: tuple[int, ...] = (1,)
-    """Rank counts, or node counts if `points_are` says so."""
+    points: tuple[int, ...] = (1,)  # Rank counts, or node counts if `points_are` says so.
     points_are: Literal["ranks", "nodes"] = "ranks"
     ranks_per_node: int | None = None
     repeats: int = 1
@@ -229,12 +226,10 @@ def _value(text: str, origin: str) -> AxisValue:
     return tuple(parts) if isinstance(value, list) else parts[0]
 
 
-STEP = 4
-"""Factor between two sizes of a range that names no count."""
+STEP = 4  # Factor between two sizes of a range that names no count.
 
 MAX_COUNT = 1000
-MAX_BYTES = 2**44
-"""More than any rank holds: such a size is a slip of the unit."""
+MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit.
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
