@@ -44,7 +44,6 @@ Schedule = tuple[Step, ...]
 
 def block(elements: int, parts: int, index: int) -> tuple[int, int]:
     """First element and number of elements of one of nearly equal parts; the first parts are the longer ones.
-
     `elements`: of the whole, 0 or more. `parts`: into how many it is cut. `index`: which part, from 0.
     """
     share, rest = divmod(elements, parts)
@@ -269,9 +268,8 @@ def folded(team: Team, span: Span, core: Callable[[Team, Span], list[Step]]) -> 
 def _between(
     team: Team, core: Callable[[Team, Span], list[Step]], span: Span, give: Step, take: Step, *, reduce: bool = True
 ) -> list[Step]:
-    """The core between the steps in which surplus members give their data away and take the result.
-
-    `give` and `take` are seen by the surplus member; its partner does the opposite.
+    """The core between the steps in which surplus members give their data away and take the result. `give` and `take`
+    are seen by the surplus member; its partner does the opposite.
     """
     surplus = team.size - power_below(team.size)
     rests = team.index < 2 * surplus and team.index % 2 == 0

@@ -50,9 +50,8 @@ def t_of_mean(values: Sequence[float]) -> float:
 
 
 def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean.
-
-    `a`: one value for each run of a side. `b`: those of the other. Returns 1 for fewer than two runs on a side.
+    """Two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean. `a`: one value
+    for each run of a side. `b`: those of the other. Returns 1 for fewer than two runs on a side.
     """
     if min(len(a), len(b)) < 2:
         return 1.0
@@ -94,9 +93,8 @@ def student_tail(t: float, freedom: float) -> float:
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """The t below which Student's distribution holds this probability.
-
-    Raises `ValueError`: `probability` is not between 0 and 1.
+    """The t below which Student's distribution holds this probability. Raises `ValueError`: `probability` is not
+    between 0 and 1.
     """
     from scipy.special import stdtrit
 

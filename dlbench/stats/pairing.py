@@ -117,11 +117,9 @@ def stretch(runs: int) -> float:
 def resampled(
     points: Sequence[Mapping[Key, float]], *, centre: Literal["median", "geometric mean"], resamples: int = RESAMPLES
 ) -> Array | None:
-    """The centre over runs of each point in each resample, shape (resamples, points).
-
-    `points`: of each point a positive value for each run, by a key that interleaved runs of different points share.
-    `centre`: what is made of the runs. `resamples`: how many. Returns None where a point has fewer than `LEAST_RUNS`
-    runs.
+    """The centre over runs of each point in each resample, shape (resamples, points). `points`: of each point a
+    positive value for each run, by a key that interleaved runs of different points share. `centre`: what is made of the
+    runs. `resamples`: how many. Returns None where a point has fewer than `LEAST_RUNS` runs.
     """
     import numpy as np
 

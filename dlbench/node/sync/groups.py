@@ -119,10 +119,9 @@ def make_world(communicators: Communicators, who: GroupRanks) -> Group:
 
 
 def make_groups(communicators: Communicators, who: GroupRanks, inside: Group | None = None) -> RankGroups:
-    """Every group of the run, made by all ranks in the same order; returns those of this rank.
-
-    `communicators`: what makes them. `who`: who is in which. `inside`: this rank's own group, where something else than
-    the library carries it.
+    """Every group of the run, made by all ranks in the same order; returns those of this rank. `communicators`: what
+    makes them. `who`: who is in which. `inside`: this rank's own group, where something else than the library carries
+    it.
     """
     world = make_world(communicators, who)
     if inside is None:

@@ -210,9 +210,8 @@ class Room:
         return offset
 
     def meet(self, call: Call) -> list[Call]:
-        """Returns when all ranks are at their next call: these calls.
-
-        Raises `RunError`: another rank died, left or is late, or does something else.
+        """Returns when all ranks are at their next call: these calls. Raises `RunError`: another rank died, left or is
+        late, or does something else.
         """
         code = (CALLS.index(call.name), call.elements, DTYPES.index(call.dtype), call.root, call.place)
         # Two lines in turn: a rank may be one call ahead of another that still reads the one before, never two.
@@ -234,9 +233,8 @@ class Room:
         return calls
 
     def wait(self, call: Call) -> None:
-        """Returns when all ranks are here too, and sees what they stored before.
-
-        Raises `RunError`: another rank died, left or is late.
+        """Returns when all ranks are here too, and sees what they stored before. Raises `RunError`: another rank died,
+        left or is late.
         """
         if self._broken:
             raise PeerLostError(self._broken)

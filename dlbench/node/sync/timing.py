@@ -385,9 +385,8 @@ def over_ranks(
 
 
 def enough_operations(seconds: float, operations: int, most: int) -> int:
-    """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`.
-
-    Returns `operations` itself once that is long enough, or cannot be more than `most`.
+    """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`. Returns
+    `operations` itself once that is long enough, or cannot be more than `most`.
     """
     if seconds >= LEAST_SAMPLE_S or operations >= most:
         return operations

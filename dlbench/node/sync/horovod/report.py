@@ -315,7 +315,6 @@ class TuningWatch:
 
 def tuning_cost_s(step_s: Sequence[float], settled_step: int | None) -> float | None:
     """What tuning took beyond training: its steps, less as many at the median of those afterwards; not below zero.
-
     `step_s`: times of all steps of the run, in order, seconds. `settled_step`: steps until the search was over; None:
     it was not.
     """
@@ -371,10 +370,9 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
 
 
 def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
-    """Variables of every run, so that those of the caller's shell do not act.
-
-    `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether the timeline can be opened later. All
-    ranks must agree, because what they negotiate in depends on it.
+    """Variables of every run, so that those of the caller's shell do not act. `exchange`: flat, horovod-hierarchical or
+    horovod-torus. `is_watched`: whether the timeline can be opened later. All ranks must agree, because what they
+    negotiate in depends on it.
     """
     found = {
         "HOROVOD_AUTOTUNE": "0",

@@ -184,9 +184,8 @@ class _Reader:
 
 
 def parse_timeline(text: str, *, prefix: str = _PREFIX) -> Timeline:
-    """A timeline's content.
-
-    `text`: the file, whole or torn anywhere. `prefix`: only tensors whose name begins so count; it is taken off.
+    """A timeline's content. `text`: the file, whole or torn anywhere. `prefix`: only tensors whose name begins so
+    count; it is taken off.
     """
     reader = _Reader(prefix)
     torn = False

@@ -176,9 +176,8 @@ class Account:
         return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
 
     def result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
-        """The result of the run.
-
-        `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step was watched.
+        """The result of the run. `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step
+        was watched.
         """
         route, window = self.route, len(self.moments.steps)
         known = [each for each in sums if each is not None]
@@ -235,9 +234,8 @@ class Account:
 
 
 def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) -> list[Setting]:
-    """What was asked of the exchange and what was in force, after the engine's own settings.
-
-    `plan`: what was asked. `base`: settings of the engine that carried the messages. `account`: what was counted.
+    """What was asked of the exchange and what was in force, after the engine's own settings. `plan`: what was asked.
+    `base`: settings of the engine that carried the messages. `account`: what was counted.
     """
     sync, sizes = plan.sync, account.message_bytes
     how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
