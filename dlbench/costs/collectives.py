@@ -28,11 +28,9 @@ class Layout:
 
     @property
     def num_groups(self) -> int:
-        """Groups; the last may be smaller."""
         return -(-self.ranks // self.group_size)
 
     def group(self, rank: int) -> int:
-        """Group of a rank."""
         return rank // self.group_size
 
 

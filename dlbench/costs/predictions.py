@@ -60,7 +60,6 @@ class Features:
     """Bytes added."""
 
     def seconds(self, network: NetworkModel) -> float:
-        """The prediction."""
         total = self.reduced_bytes * network.gamma_s_per_byte
         for (name, index), count in self.starts.items():
             total += count * level_of(network, name).pieces[index].alpha_s

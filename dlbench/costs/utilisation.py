@@ -94,7 +94,6 @@ class Sheet:
 
     @property
     def source(self) -> str:
-        """The document, and whether the figures were not held against it."""
         return self.document if self.is_checked else f"{self.document}{_UNCHECKED}"
 
 

@@ -204,7 +204,6 @@ class Estimate:
         return self.kind in ("Student t", "order statistics", "rank sums", "bootstrap")
 
     def in_unit(self, unit: str) -> Estimate:
-        """The same numbers, their unit named."""
         return replace(self, unit=unit)
 
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:

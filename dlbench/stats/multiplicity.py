@@ -166,7 +166,6 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
 
 
 def _root_quantiles(freedom: int) -> list[float]:
-    """Roots of chi-squared / freedom at equally likely places."""
     from scipy.special import chdtri
 
     return [math.sqrt(chdtri(freedom, 1 - (i + 0.5) / _SCATTERS) / freedom) for i in range(_SCATTERS)]

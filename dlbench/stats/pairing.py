@@ -36,7 +36,6 @@ class KnownKey(tuple[str, int]):
 
     @classmethod
     def of(cls, block: str, repeat: int, session: str) -> RunKey:
-        """The key with its session."""
         key = cls((block, repeat))
         key.session = session
         return key
@@ -78,7 +77,6 @@ class Pairing:
 
     @property
     def is_paired(self) -> bool:
-        """Whether the sides are compared pair by pair."""
         return bool(self.keys)
 
     def of(self, side: Mapping[RunKey, float]) -> list[float]:

@@ -243,7 +243,6 @@ class Schedule:
 
     @property
     def fits(self) -> bool:
-        """Whether the pass can be executed within the capacity."""
         return self.over_bytes == 0
 
     @property

@@ -176,7 +176,6 @@ class Pass:
     """When the way out has nothing to do."""
 
     def copy(self) -> Pass:
-        """One that can go on in another way."""
         return Pass(
             self.clock,
             self.held,
@@ -362,7 +361,6 @@ class _WayBack:
         """What blocks up to `_next` hold when their swap-outs have ended."""
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
-        """Computes beside what is being transferred."""
         done, start = self._done, self._done.clock
         beside = max(done.out_free, self._in_free) - start
         done.clock += seconds if beside <= 0 else stretched(seconds, beside, self._setting.drag)

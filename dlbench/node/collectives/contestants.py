@@ -139,7 +139,6 @@ class Reference(Contestant):
         return vector[first : first + count]
 
     def _counts(self, elements: int) -> list[int]:
-        """Elements of each rank's block."""
         return [block(elements, self._place.size, i)[1] for i in range(self._place.size)]
 
     def _sent_and_received(self, elements: int) -> tuple[list[int], list[int]]:

@@ -132,19 +132,15 @@ class Deadline:
         self._thread = threading.Thread(target=self._watch, name="dlbench-deadline", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
         self._thread.start()
 
     def begin(self, what: str) -> None:
-        """A call begins; cheap enough for every iteration."""
         self._call = (what, time.monotonic())
 
     def end(self) -> None:
-        """The call is done."""
         self._call = None
 
     def stop(self) -> None:
-        """Ends the watch."""
         self._stopped.set()
 
     def _watch(self) -> None:

@@ -73,7 +73,6 @@ class Inputs:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the collective adds."""
         return self.collective in ("allreduce", "reduce-scatter")
 
     @property
@@ -174,7 +173,6 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether the result is right."""
         return not self.problem
 
 

@@ -51,7 +51,6 @@ class _Size:
 
     @property
     def text(self) -> str:
-        """`4 KiB`."""
         return format_bytes(self.vectors.data.numel() * self.vectors.data.element_size())
 
 

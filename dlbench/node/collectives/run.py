@@ -103,7 +103,6 @@ class CommRun:
         return self._record(points, seats, loads, lineup.not_measured, warnings) if self._place.rank == 0 else None
 
     def _seats(self, control: Control) -> list[Seat]:
-        """The cores of all ranks, by rank."""
         own = self._binding
         told = control.gather("hosts and cores", [self._place.host, list(own.cores), own.threads, own.pinned])
         return [

@@ -45,7 +45,6 @@ class Counters:
     """Those that left the group of the sender."""
 
     def reset(self) -> None:
-        """Back to zero."""
         self.steps = self.messages = self.bytes_sent = self.bytes_across = 0
 
 
@@ -140,7 +139,6 @@ class GlooTransport(Transport):
     def __init__(
         self, group: dist.ProcessGroup, place: RankPlace, group_size: int, *, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        """`group` holds all ranks of the run, in order."""
         super().__init__(place, group_size, segment_bytes)
         self._group = group
         self._backend: Any = group._get_backend(torch.device("cpu"))
@@ -288,8 +286,6 @@ LEAST_SLOTS = 4
 
 @dataclass(slots=True)
 class _Arrival:
-    """A segment that will arrive."""
-
     part: Part
     step: int
     may_be_early: bool

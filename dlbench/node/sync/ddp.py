@@ -51,7 +51,6 @@ class DdpEngine(Engine):
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
-        """See `Engine.for_plan`."""
         self._stall_timeout_s = plan.measure.stall_timeout_s
         self._gpu = gpu
         self._settings = plan.engine.ddp
@@ -78,7 +77,6 @@ class DdpEngine(Engine):
         return cls(plan, folder, place, device, gpu)
 
     def start(self) -> None:
-        """Joins the process group."""
         if self._backend == "nccl" and self._device.type != "cuda":
             raise EnvironmentLacksError("engine.ddp.backend: nccl needs a GPU on every rank; use gloo or auto")
         if self._backend == "nccl" and not dist.is_nccl_available():
@@ -129,12 +127,10 @@ class DdpEngine(Engine):
         return module, optimizer
 
     def hold_exchange(self) -> AbstractContextManager[None]:
-        """DDP's own no_sync()."""
         assert self._module is not None
         return self._module.no_sync()
 
     def begin_backward(self) -> None:
-        """Notes the moment, while it watches."""
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
@@ -145,7 +141,6 @@ class DdpEngine(Engine):
             self._watch.close()
 
     def message_spans(self) -> list[MessageSpan]:
-        """Buckets from handing over to their return."""
         return self._watch.spans()
 
     def exchange_result(self) -> ExchangeResult | None:
@@ -202,7 +197,6 @@ class DdpEngine(Engine):
         return "; ".join(filter(None, [*parts, self._hook.compression_text]))
 
     def finish_exchange(self) -> None:
-        """Done inside `backward()`."""
         self._watch.exchange_ended()
         if self._hook is not None:
             self._hook.settle_step()
@@ -336,7 +330,6 @@ class WatchedHook:
             self._state = group
 
     def __call__(self, bucket: GradBucket) -> Future:
-        """Averages a bucket over ranks."""
         is_checked = self._wire == "fp16"
         slot = self._overflows.begin(bucket.buffer()) if is_checked else None
         own = _kept_share(bucket) if is_checked and slot is None else list[torch.Tensor]

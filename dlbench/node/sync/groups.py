@@ -85,12 +85,10 @@ class GroupRanks:
 
     @property
     def world(self) -> tuple[int, ...]:
-        """All ranks."""
         return tuple(range(self.size))
 
     @property
     def inside(self) -> tuple[tuple[int, ...], ...]:
-        """The groups."""
         step = self.group_size
         return tuple(tuple(range(first, first + step)) for first in range(0, self.size, step))
 
@@ -142,7 +140,6 @@ class TorchGroup:
     """One process group."""
 
     def __init__(self, ranks: tuple[int, ...], index: int, carrier: str, group: dist.ProcessGroup | None) -> None:
-        """`group`: None for the default group of all ranks."""
         self.ranks = ranks
         self.index = index
         self.carrier = carrier

@@ -59,7 +59,6 @@ class KeyServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Listens no longer."""
         self._is_closed = True
         with suppress(OSError):
             self._listener.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -87,7 +86,6 @@ class Keys:
         self._done: OrderedDict[str, bytes | None] = OrderedDict()
 
     def put(self, values: Mapping[str, bytes]) -> None:
-        """Sets keys."""
         with self._changed:
             self._values |= values
             self._changed.notify_all()
@@ -119,7 +117,6 @@ class Keys:
             return [self._values[key] for key in keys]
 
     def names(self) -> list[str]:
-        """All keys."""
         with self._changed:
             return list(self._values)
 

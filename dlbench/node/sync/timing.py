@@ -216,7 +216,6 @@ class BackwardWatch:
         self._hooks: list[Any] = []
 
     def attach(self, model: nn.Module) -> None:
-        """Whose gradients are watched."""
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
     @property
@@ -255,7 +254,6 @@ class BackwardWatch:
             self._current.backward_end = self.clock.mark()
 
     def hand_over(self, message: MessageInFlight) -> None:
-        """A bucket goes on its way."""
         if self._current is not None:
             self._current.messages.append(message)
 

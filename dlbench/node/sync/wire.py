@@ -77,7 +77,6 @@ class NarrowWire(WireFormat):
     bytes_per_element = 2.0
 
     def __init__(self, name: Wire, dtype: torch.dtype) -> None:
-        """`dtype` is the type on the wire."""
         self.name = name
         self._overflow = OverflowCount()
         self._dtype = dtype

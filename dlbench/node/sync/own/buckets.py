@@ -88,7 +88,6 @@ class Bucket:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its gradients."""
         return self.num_elements * self.vector.element_size()
 
     def take(self, place: int, scale: float) -> None:
@@ -177,7 +176,6 @@ class ExchangeThread:
             self._next, self._count = 0, count
 
     def hand_over(self, number: int) -> None:
-        """A message is complete."""
         with self._changed:
             self._handed.add(number)
             if number == self._next:

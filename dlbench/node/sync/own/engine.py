@@ -124,7 +124,6 @@ class OwnExchange(EngineOverLibrary):
         return self._exchanger.account().result(times)
 
     def settings(self) -> list[Setting]:
-        """The engine's own, and what became of `sync`."""
         return exchange_settings(self._plan, self._library.settings(), self._exchanger.account())
 
     def stop(self) -> None:
@@ -178,7 +177,6 @@ class Exchanger:
             )
 
     def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
-        """Gradients of each message by the fusion in force."""
         if self._fusion == "own:none":
             return one_each(len(order))
         least = fusion_bytes(self._fusion)
@@ -262,7 +260,6 @@ class Exchanger:
             self._thread.hand_over(message)
 
     def _exchange(self, message: int) -> None:
-        """On the communication thread."""
         now = self._now
         assert now is not None
         with self._clock.exchanging(now.ready[message]):
@@ -351,7 +348,6 @@ class Exchanger:
         return [times for times, _ in found]
 
     def account(self) -> Account:
-        """What was done so far."""
         return Account(
             names=[name for name, _ in self._named],
             sizes=self._sizes,
@@ -371,7 +367,6 @@ class Exchanger:
         return self._moments.gradients() or gradient_times([one.moments for one in self._watched], self._clock)
 
     def stop(self) -> None:
-        """Ends the thread and lets go of shared memory."""
         self._thread.stop()
         self.route.close()
 

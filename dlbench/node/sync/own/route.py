@@ -80,7 +80,6 @@ class Route:
         return self.method.threshold_bytes if isinstance(self.method, Hybrid) else None
 
     def close(self) -> None:
-        """Lets go of shared memory."""
         if self.shared is not None:
             self.shared.close()
 
