@@ -18,15 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-OPEN_AT_MOST = 32
-"""Files kept open by one process."""
+OPEN_AT_MOST = 32  # files kept open by one process
 
-_SMALLEST_SHARE = 1 / 1100
-"""Of its bytes that compression leaves of a dataset; gzip leaves 1/1032."""
+_SMALLEST_SHARE = 1 / 1100  # of its bytes that compression leaves of a dataset; gzip leaves 1/1032
 
 
-_HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")
-"""How a global heap begins, and how it tells sizes."""
+_HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # how a global heap begins, and how it tells sizes
 
 
 @contextmanager

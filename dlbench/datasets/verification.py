@@ -29,8 +29,7 @@ from dlbench.datasets.text.pretraining_hdf5 import file_fault, sample_files
 from dlbench.errors import UserError, nearest
 from dlbench.opening import file_sha256
 
-Progress = Callable[[str, int, int], None]
-"""Told what is counted, how many are done, and how many there are."""
+Progress = Callable[[str, int, int], None]  # told what is counted, how many are done, and how many there are
 
 _PUBLIC = {"images": "ImageNet-2012", "image-shards": "ImageNet-2012", "density": "cosmoUniverse"}
 _AT_ONCE = 1024
@@ -43,16 +42,11 @@ class Verdict:
 
     source: Path
     kind: str
-    samples: dict[str, int] = field(default_factory=dict)
-    """By split; a split that cannot be counted is not in it."""
-    faults: list[str] = field(default_factory=list)
-    """A line for each bad file, which it names, with the reason."""
-    remarks: list[str] = field(default_factory=list)
-    """What is odd but usable."""
-    manifest: Literal["none", "whole", "altered"] = "none"
-    """Whether the checksums of a manifest were met."""
-    public_set: str | None = None
-    """The public set that this could be, by its kind."""
+    samples: dict[str, int] = field(default_factory=dict)  # by split; a split that cannot be counted is not in it
+    faults: list[str] = field(default_factory=list)  # A line for each bad file, which it names, with the reason
+    remarks: list[str] = field(default_factory=list)  # what is odd but usable
+    manifest: Literal["none", "whole", "altered"] = "none"  # whether the checksums of a manifest were met
+    public_set: str | None = None  # the public set that this could be, by its kind
     lacking: list[str] = field(default_factory=list)
     """Why it is not the whole public set, a line a split; none if it is."""
 
@@ -243,11 +237,9 @@ def _count_samples(folder: Path) -> tuple[int, str | None]:
     return index_samples(folder).num_samples, None
 
 
-_AT_A_TIME = 64
-"""Images that one task decodes."""
+_AT_A_TIME = 64  # images that one task decodes
 
-Found = tuple[int, list[str], list[str]]
-"""Images seen, lines about bad files, lines about odd ones."""
+Found = tuple[int, list[str], list[str]]  # images seen, lines about bad files, lines about odd ones
 
 
 def verify_images(
@@ -348,8 +340,7 @@ def _in_order(pool: ThreadPoolExecutor, tasks: Iterator[Callable[[], Found]], at
 
 
 _R = TypeVar("_R")
-_BATCH = 1024
-"""Documents tokenised at a time."""
+_BATCH = 1024  # documents tokenised at a time
 
 
 def verify_text(

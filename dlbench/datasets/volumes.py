@@ -59,12 +59,10 @@ class FileShape:
     """How many samples of which shape one file holds."""
 
     num: int
-    size: int
-    """Edge of a volume, voxels."""
+    size: int  # edge of a volume, voxels
     channels: int
     num_targets: int
-    spans: bool = False
-    """Whether reading one sample decompresses others."""
+    spans: bool = False  # whether reading one sample decompresses others
 
     def fits(self, other: FileShape) -> bool:
         """Whether volumes and targets have the same shapes."""
@@ -173,8 +171,7 @@ class TfrecordVolumes(Volumes):
     SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
     def __init__(self) -> None:
-        self._offsets: dict[Path, NDArray[np.int64]] = {}
-        """Where the records of plain files start."""
+        self._offsets: dict[Path, NDArray[np.int64]] = {}  # where the records of plain files start
 
     @staticmethod
     def inspect(path: Path) -> FileShape:
@@ -311,20 +308,14 @@ class DensityIndex:
     """Which volumes there are; all of one shape."""
 
     root: Path
-    container: str
-    """A key of `CONTAINERS`."""
-    files: tuple[str, ...]
-    """Relative to the root, sorted."""
-    offsets: NDArray[np.int64]
-    """(num_files + 1,) first sample of each file."""
-    size: int
-    """Edge of a volume, voxels."""
+    container: str  # A key of `CONTAINERS`
+    files: tuple[str, ...]  # relative to the root, sorted
+    offsets: NDArray[np.int64]  # (num_files + 1,) first sample of each file
+    size: int  # edge of a volume, voxels
     channels: int
     num_targets: int
-    sha256: str
-    """Digest of file names and sample counts; contents are not read."""
-    chunks_span_samples: bool
-    """Whether in some file one read decompresses several samples."""
+    sha256: str  # digest of file names and sample counts; contents are not read
+    chunks_span_samples: bool  # whether in some file one read decompresses several samples
 
     @property
     def num_samples(self) -> int:

@@ -39,8 +39,7 @@ from dlbench.specs.collectives import CommPlan
 from dlbench.specs.system import StagingTier, StorageSpec
 
 ROUNDS = 50
-WAIT_S = 20.0
-"""How long the first node's address is waited for, and it for the others: the job lasts a minute."""
+WAIT_S = 20.0  # how long the first node's address is waited for, and it for the others: the job lasts a minute
 _PAUSE_S = 0.1
 
 
@@ -93,8 +92,7 @@ def ask(
     return SeenClock(offset_s=found.offset_ns / 1e9, bound_s=found.bound_ns / 1e9), ""
 
 
-REQUIRED = ("torch", "numpy", "safetensors")
-"""Without these no rank trains."""
+REQUIRED = ("torch", "numpy", "safetensors")  # without these no rank trains
 WANTED = {"horovod": "horovod.torch", "mpi4py": "mpi4py", "pynvml": "pynvml"}
 """Used where they are there: the package by the module that shows whether it works."""
 
@@ -160,8 +158,7 @@ def _trial(folder: Path, key: str) -> str:
     return ""
 
 
-LOOK_S = 1.0
-"""How long the load of a node's cores is looked at: the kernel counts in steps of 10 ms."""
+LOOK_S = 1.0  # how long the load of a node's cores is looked at: the kernel counts in steps of 10 ms
 
 
 def main(arguments: list[str]) -> int:

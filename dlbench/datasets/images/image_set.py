@@ -117,8 +117,7 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
 LAYOUT = "<folder>/<class>/<image>.jpg"
 SUFFIXES = (b".jpg", b".jpeg")
 _EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
-_NAMED = 20
-"""Files passed over that are told by name; of the others the number."""
+_NAMED = 20  # files passed over that are told by name; of the others the number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,18 +125,12 @@ class JpegTree:
     """Which files there are and what they show. A million files take tens of MB and no object each."""
 
     root: Path
-    classes: tuple[str, ...]
-    """Names of the class folders; the position is the label."""
-    labels: NDArray[np.int32]
-    """(num_samples,) label of each file."""
-    names: bytes
-    """File names inside their class folders, joined; a name may hold any byte but NUL and a slash."""
-    offsets: NDArray[np.int64]
-    """(num_samples + 1,) where each name starts in `names`."""
-    sha256: str
-    """Digest of class and file names, in order; contents are not read."""
-    remarks: tuple[str, ...] = ()
-    """Which files were passed over, one line if there are any."""
+    classes: tuple[str, ...]  # names of the class folders; the position is the label
+    labels: NDArray[np.int32]  # (num_samples,) label of each file
+    names: bytes  # file names inside their class folders, joined; a name may hold any byte but NUL and a slash
+    offsets: NDArray[np.int64]  # (num_samples + 1,) where each name starts in `names`
+    sha256: str  # digest of class and file names, in order; contents are not read
+    remarks: tuple[str, ...] = ()  # which files were passed over, one line if there are any
 
     @property
     def kind(self) -> str:

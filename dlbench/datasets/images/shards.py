@@ -50,39 +50,28 @@ MAX_IMAGE = 1 << 30
 
 IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
 """Names of features in a TFRecord of images."""
-RECORD_HEAD = 12
-"""Bytes of a record before its payload: length and its checksum."""
+RECORD_HEAD = 12  # bytes of a record before its payload: length and its checksum
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
 LABEL_SUFFIX = "cls"
 _PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
-_MAX_NAME = 200
-"""Characters of a member's name that a message holds, at most."""
-_MOST_CLASSES = 10_000_000
-"""A label beyond is taken for damage; it would make as many names."""
+_MAX_NAME = 200  # characters of a member's name that a message holds, at most
+_MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardIndex:
     """Where each sample is. About 28 bytes per sample: 36 MB for ImageNet."""
 
-    container: str
-    """`tar` or `tfrecord`."""
-    shards: tuple[str, ...]
-    """File names, sorted."""
-    sizes: tuple[int, ...]
-    """Bytes of each shard."""
+    container: str  # `tar` or `tfrecord`
+    shards: tuple[str, ...]  # file names, sorted
+    sizes: tuple[int, ...]  # bytes of each shard
     classes: tuple[str, ...]
     """Names of the classes; the position is the label. Digits where the shards do not name them."""
-    shard: NDArray[np.int32]
-    """(num_samples,) the shard of each sample."""
-    records: NDArray[np.int64]
-    """(num_samples,) byte at which the tar member's header, or the record, starts."""
-    offsets: NDArray[np.int64]
-    """(num_samples,) byte at which the encoded image starts."""
-    lengths: NDArray[np.int32]
-    """(num_samples,) bytes of the encoded image."""
-    labels: NDArray[np.int32]
-    """(num_samples,) counted from 0."""
+    shard: NDArray[np.int32]  # (num_samples,) the shard of each sample
+    records: NDArray[np.int64]  # (num_samples,) byte at which the tar member's header, or the record, starts
+    offsets: NDArray[np.int64]  # (num_samples,) byte at which the encoded image starts
+    lengths: NDArray[np.int32]  # (num_samples,) bytes of the encoded image
+    labels: NDArray[np.int32]  # (num_samples,) counted from 0
     remarks: tuple[str, ...] = ()
 
 
@@ -310,10 +299,8 @@ INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
 _ARRAYS = {"shard": "int32", "records": "int64", "offsets": "int64", "lengths": "int32", "labels": "int32"}
 _LISTS = ("shards", "sizes", "classes", "remarks")
-_MEMBER = "{}.npy"
-"""What numpy calls an array in an archive."""
-_MAX_ABOUT = 1 << 28
-"""Bytes of the lists of an index at most: names of shards and classes."""
+_MEMBER = "{}.npy"  # what numpy calls an array in an archive
+_MAX_ABOUT = 1 << 28  # bytes of the lists of an index at most: names of shards and classes
 
 
 class ImageShards:

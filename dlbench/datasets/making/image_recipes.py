@@ -50,12 +50,10 @@ if TYPE_CHECKING:
 
 
 Container = Literal["tar", "tfrecord"]
-SAMPLES_PER_SHARD = 1252
-"""ImageNet's 1,281,167 training images in 1,024 shards."""
+SAMPLES_PER_SHARD = 1252  # ImageNet's 1,281,167 training images in 1,024 shards
 FIRST_LABEL: dict[Container, int] = {"tar": 0, "tfrecord": 1}
 """Number of the first class in a shard; the public ImageNet records keep 0 for the background."""
-VERSION = 1
-"""Raised whenever packing changes what it writes."""
+VERSION = 1  # raised whenever packing changes what it writes
 
 
 class Packed(NamedTuple):
@@ -63,8 +61,7 @@ class Packed(NamedTuple):
 
     key: str
     data: bytes
-    label: int
-    """Counted from 0."""
+    label: int  # counted from 0
     filename: str
 
 
@@ -139,14 +136,11 @@ def index_foreign(folder: Path, progress: Callable[[int, int], None] | None = No
 class PackRecipe:
     """How one image set, a tree or shards, becomes shards; a `Recipe` of dlbench.datasets.making.production."""
 
-    train: Path
-    """The training images: a folder that `open_image_set` takes."""
-    validation: Path | None = None
-    """The validation images; their classes must be among those of the training images."""
+    train: Path  # the training images: a folder that `open_image_set` takes
+    validation: Path | None = None  # the validation images; their classes must be among those of the training images
     container: Container = "tar"
     samples_per_shard: int = SAMPLES_PER_SHARD
-    seed: int = 0
-    """Of the order."""
+    seed: int = 0  # of the order
 
     def __post_init__(self) -> None:
         if self.samples_per_shard < 1:
@@ -246,15 +240,11 @@ def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Seq
         yield Packed(f"{first + place:08d}", data, labels[source.label(index)], source.filename(index))
 
 
-PHOTO_VERSION = 2
-"""Raised whenever the recipe changes what it makes."""
+PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
 LICENCES = "LICENSES.txt"
-MOST_CLASSES = 1000
-"""Cells become 30 pixels wide; smaller ones would show nothing."""
-_SHARES = (0.25, 0.75)
-"""Smallest and largest edge of the cut of a photograph, as a share of the largest that fits."""
-_CELL_SHARES = (0.6, 1.0)
-"""The same for a cell of a photograph, which is small already."""
+MOST_CLASSES = 1000  # cells become 30 pixels wide; smaller ones would show nothing
+_SHARES = (0.25, 0.75)  # smallest and largest edge of the cut of a photograph, as a share of the largest that fits
+_CELL_SHARES = (0.6, 1.0)  # the same for a cell of a photograph, which is small already
 _SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
@@ -321,22 +311,15 @@ class PhotoRecipe:
     Image k of a class is the same in all containers, and whatever the number of images.
     """
 
-    train_images: int
-    """Over all classes, as evenly as they divide."""
-    validation_images: int
-    """0, or at least one a class."""
+    train_images: int  # over all classes, as evenly as they divide
+    validation_images: int  # 0, or at least one a class
     num_classes: int = len(PHOTOS)
     container: Literal["tree", "tar", "tfrecord"] = "tree"
-    width: int = 500
-    """Pixels; of the largest image if they vary."""
-    height: int = 375
-    """Pixels."""
-    vary: float = 0.0
-    """Each image is smaller than `width` x `height` by a random share of up to this much."""
-    quality: int = 95
-    """Of the JPEG, 1 to 100."""
-    grain: int = 16
-    """Largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform."""
+    width: int = 500  # pixels; of the largest image if they vary
+    height: int = 375  # pixels
+    vary: float = 0.0  # each image is smaller than `width` x `height` by a random share of up to this much
+    quality: int = 95  # of the JPEG, 1 to 100
+    grain: int = 16  # largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform
     samples_per_shard: int = SAMPLES_PER_SHARD
     seed: int = 0
 

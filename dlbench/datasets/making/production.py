@@ -43,13 +43,10 @@ from dlbench.units import format_bytes
 class Part:
     """A piece of a data set that one process writes at once: a file or a folder."""
 
-    name: str
-    """Relative path with `/`, such as `train/density-00000.h5`."""
+    name: str  # relative path with `/`, such as `train/density-00000.h5`
     split: Split
-    first: int
-    """Number of its first sample within the split."""
-    count: int
-    """Samples in it."""
+    first: int  # number of its first sample within the split
+    count: int  # samples in it
 
 
 class Recipe(Protocol):
@@ -82,8 +79,7 @@ class Recipe(Protocol):
 
 FORMAT = "dlbench.production"
 VERSION = 1
-PARTIAL = ".partial"
-"""The folder of parts that are being written."""
+PARTIAL = ".partial"  # the folder of parts that are being written
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """What file systems answer that have no locks, such as Lustre mounted without them."""
 
@@ -101,8 +97,7 @@ class Journal:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self.recipe: tuple[str, Mapping[str, str | int | float | bool]] | None = None
         """Kind and `made_with`; none before `begin`."""
-        self.done: dict[str, list[FileEntry]] = {}
-        """The files of every finished part."""
+        self.done: dict[str, list[FileEntry]] = {}  # the files of every finished part
         self._is_ours = False
         try:
             self._lock()
@@ -320,8 +315,7 @@ class _State:
     progress: Progress
     done: int = 0
     num_bytes: int = 0
-    files: dict[str, list[FileEntry]] = field(default_factory=dict)
-    """By part."""
+    files: dict[str, list[FileEntry]] = field(default_factory=dict)  # by part
 
     def add(self, part: Part, files: list[FileEntry], *, tell: bool = True) -> None:
         self.done += part.count

@@ -33,8 +33,7 @@ from dlbench.units import format_bytes
 
 T = TypeVar("T")
 
-_SPAN_NS = 1_000_000_000
-"""Copies of a stream that follow each other within this time are told as one."""
+_SPAN_NS = 1_000_000_000  # copies of a stream that follow each other within this time are told as one
 _MOST_SPANS = 200
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -48,8 +47,7 @@ class Moved:
     """Copies of one stream, one after the other."""
 
     stream: int
-    start_ns: int
-    """CLOCK_MONOTONIC."""
+    start_ns: int  # CLOCK_MONOTONIC
     end_ns: int
     num_bytes: int
     items: int
@@ -160,8 +158,7 @@ _MAX_LINE = 1 << 16
 class CopiedFile:
     """One file that was copied."""
 
-    path: str
-    """Relative, with `/`; bytes that are not UTF-8 as surrogate escapes."""
+    path: str  # relative, with `/`; bytes that are not UTF-8 as surrogate escapes
     bytes: int
     mtime_ns: int
     crc32: int
@@ -303,8 +300,7 @@ _PARTIAL = ".partial-"
 class SourceFile:
     """A file to be copied."""
 
-    name: str
-    """Relative to the staged data, with `/`."""
+    name: str  # relative to the staged data, with `/`
     path: str
     num_bytes: int
     mtime_ns: int
@@ -369,8 +365,7 @@ def _followed(link: Path, allowed: Sequence[Path]) -> Path:
 class Replica:
     """A data set on this node."""
 
-    path: Path
-    """Of the folder that holds the parts."""
+    path: Path  # of the folder that holds the parts
     num_files: int
     verified: str
 

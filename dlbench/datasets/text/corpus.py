@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLS, SEP, MASK)
-MAX_BYTES = 1 << 26
-"""Of a vocabulary at most: published ones have some 250,000 entries of a few bytes."""
-MAX_SIDECAR = 1 << 16
-"""Of the file beside it at most: it holds one digest."""
+MAX_BYTES = 1 << 26  # of a vocabulary at most: published ones have some 250,000 entries of a few bytes
+MAX_SIDECAR = 1 << 16  # of the file beside it at most: it holds one digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +44,7 @@ class Vocabulary:
     path: Path
     entries: tuple[str, ...]
     sha256: str
-    lowercase: bool
-    """Whether text is lower-cased and stripped of accents first: true if no entry has a capital letter."""
+    lowercase: bool  # whether text is lower-cased and stripped of accents first: true if no entry has a capital letter
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -126,11 +123,9 @@ LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between docu
 SAVED = "corpus.json"
 SAVED_FORMAT = {"format": "dlbench.token-corpus", "version": 1}
 _SAVED_ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
-MAX_ABOUT = 1 << 20
-"""Bytes of `corpus.json` at most: it holds some numbers."""
+MAX_ABOUT = 1 << 20  # bytes of `corpus.json` at most: it holds some numbers
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
-_BATCH = 4096
-"""Sentences handed to the tokenizer at a time; bounds the Python objects alive at once."""
+_BATCH = 4096  # sentences handed to the tokenizer at a time; bounds the Python objects alive at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,17 +133,12 @@ class TextCorpus:
     """Tokenised text. No Python object per token, sentence or document."""
 
     source: Path
-    tokens: NDArray[Any]
-    """(num_tokens,) ids, uint16 or, for vocabularies beyond 65,536 entries, uint32."""
-    sentence_offsets: NDArray[np.int64]
-    """(num_sentences + 1,) first token of each sentence; no sentence is empty."""
-    document_offsets: NDArray[np.int64]
-    """(num_documents + 1,) first sentence of each document; no document is empty."""
+    tokens: NDArray[Any]  # (num_tokens,) ids, uint16 or, for vocabularies beyond 65,536 entries, uint32
+    sentence_offsets: NDArray[np.int64]  # (num_sentences + 1,) first token of each sentence; no sentence is empty
+    document_offsets: NDArray[np.int64]  # (num_documents + 1,) first sentence of each document; no document is empty
     vocabulary: Vocabulary
-    sha256: str
-    """Digest of the text files and the vocabulary."""
-    saved: Path | None = None
-    """The folder this corpus is memory-mapped from, if it is."""
+    sha256: str  # digest of the text files and the vocabulary
+    saved: Path | None = None  # the folder this corpus is memory-mapped from, if it is
 
     @property
     def num_documents(self) -> int:

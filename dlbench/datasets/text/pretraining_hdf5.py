@@ -43,10 +43,8 @@ _TYPES = {
     "masked_lm_ids": "int32",
     LABEL: "int8",
 }
-_BLOCK = 4096
-"""Rows checked at a time."""
-_CHUNK = 16
-"""Rows that share a checksum: one row is read with its few neighbours."""
+_BLOCK = 4096  # rows checked at a time
+_CHUNK = 16  # rows that share a checksum: one row is read with its few neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +52,8 @@ class FileShape:
     """What one file holds."""
 
     num_rows: int
-    sequence_length: int | None
-    """S; none: of variable length."""
-    max_predictions: int | None
-    """P; none: of variable length."""
+    sequence_length: int | None  # s; none: of variable length
+    max_predictions: int | None  # p; none: of variable length
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,12 +62,9 @@ class SamplesIndex:
 
     source: Path
     files: tuple[Path, ...]
-    offsets: NDArray[np.int64]
-    """(num_files + 1,) first sample of each file."""
-    shape: FileShape
-    """Of a row; `num_rows` is that of the first file."""
-    sha256: str
-    """Digest of file names, row counts and bytes; contents are not read."""
+    offsets: NDArray[np.int64]  # (num_files + 1,) first sample of each file
+    shape: FileShape  # of a row; `num_rows` is that of the first file
+    sha256: str  # digest of file names, row counts and bytes; contents are not read
 
     @property
     def num_samples(self) -> int:

@@ -34,8 +34,7 @@ class Delivery:
         self._stream = torch.cuda.Stream(device) if prefetch else None  # type: ignore[no-untyped-call]
         self._coming: deque[tuple[object, Batch, torch.cuda.Event | None]] = deque()
         """What the copy reads, the copy, and its end; None where nothing was copied."""
-        self._copying: deque[tuple[object, torch.cuda.Event]] = deque()
-        """What copies may still read."""
+        self._copying: deque[tuple[object, torch.cuda.Event]] = deque()  # what copies may still read
         self._batch: Batch = {}
         self._copies = self._copies_ahead = 0
 

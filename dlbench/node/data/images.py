@@ -46,8 +46,7 @@ ASPECT = (3 / 4, 4 / 3)
 EVALUATION_EDGE = 256 / 224
 """Shorter edge of a validation image over that of its centre crop (Krizhevsky et al. 2012: 256 and 224)."""
 
-Box = tuple[int, int, int, int]
-"""Left, top, right, bottom in pixels."""
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 def crop_box(width: int, height: int, generator: np.random.Generator) -> Box:

@@ -37,8 +37,7 @@ class ReadSums:
     batches: int = 0
     samples: int = 0
     tier_bytes: dict[Tier, int] = field(default_factory=dict)
-    storage_bytes: int | None = 0
-    """None where the kernel does not count for one of the readers."""
+    storage_bytes: int | None = 0  # None where the kernel does not count for one of the readers
     fetch_ns: int = 0
     prepare_ns: int = 0
 
@@ -295,11 +294,9 @@ class _Passes:
 class Read:
     """A batch that was waited for."""
 
-    item: Fetched | None
-    """None at the end of the pass, or with an error."""
+    item: Fetched | None  # None at the end of the pass, or with an error
     waited_ns: int
-    error: Exception | None
-    """Raised where the batch is handed out."""
+    error: Exception | None  # raised where the batch is handed out
 
     @property
     def is_good(self) -> bool:
@@ -433,12 +430,9 @@ class BatchSource:
     The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
     """
 
-    num_samples: int
-    """In the data set, or in a synthetic pool."""
-    order: ShardedOrder | None = None
-    """What this rank reads when; None where nothing is read."""
-    audit: ReadAudit | None = None
-    """Who read what; None where nothing is read."""
+    num_samples: int  # in the data set, or in a synthetic pool
+    order: ShardedOrder | None = None  # what this rank reads when; None where nothing is read
+    audit: ReadAudit | None = None  # who read what; None where nothing is read
     exchange: SampleExchange | None = None
     """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
 
@@ -539,8 +533,7 @@ class LoadedSource(BatchSource):
         self._fetched: Iterator[Fetched] | None = iter(self._loader)
         if pin_memory:
             RankCores().keep_to_rest(loader_workers)
-        self._looked: deque[Read] = deque()
-        """Read, and not handed out yet."""
+        self._looked: deque[Read] = deque()  # read, and not handed out yet
 
     @property
     def failures(self) -> list[str]:

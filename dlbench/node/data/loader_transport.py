@@ -92,8 +92,7 @@ class LoaderQueue(_Queue):
 
     def __init__(self, context: LoaderContext) -> None:
         super().__init__(ctx=context)
-        self._theirs: list[Connection] = []
-        """Ends of pipes that processes which are being started write to."""
+        self._theirs: list[Connection] = []  # ends of pipes that processes which are being started write to
         self._from_them: list[Connection] = []
 
     def __getstate__(self) -> Any:
@@ -195,10 +194,8 @@ def _shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
 @dataclass
 class _Slot:
     batch: Batch
-    locked: list[int]
-    """Addresses that were page-locked."""
-    left: int = 0
-    """Tensors of the batch that was handed out last which somebody may still have."""
+    locked: list[int]  # addresses that were page-locked
+    left: int = 0  # tensors of the batch that was handed out last which somebody may still have
 
 
 class Slots:
@@ -212,10 +209,8 @@ class Slots:
         self._workers, self._pins = loader_workers, pin_memory
         self._numbers = itertools.count()
         self._free: list[list[int]] = [[] for _ in range(loader_workers)]
-        self._home: dict[int, int] = {}
-        """By slot: the process that it is meant for."""
-        self._known: dict[tuple[int, int], _Slot] = {}
-        """By process and slot."""
+        self._home: dict[int, int] = {}  # by slot: the process that it is meant for
+        self._known: dict[tuple[int, int], _Slot] = {}  # by process and slot
         self._dropped: deque[tuple[int, int]] = deque()
         """Process and slot of each tensor that is gone; appended to by any thread, without a lock."""
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<q")
 _ALIGNED = 64
-_KINDS = frozenset("biuf")
-"""Of the arrays: numbers and truth values."""
+_KINDS = frozenset("biuf")  # of the arrays: numbers and truth values
 
 
 def packed(value: Any) -> Iterator[bytes | memoryview]:
@@ -146,8 +145,7 @@ T = TypeVar("T")
 _INDEX, _FAILURE = b"i", b"f"
 _FACTS = struct.Struct("@q")
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_TELL_S = 30.0
-"""So long a first rank that failed waits for others, to tell them with which exit code to end."""
+_TELL_S = 30.0  # so long a first rank that failed waits for others, to tell them with which exit code to end
 _RETRY_S = 0.02
 
 

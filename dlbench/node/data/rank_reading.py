@@ -25,8 +25,7 @@ from dlbench.records.data_path import ReadingResult
 from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec
 
-_TURN_S = 5.0
-"""After so long all ranks say that they are alive."""
+_TURN_S = 5.0  # after so long all ranks say that they are alive
 
 _MORE_ATTEMPTS = 2
 
@@ -42,8 +41,7 @@ class CacheState:
     """Of the data set's pages in the page cache: of the node that is farthest from what is wanted; None: unknown."""
     told: str
     in_force: bool
-    known: bool = True
-    """Whether that can be told; otherwise `in_force` is false."""
+    known: bool = True  # whether that can be told; otherwise `in_force` is false
 
 
 class NodeCache:
@@ -152,13 +150,10 @@ class RankReading:
         self._choice: Choice | None = None
         self._counts = False
         self._cache: NodeCache | None = None
-        self._states: dict[int, CacheState] = {}
-        """By epoch."""
+        self._states: dict[int, CacheState] = {}  # by epoch
         self._batches_per_epoch = 0
-        self._decode: object = None
-        """What of a JPEG is decoded; None where the samples are none."""
-        self.readers = Readers(0, 0)
-        """What reads; from `settle` on."""
+        self._decode: object = None  # what of a JPEG is decoded; None where the samples are none
+        self.readers = Readers(0, 0)  # what reads; from `settle` on
 
     def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
         """Makes the page cache as asked for and finds the readers; outside of any step.

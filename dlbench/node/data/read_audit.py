@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from dlbench.node.data.reader import Fetched
 
 
-Told = Mapping[str, Any]
-"""What `ReadAudit.told` gives, of one rank."""
-NAMED = 20
-"""Samples that are named at most."""
+Told = Mapping[str, Any]  # what `ReadAudit.told` gives, of one rank
+NAMED = 20  # samples that are named at most
 
 
 class ReadAudit:
@@ -190,10 +188,8 @@ class Audited:
     ) -> None:
         self._everyone, self._lists, self._num_samples = everyone, lists, num_samples
         self._exchanged, self._name, self._may_replace = exchanged, name, may_replace
-        self.errors: list[str] = []
-        """Samples read twice or never, by name."""
-        self.replaced = 0
-        """Samples that others stood in for."""
+        self.errors: list[str] = []  # samples read twice or never, by name
+        self.replaced = 0  # samples that others stood in for
         self.epochs = tuple(self._epoch(epoch, ranks) for epoch, ranks in _by_epoch(everyone).items())
 
     def _epoch(self, epoch: int, ranks: Sequence[Told]) -> ShuffleEpoch:

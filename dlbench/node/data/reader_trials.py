@@ -27,18 +27,15 @@ from dlbench.node.data.sharding import Key
 from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
 
-_LONGEST = 8
-"""Times the wanted seconds after which a measurement ends with what it has."""
+_LONGEST = 8  # times the wanted seconds after which a measurement ends with what it has
 
 
 @dataclass(frozen=True)
 class Readers:
     """What reads for a rank."""
 
-    loader_workers: int
-    """Reader processes; 0: the training process itself."""
-    prefetch_batches: int
-    """Batches that each reads ahead; 0 where there is none."""
+    loader_workers: int  # reader processes; 0: the training process itself
+    prefetch_batches: int  # batches that each reads ahead; 0 where there is none
 
 
 @dataclass(kw_only=True)
@@ -46,8 +43,7 @@ class Throughput(ReadSums):
     """What was read in some seconds."""
 
     seconds: float = 0.0
-    ended: bool = False
-    """Whether the order came to its end."""
+    ended: bool = False  # whether the order came to its end
 
     @property
     def samples_per_s(self) -> float:
@@ -125,12 +121,10 @@ def throughput(
 
 
 ROUNDS = 3
-SECONDS = 0.4
-"""Of one trial."""
+SECONDS = 0.4  # of one trial
 CLEARLY = 0.95
 """A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
-USUAL_PREFETCH = 2
-"""Batches read ahead while the number of readers is looked for."""
+USUAL_PREFETCH = 2  # batches read ahead while the number of readers is looked for
 
 
 class Ranks(Protocol):
@@ -148,8 +142,7 @@ class TrialContext:
     """What trials need to know of the rank."""
 
     reader: SampleReader
-    keys: Sequence[list[Key]]
-    """Batches of this rank to be read, in order; when all have been, it begins anew."""
+    keys: Sequence[list[Key]]  # batches of this rank to be read, in order; when all have been, it begins anew
     cores: int
     ranks: Ranks
     device: torch.device
@@ -172,13 +165,10 @@ class Choice:
     """What was chosen and why."""
 
     readers: Readers
-    of_workers: Search | None
-    """None: the number of reader processes was given."""
-    of_prefetch: Search | None
-    """None: what they read ahead was given, or there are none."""
+    of_workers: Search | None  # None: the number of reader processes was given
+    of_prefetch: Search | None  # None: what they read ahead was given, or there are none
     seconds: float
-    again: bool
-    """Whether samples had to be read more than once."""
+    again: bool  # whether samples had to be read more than once
 
     @property
     def trials(self) -> tuple[ReaderTrial, ...]:

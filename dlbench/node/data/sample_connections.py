@@ -22,10 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 SECRET_BYTES = 32
-MAX_SAMPLE_BYTES = 1 << 30
-"""More is a mistake, or nonsense from the network."""
-HELLO_S = 30.0
-"""How long a connection may take to say the secret."""
+MAX_SAMPLE_BYTES = 1 << 30  # more is a mistake, or nonsense from the network
+HELLO_S = 30.0  # how long a connection may take to say the secret
 _HELLO, _HEADER, _ANSWER = struct.Struct(">I"), struct.Struct(">qqII"), struct.Struct(">qq")
 _PIECE = 1 << 18
 

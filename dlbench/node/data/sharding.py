@@ -26,8 +26,7 @@ class Position:
     """A place in the order of all ranks together; it means the same for any number of ranks."""
 
     epoch: int = 0
-    place: int = 0
-    """Samples of the epoch's permutation that have been dealt out."""
+    place: int = 0  # samples of the epoch's permutation that have been dealt out
 
 
 class ShardedOrder:

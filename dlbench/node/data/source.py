@@ -288,8 +288,7 @@ def open_reader(
     raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
 
 
-_PUBLIC_VOLUME = [128, 128, 128, 4]
-"""Shape of a sample of cosmoUniverse."""
+_PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
 
 
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:

@@ -132,8 +132,7 @@ class ReplicaReader(_Staged):
 
 _SAMPLES = "samples"
 _CHOICE = "kept.npy"
-Parts = Mapping[int, Sequence[int]]
-"""Sample numbers by rank."""
+Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +141,7 @@ class StagedData:
 
     plan: RunPlan
     folder: Path
-    evaluates: bool
-    """Whether the copy has validation data, too."""
+    evaluates: bool  # whether the copy has validation data, too
 
     def train_source(self) -> Path:
         """The folder, or file, that the training data is read from."""

@@ -15,8 +15,7 @@ from dlbench.records.record import Setting
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
 
 Batch = dict[str, torch.Tensor]
-POOL_BATCHES = 4
-"""Distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps."""
+POOL_BATCHES = 4  # distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps
 _FIRST_WORD = 5
 """Ids below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here they only need to be five ids."""
 _CLS, _SEP, _MASK = 2, 3, 4

@@ -25,8 +25,7 @@ from dlbench.machine.memory import lies_in_memory
 from dlbench.node.memory.tiers import ALIGNMENT, Slots, Transfer, aligned
 from dlbench.units import format_bytes
 
-CHUNK_BYTES = 4 << 20
-"""Bytes of a call of the system."""
+CHUNK_BYTES = 4 << 20  # bytes of a call of the system
 
 
 class DiskTicket:
@@ -35,8 +34,7 @@ class DiskTicket:
     __slots__ = ("buffer", "incoming", "is_in", "is_out", "num_bytes", "offset", "place", "recalled", "storage")
 
     def __init__(self, storage: torch.UntypedStorage, offset: int, place: int) -> None:
-        self.storage: torch.UntypedStorage | None = storage
-        """Until its bytes are away."""
+        self.storage: torch.UntypedStorage | None = storage  # until its bytes are away
         self.num_bytes = storage.nbytes()
         self.offset = offset
         self.place = place
@@ -44,8 +42,7 @@ class DiskTicket:
         self.is_in = False
         self.incoming = False
         self.recalled = False
-        self.buffer: ctypes.Array[ctypes.c_char] | None = None
-        """Where its bytes come back to."""
+        self.buffer: ctypes.Array[ctypes.c_char] | None = None  # where its bytes come back to
 
 
 class DiskTier:

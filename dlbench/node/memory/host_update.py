@@ -113,12 +113,9 @@ def _around(name: str) -> Iterator[str]:
 class HostParameters(Protocol):
     """Parameters as the host updates them, and how gradients come to it."""
 
-    tensors: dict[nn.Parameter, nn.Parameter]
-    """What the host's optimizer works on, by parameter."""
-    num_bytes: int
-    """Held by the host for copies."""
-    text: str
-    """Where the host works, in words."""
+    tensors: dict[nn.Parameter, nn.Parameter]  # what the host's optimizer works on, by parameter
+    num_bytes: int  # held by the host for copies
+    text: str  # where the host works, in words
 
     def enter_thread(self) -> None:
         """Called once on the updating thread."""

@@ -30,12 +30,9 @@ from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 REPEATS = 3
 LEAST_BYTES = 1 << 20
-MOST_BYTES = 256 << 20
-"""Largest transfer that is tried: the far tier must not be filled for a measurement."""
-_PART_BYTES = 32 << 20
-"""Of one transfer beside computation, at most: several are under way."""
-_BESIDE_S = 0.25
-"""Computation beside transfers lasts at most about so long."""
+MOST_BYTES = 256 << 20  # largest transfer that is tried: the far tier must not be filled for a measurement
+_PART_BYTES = 32 << 20  # of one transfer beside computation, at most: several are under way
+_BESIDE_S = 0.25  # computation beside transfers lasts at most about so long
 
 
 def sizes_of(chain: Chain) -> tuple[int, int]:
@@ -176,8 +173,7 @@ def _covered(intervals: Sequence[tuple[int, int]], begin: int) -> int:
 
 
 Batch = dict[str, Tensor]
-Gather = Callable[[Any], list[Any]]
-"""What JSON can hold, of every rank, by rank; on every rank."""
+Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
 
 
 def alone(value: Any) -> list[Any]:
@@ -185,8 +181,7 @@ def alone(value: Any) -> list[Any]:
     return [value]
 
 
-_CUT_BATCH = 2
-"""Samples of the passes in which units are found."""
+_CUT_BATCH = 2  # samples of the passes in which units are found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,10 +86,8 @@ class Tier(Protocol):
         """Ends threads and gives everything back; twice does no harm."""
 
 
-ALIGNMENT = 4096
-"""Places begin and end at multiples of this, as direct I/O wants it."""
-_LOOSE = 1.25
-"""A free place is given to somewhat smaller bytes rather than a new one."""
+ALIGNMENT = 4096  # places begin and end at multiples of this, as direct I/O wants it
+_LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a new one
 
 
 def aligned(num_bytes: int) -> int:
@@ -102,8 +100,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = {}
-        self.end = 0
-        """Bytes that were ever in use: what the file or pool must hold."""
+        self.end = 0  # bytes that were ever in use: what the file or pool must hold
 
     def find(self, num_bytes: int) -> tuple[int, int]:
         """Offset and size of a place; one that is free if there is one of about that size, else a new one behind."""
@@ -182,14 +179,11 @@ class PinnedTicket:
     __slots__ = ("came", "coming", "left", "num_bytes", "offset", "place", "pool", "storage")
 
     def __init__(self, storage: torch.UntypedStorage, pool: int, offset: int, place: int) -> None:
-        self.storage: torch.UntypedStorage | None = storage
-        """Until its bytes are away."""
+        self.storage: torch.UntypedStorage | None = storage  # until its bytes are away
         self.num_bytes = storage.nbytes()
         self.pool, self.offset, self.place = pool, offset, place
-        self.left: Any = None
-        """Event at the end of the copy out."""
-        self.came: Any = None
-        """Event at the end of the copy in."""
+        self.left: Any = None  # Event at the end of the copy out
+        self.came: Any = None  # Event at the end of the copy in
         self.coming: torch.Tensor | None = None
 
 
