@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from dlbench import pool
-from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets import volumes
+from dlbench.datasets.images.image_set import completeness, open_image_set
 from dlbench.datasets.images.jpeg_decode import decode
-from dlbench.datasets.images.shards import ImageShards
+from dlbench.datasets.images.shards import ImageSet, ImageShards
 from dlbench.datasets.making.production import Journal
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import NAMES, Split, has_splits, train_folder, validation_folder
-from dlbench.datasets.splits import NAMES as SPLITS
 from dlbench.datasets.text.corpus import SAVED, UNKNOWN, load_vocabulary, open_corpus, read_documents, text_files
-from dlbench.datasets.text.pretraining_hdf5 import file_fault, sample_files
+from dlbench.datasets.text.pretraining_hdf5 import file_fault, index_samples, sample_files
+from dlbench.datasets.volumes import index_density, verify_density
 from dlbench.errors import UserError, nearest
 from dlbench.opening import file_sha256
 
@@ -96,11 +97,7 @@ def verify(
 
 def _splits(source: Path) -> list[tuple[Split | None, Path]]:
     if source.is_dir() and has_splits(source):
-        both: tuple[tuple[Split, Path | None], ...] = (
-            ("train", train_folder(source)),
-            ("validation", validation_folder(source)),
-        )
-        return [(split, folder) for split, folder in both if folder is not None]
+        return [("train", train_folder(source)), ("validation", validation_folder(source) or source)]
     return [(None, source)]
 
 
@@ -157,9 +154,10 @@ def _verify_split(
     if verdict.kind in ("images", "image-shards"):
         faults = verify_images(folder, partial(tell, f"{label}images"), workers, verdict.remarks.append)
     elif verdict.kind == "density":
-        from dlbench.datasets.volumes import verify_density
-
-        faults = _in_folder(split, _or_line(lambda: verify_density(folder, partial(tell, f"{label}files"), workers)))
+        try:
+            faults = _in_folder(split, verify_density(folder, partial(tell, f"{label}files"), workers))
+        except UserError as error:  # a folder that cannot be listed at all is one fault
+            faults = _in_folder(split, [str(error)])
     else:
 
         def say(line: str) -> None:
@@ -181,32 +179,25 @@ def _is_known(line: str, source: Path, named: set[str]) -> bool:
     return file in named or file.removeprefix(f"{source}/") in named
 
 
-def _or_line(check: Callable[[], list[str]]) -> list[str]:
-    """A folder that cannot be listed at all is one fault."""
-    try:
-        return check()
-    except UserError as error:
-        return [str(error)]
-
-
 def _in_folder(split: Split | None, lines: list[str]) -> list[str]:
     return [f"{split}/{line}" if split and not line.startswith("'") else line for line in lines]
 
 
 def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
     """Counts samples, and compares with the public set; what cannot be opened is a fault already."""
-    counters: Mapping[str, Callable[[], tuple[int, str | None]]] = {
-        "images": lambda: _count_images(folder, split or "train"),
-        "image-shards": lambda: _count_images(folder, split or "train"),
-        "density": lambda: _count_density(folder, split or "train"),
-        "samples": lambda: _count_samples(folder),
-    }
-    if verdict.kind not in counters:
+    if verdict.kind == "text":
         return
-    name = split or "all"
+    name, lacking = split or "all", None
     verdict.public_set = _PUBLIC.get(verdict.kind)
     try:
-        verdict.samples[name], lacking = counters[verdict.kind]()
+        if verdict.kind == "samples":
+            verdict.samples[name] = index_samples(folder).num_samples
+        elif verdict.kind == "density":
+            index = index_density(folder)
+            verdict.samples[name], lacking = index.num_samples, volumes.completeness(index, split or "train")
+        else:
+            images = open_image_set(folder)
+            verdict.samples[name], lacking = images.num_samples, completeness(images, split or "train")
     except UserError as error:
         lacking = f"{name}: cannot be counted"
         if not verdict.faults:
@@ -215,26 +206,6 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
         verdict.lacking.append(lacking)
     if split is None and verdict.public_set is not None:
         verdict.lacking.append("a single split: give the folder that holds train and validation")
-
-
-def _count_images(folder: Path, split: Split) -> tuple[int, str | None]:
-    from dlbench.datasets.images.image_set import completeness, open_image_set
-
-    images = open_image_set(folder)
-    return images.num_samples, completeness(images, split)
-
-
-def _count_density(folder: Path, split: Split) -> tuple[int, str | None]:
-    from dlbench.datasets.volumes import completeness, index_density
-
-    index = index_density(folder)
-    return index.num_samples, completeness(index, split)
-
-
-def _count_samples(folder: Path) -> tuple[int, str | None]:
-    from dlbench.datasets.text.pretraining_hdf5 import index_samples
-
-    return index_samples(folder).num_samples, None
 
 
 _AT_A_TIME = 64  # images that one task decodes
@@ -259,8 +230,8 @@ def verify_images(
     well. A set that cannot be opened is one line.
     """
     try:
-        sets = [open_image_set(path) for path in _splits_verify(folder)]
-        checksums = [_checksums_verify(images) for images in sets]
+        sets = [open_image_set(path) for _, path in _splits(folder)]
+        checksums = [_shard_checksums(images) for images in sets]
     except UserError as error:
         return [str(error)]
     total, seen = sum(images.num_samples for images in sets), 0
@@ -281,12 +252,6 @@ def verify_images(
     return bad
 
 
-def _splits_verify(folder: Path) -> list[Path]:
-    if not has_splits(folder):
-        return [folder]
-    return [folder / name for names in SPLITS.values() for name in names if (folder / name).is_dir()]
-
-
 def _tasks(images: ImageSet, checksums: Mapping[str, str]) -> Iterator[Callable[[], Found]]:
     for name, expected in checksums.items():
         yield partial(_digest, images.root / name, expected)
@@ -294,7 +259,7 @@ def _tasks(images: ImageSet, checksums: Mapping[str, str]) -> Iterator[Callable[
         yield partial(_decode, images, range(first, min(first + _AT_A_TIME, images.num_samples)))
 
 
-def _checksums_verify(images: ImageSet) -> dict[str, str]:
+def _shard_checksums(images: ImageSet) -> dict[str, str]:
     """SHA-256 of each shard, as the manifest of its folder or of the one above says; none without a manifest."""
     if not isinstance(images, ImageShards):
         return {}

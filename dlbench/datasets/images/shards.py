@@ -303,8 +303,56 @@ _MEMBER = "{}.npy"  # what numpy calls an array in an archive
 _MAX_ABOUT = 1 << 28  # bytes of the lists of an index at most: names of shards and classes
 
 
-class ImageShards:
-    """Labelled encoded images in shards; an `ImageSet` of dlbench.datasets.images.image_set.
+class ImageSet:
+    """Labelled encoded images with random access. Survives pickling; a copy opens files of its own."""
+
+    kind: str  # `jpeg-tree`, `tar` or `tfrecord`
+    root: Path
+    classes: tuple[str, ...]  # names of the classes; the position is the label
+    labels: NDArray[np.int32]  # (num_samples,) the label of each sample
+    sha256: str  # digest of the index (names or sizes, and labels), hexadecimal; image contents are not read
+    remarks: tuple[str, ...]
+    """What a person should know about how the set was understood, one line each: what was passed over, ..."""
+
+    @property
+    def num_samples(self) -> int:
+        """Images."""
+        return len(self.labels)
+
+    def label(self, index: int) -> int:
+        """The label of one sample."""
+        return int(self.labels[index])
+
+    def num_bytes(self, index: int) -> int:
+        """Length of what `read` gives. Raises OSError: its file is missing."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> bytes:
+        """The encoded bytes of one sample; of a TFRecord the checksum is compared.
+
+        Raises OSError: its file is missing or cannot be read. ValueError: its file is shorter than the index says, or a
+        checksum differs. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
+        """
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """File, and place in it, of one sample, for messages; never fails."""
+        raise NotImplementedError
+
+    def filename(self, index: int) -> str:
+        """The place of one sample relative to the folder; equal wherever the folder lies."""
+        raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        """The files that samples are read from."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes files; reading again opens them again."""
+
+
+class ImageShards(ImageSet):
+    """Labelled encoded images in shards.
 
     Files are opened at first use in each copy. They are only read at given positions, so that a forked process may go
     on with those of its parent.
@@ -312,7 +360,8 @@ class ImageShards:
     """
 
     def __init__(self, root: Path, index: ShardIndex, open_at_most: int | None = None) -> None:
-        self.root, self.index = root, index
+        self.root, self.index, self.kind = root, index, index.container
+        self.classes, self.remarks, self.labels = index.classes, index.remarks, index.labels
         # The rest is for data loaders, which pass tensors between processes as descriptors.
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open_at_most = open_at_most or max(8, min(4096, allowed // 4))
@@ -324,45 +373,17 @@ class ImageShards:
     def __del__(self) -> None:
         self.close()
 
-    @property
-    def kind(self) -> str:
-        return self.index.container
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.index.labels)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.index.classes
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        return self.index.remarks
-
     @cached_property
-    def sha256(self) -> str:
+    def sha256(self) -> str:  # type: ignore[override]
         digest = hashlib.sha256(index_text(self.index))
         digest.update(self.index.lengths.tobytes())
         digest.update(self.index.labels.tobytes())
         return digest.hexdigest()
 
-    def label(self, index: int) -> int:
-        return int(self.index.labels[index])
-
-    @property
-    def labels(self) -> NDArray[np.int32]:
-        return self.index.labels
-
     def num_bytes(self, index: int) -> int:
         return int(self.index.lengths[index])
 
     def read(self, index: int) -> bytes:
-        """The encoded bytes of one sample; of a TFRecord the checksum is compared.
-
-        Raises OSError: the shard is missing or cannot be read. ValueError: the shard is cut off, or the checksum of the
-        record differs. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
-        """
         table = self.index
         descriptor = self._descriptor(int(table.shard[index]))
         offset, length = int(table.offsets[index]), int(table.lengths[index])

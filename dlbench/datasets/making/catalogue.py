@@ -21,7 +21,7 @@ from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.datasets.images.image_set import ImageSet
+    from dlbench.datasets.images.shards import ImageSet
 
 
 KINDS = ("images", "text", "density")

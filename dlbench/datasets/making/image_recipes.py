@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.images.shards import (
     FILENAME,
     IMAGE,
@@ -37,6 +37,7 @@ from dlbench.datasets.images.shards import (
     LABEL,
     LABEL_SUFFIX,
     SYNSET,
+    ImageSet,
     ImageShards,
     save_index,
     scan_shards,

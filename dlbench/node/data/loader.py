@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -166,17 +166,9 @@ class _Order(torch.utils.data.Sampler[tuple[list[Key], int | None]]):
         return zip(self._keys(), itertools.repeat(None) if self._slots is None else self._slots.turns(), strict=False)
 
 
-class _Slotted:
-    """A DataLoader whose batches lie in slots."""
-
-    def __init__(self, loader: Iterable[Fetched], slots: Slots) -> None:
-        self._loader, self._slots = loader, slots
-
-    def __iter__(self) -> Iterator[Fetched]:
-        return _SlottedPass(iter(self._loader), self._slots)
-
-
 class _SlottedPass(Iterator[Fetched]):
+    """A pass of a DataLoader whose batches lie in slots."""
+
     def __init__(self, fetched: Iterator[Fetched], slots: Slots) -> None:
         self._fetched, self._slots = fetched, slots
 
@@ -246,8 +238,8 @@ def fetch_batches(
     pin_memory: bool,
     persistent: bool,
     in_slots: bool = True,
-) -> Iterable[Fetched]:
-    """Batches of one or more passes over `keys`, from loader processes or, without them, read when asked for.
+) -> Callable[[], Iterator[Fetched]]:
+    """Begins a pass over `keys` each time: batches from loader processes or, without them, read when asked for.
 
     `in_slots`: the memory of a batch is used again when no tensor of it is left, so that a copy from it to a GPU must
     be waited for before; otherwise torch sees to that.
@@ -257,13 +249,13 @@ def fetch_batches(
         def fetch(wanted: list[Key]) -> Fetched:
             return batches[wanted].pin_memory() if pin_memory else batches[wanted]
 
-        return _Passes(lambda: map(fetch, keys()))
+        return lambda: map(fetch, keys())
     context = LoaderContext()
     # The first ends them with this process, whose main thread starts them; the second imports torch once for all.
     os.environ[_RANK_VARIABLE] = str(os.getpid())
     context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])
     slots = Slots(loader_workers, pin_memory=pin_memory) if in_slots else None
-    loader: Iterable[Fetched] = DataLoader(
+    loader: DataLoader[Fetched] = DataLoader(
         _Batches(batches),
         batch_size=None,
         sampler=_Order(keys, slots),
@@ -277,17 +269,7 @@ def fetch_batches(
         # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
         generator=torch.Generator(),
     )
-    return loader if slots is None else _Slotted(loader, slots)
-
-
-class _Passes:
-    """An iterable that begins anew each time, as a DataLoader does."""
-
-    def __init__(self, begin: Callable[[], Iterator[Fetched]]) -> None:
-        self._begin = begin
-
-    def __iter__(self) -> Iterator[Fetched]:
-        return self._begin()
+    return lambda: iter(loader) if slots is None else _SlottedPass(iter(loader), slots)
 
 
 @dataclass(frozen=True)
@@ -521,7 +503,7 @@ class LoadedSource(BatchSource):
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers, self._taken)
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
-        self._loader = fetch_batches(
+        self._begin_pass = fetch_batches(
             BatchReader(reader, on_bad_sample, within_batch=is_held, arrange=arrange),
             self._epochs or order.batches,
             loader_workers=loader_workers,
@@ -530,7 +512,7 @@ class LoadedSource(BatchSource):
             persistent=epoch_by_epoch,
             in_slots=in_slots,
         )
-        self._fetched: Iterator[Fetched] | None = iter(self._loader)
+        self._fetched: Iterator[Fetched] | None = self._begin_pass()
         if pin_memory:
             RankCores().keep_to_rest(loader_workers)
         self._looked: deque[Read] = deque()  # read, and not handed out yet
@@ -545,7 +527,7 @@ class LoadedSource(BatchSource):
 
     def begin_epoch(self) -> None:
         if self.is_between_epochs:
-            self._fetched = iter(self._loader)
+            self._fetched = self._begin_pass()
 
     def epoch_reads(self) -> list[EpochReads]:
         return self._ledger.epochs.reads
@@ -631,7 +613,7 @@ class EvaluationSource:
         self._ledger = Ledger(loader_workers)
         self._iterator: Iterator[Fetched] | None = None
         keys = partial(evaluation_batches, num_samples, batch_size=batch_size, rank=rank, world_size=world_size)
-        self._loader = fetch_batches(
+        self._begin_pass = fetch_batches(
             BatchReader(reader, on_bad_sample, replace=False),
             keys,
             loader_workers=loader_workers,
@@ -650,7 +632,7 @@ class EvaluationSource:
 
         Raises UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
-        self._iterator = iter(self._loader)
+        self._iterator = self._begin_pass()
         while (batch := self._ledger.take(self._iterator)) is not None:
             if batch:
                 yield batch

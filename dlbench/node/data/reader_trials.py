@@ -61,7 +61,7 @@ def reading(
     pin_memory: bool = False,
 ) -> Iterator[Callable[[], Fetched | None]]:
     """The next batch each time it is called, None at the end of the order; the readers end with the context."""
-    batches = fetch_batches(
+    begin_pass = fetch_batches(
         BatchReader(reader, on_bad_sample),
         keys,
         loader_workers=readers.loader_workers,
@@ -69,7 +69,7 @@ def reading(
         pin_memory=pin_memory,
         persistent=False,
     )
-    ledger, iterator = Ledger(readers.loader_workers), iter(batches)
+    ledger, iterator = Ledger(readers.loader_workers), begin_pass()
     try:
         yield lambda: ledger.next(iterator)
     finally:
