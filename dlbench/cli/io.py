@@ -160,7 +160,8 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     first = plans[0]
     if first.workload.data.is_synthetic:
         raise UserError("io: synthetic data is read from nowhere: give --data PATH")
-    _refuse_cache(request)
+    if "data.cache" in request.overrides:
+        raise UserError("--set data.cache: io reads with a cold and with a warm cache")
     shared.require_data(plans)
     demands = _demands(first, options)
     seconds = options["seconds"] or DEFAULT_SECONDS
@@ -175,11 +176,6 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
         if importlib.util.find_spec("torch") is None:
             raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {shared.INSTALL_NODE}")
     _print(_measured(first, orders, demands), as_json=as_json)
-
-
-def _refuse_cache(request: Request) -> None:
-    if "data.cache" in request.overrides:
-        raise UserError("--set data.cache: io reads with a cold and with a warm cache")
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:

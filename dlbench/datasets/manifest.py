@@ -27,6 +27,7 @@ MAX_BYTES = 1 << 24  # of `manifest.json` at most: it says what a set was made w
 MAX_LINE = 1 << 20  # of a line of `manifest.files.jsonl` at most: it names one file, and paths have 4,096 bytes
 
 Value = str | int | float | bool
+MadeWith = Mapping[str, Value]  # what determines the content: generator, its version, seed, sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Manifest:
     """The contents of a `manifest.json`, without the single files."""
 
     kind: str
-    made_with: Mapping[str, Value]  # what determines the content: generator, its version, seed, sources
+    made_with: MadeWith
     counts: Mapping[str, int]  # samples of each split
     num_files: int
     num_bytes: int  # of all files together
@@ -62,7 +63,7 @@ class Manifest:
     files_sha256: str = ""  # SHA-256 over the list of files; equal for equal sets
 
 
-def write_manifest(folder: Path, *, kind: str, made_with: Mapping[str, Value], counts: Mapping[str, int]) -> Manifest:
+def write_manifest(folder: Path, *, kind: str, made_with: MadeWith, counts: Mapping[str, int]) -> Manifest:
     """Digests every file below a folder and writes its manifest."""
     files = describe_files(folder, skip=lambda name: name in (NAME, FILES_NAME))
     return save_manifest(folder, kind=kind, made_with=made_with, counts=counts, files=files)
@@ -72,7 +73,7 @@ def save_manifest(
     folder: Path,
     *,
     kind: str,
-    made_with: Mapping[str, Value],
+    made_with: MadeWith,
     counts: Mapping[str, int],
     files: Iterable[FileEntry],
     distinct_bytes: int | None = None,

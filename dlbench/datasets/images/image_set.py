@@ -35,13 +35,11 @@ def open_image_set(folder: Path) -> ImageSet:
     """
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
-    if train.is_dir() and (holds_shards(train) or _holds_folders(train)):
+    if train.is_dir() and (
+        holds_shards(train) or any(path.is_dir() and not path.name.startswith(".") for path in train.iterdir())
+    ):
         raise UserError(f"{str(folder)!r} holds splits, not classes; give {str(train)!r} or the other one")
     return open_image_shards(folder) if holds_shards(folder) else index_jpeg_tree(folder)
-
-
-def _holds_folders(folder: Path) -> bool:
-    return any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:

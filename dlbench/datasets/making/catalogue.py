@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dlbench.datasets.making.production import Part, Recipe, produce, require_ours
-from dlbench.datasets.manifest import read_manifest
+from dlbench.datasets.manifest import MadeWith, read_manifest
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
@@ -268,7 +268,7 @@ class Paired:
         return self.train.kind
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """What the first is made with, and, named `validation_...`, what is another value in the second."""
         first, second = self.train.made_with, self.validation.made_with
         return {**first, **{f"validation_{key}": value for key, value in second.items() if first.get(key) != value}}

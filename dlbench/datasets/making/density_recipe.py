@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.arrays import make_hdf5
 from dlbench.datasets.making.production import Part
+from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import RecordWriter
 from dlbench.datasets.volumes import encode_volume
@@ -195,7 +196,7 @@ class DensityRecipe:
     kind: str = "density"
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """Everything that decides the bytes, ranges of the parameters included."""
         ranges = {f"range_{name}": f"{low:g} to {high:g}" for name, (low, high) in self._ranges.items()}
         return {

@@ -43,6 +43,7 @@ from dlbench.datasets.images.shards import (
     scan_shards,
 )
 from dlbench.datasets.making.production import Part
+from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError, refused
 
@@ -158,7 +159,7 @@ class PackRecipe:
         return sum(sum(images.index.sizes) for images in self._sets.values() if isinstance(images, ImageShards))
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """Container, shard size, seed, version, and for each split the digest of its index.
 
         The digests of trees are over names; a file that changes under its name is not noticed.
@@ -348,7 +349,7 @@ class PhotoRecipe:
         return "images" if self.container == "tree" else "image-shards"
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """All fields, this recipe's version, and Pillow's, whose encoder decides the bytes."""
         return {"version": PHOTO_VERSION, "pillow": _pillow_version(), **self.__dict__}
 
@@ -406,7 +407,9 @@ class PhotoRecipe:
         x, y = left + generator.random() * max(0, width - w), top + generator.random() * max(0, height - h)
         shrink = 1 - generator.uniform(0, self.vary)
         size = max(1, round(self.width * shrink)), max(1, round(self.height * shrink))
-        cut = picture.resize(size, Image.Resampling.BILINEAR, box=_inside(picture, x, y, x + w, y + h))
+        # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
+        box = (x, y, min(x + w, picture.width), min(y + h, picture.height))
+        cut = picture.resize(size, Image.Resampling.BILINEAR, box=box)
         if self.grain:
             grain = generator.integers(-self.grain, self.grain + 1, (size[1], size[0], 1), dtype=np.int16)
             cut = Image.fromarray(np.clip(np.asarray(cut) + grain, 0, 255).astype(np.uint8))
@@ -455,11 +458,6 @@ def _regions(num_classes: int) -> Mapping[str, Region]:
             name = f"{photo.class_name}-{cell:03d}"
             found[name] = (photo, column / edge, row / edge, 1 / edge, 1 / edge, _CELL_SHARES)
     return found
-
-
-def _inside(picture: Image, left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
-    # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
-    return left, top, min(right, picture.width), min(bottom, picture.height)
 
 
 @lru_cache(maxsize=len(PHOTOS))

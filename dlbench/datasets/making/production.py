@@ -29,6 +29,7 @@ from dlbench.datasets.manifest import (
     FILES_NAME,
     NAME,
     FileEntry,
+    MadeWith,
     Manifest,
     describe_files,
     read_manifest,
@@ -61,7 +62,7 @@ class Recipe(Protocol):
         """One word for what is made."""
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """Everything that decides the bytes."""
 
     def parts(self) -> Sequence[Part]:
@@ -95,7 +96,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / self.NAME
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self.recipe: tuple[str, Mapping[str, str | int | float | bool]] | None = None
+        self.recipe: tuple[str, MadeWith] | None = None
         """Kind and `made_with`; none before `begin`."""
         self.done: dict[str, list[FileEntry]] = {}  # the files of every finished part
         self._is_ours = False
@@ -124,7 +125,7 @@ class Journal:
             self._path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def begin(self, kind: str, made_with: Mapping[str, str | int | float | bool]) -> None:
+    def begin(self, kind: str, made_with: MadeWith) -> None:
         self.recipe = (kind, made_with)
         self._append({"format": FORMAT, "version": VERSION, "kind": kind, "made_with": dict(made_with)})
 
@@ -211,13 +212,16 @@ def produce(
         try:
             there = folder.exists()
             needed = getattr(recipe, "estimated_bytes", estimated_bytes)
-            found = _make(recipe, made_with, folder, workers, progress or _silent, needed)
+            found = _make(
+                recipe, made_with, folder, workers, progress or (lambda _done, _total, _num_bytes: None), needed
+            )
         except OSError as error:
             raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror or error}", UserError) from None
         finally:
             if not there:
-                _remove_if_empty(folder)
-    _remove_journal(folder)
+                with suppress(OSError):  # after a refusal nothing of ours is left, not even the folder
+                    folder.rmdir()
+    (folder / Journal.NAME).unlink(missing_ok=True)
     return found
 
 
@@ -227,11 +231,7 @@ def require_ours(recipe: Recipe, folder: Path) -> bool:
     return folder.exists() and _finished(recipe.kind, dict(recipe.made_with), folder) is not None
 
 
-def _silent(done: int, total: int, num_bytes: int) -> None:
-    pass
-
-
-def _finished(kind: str, made_with: Mapping[str, str | int | float | bool], folder: Path) -> Manifest | None:
+def _finished(kind: str, made_with: MadeWith, folder: Path) -> Manifest | None:
     """The manifest of a folder that holds what is wanted; None where it has to be made."""
     if not folder.exists():
         return None
@@ -248,8 +248,8 @@ def _finished(kind: str, made_with: Mapping[str, str | int | float | bool], fold
 def _require_same(
     folder: Path,
     verb: str,
-    there: tuple[str, Mapping[str, str | int | float | bool]],
-    wanted: tuple[str, Mapping[str, str | int | float | bool]],
+    there: tuple[str, MadeWith],
+    wanted: tuple[str, MadeWith],
 ) -> None:
     """Compares two recipes, each its kind and `made_with`.
 
@@ -266,7 +266,7 @@ def _require_same(
 
 def _make(
     recipe: Recipe,
-    made_with: Mapping[str, str | int | float | bool],
+    made_with: MadeWith,
     folder: Path,
     workers: int,
     progress: Progress,
@@ -400,7 +400,7 @@ def _put(path: Path, target: Path) -> None:
 
 def _complete(
     recipe: Recipe,
-    made_with: Mapping[str, str | int | float | bool],
+    made_with: MadeWith,
     folder: Path,
     parts: Sequence[Part],
     state: _State,
@@ -420,14 +420,3 @@ def _complete(
         files=[*in_parts, *beside],
         distinct_bytes=getattr(recipe, "distinct_bytes", None),
     )
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """After a refusal nothing of ours is left, not even the folder."""
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def _remove_journal(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(folder / Journal.NAME)  # noqa: PTH108

@@ -25,7 +25,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.making.production import Part
+from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.datasets.text.corpus import (
     MAX_BYTES,
@@ -230,7 +231,7 @@ class TextRecipe:
         return self._num_bytes + validation
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         documents = python_documents()
         return {
             "text": EMBEDDED,
@@ -356,7 +357,7 @@ class SamplesRecipe:
         return round(row * samples)
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         corpus = _corpus(self.source, self.vocabulary)
         return {
             "text": EMBEDDED if self.source == EMBEDDED else Path(self.source).name,

@@ -241,8 +241,7 @@ def copy_file(
             size, crc, digest = _poured(opened, written, buffer, tally, with_digest=sha256 is not None)
             edges = _edges(written, size)
             os.utime(written, ns=(status.st_mtime_ns, status.st_mtime_ns))
-            _require_same(source, status, os.fstat(opened), size)
-            _require_digest(source, digest, sha256)
+            _require_same(source, status, os.fstat(opened), size, digest, sha256)
             partial.rename(target)
         except BaseException:
             with suppress(OSError):
@@ -255,17 +254,14 @@ def copy_file(
     return CopiedFile(name, size, status.st_mtime_ns, crc, edges)
 
 
-def _require_same(source: Path, before: os.stat_result, after: os.stat_result, size: int) -> None:
+def _require_same(
+    source: Path, before: os.stat_result, after: os.stat_result, size: int, digest: bytes | None, sha256: bytes | None
+) -> None:
     if (after.st_size, after.st_mtime_ns, size) != (before.st_size, before.st_mtime_ns, before.st_size):
         raise IncompleteDataError(f"{str(source)!r} changed while it was staged; start the run again")
-
-
-def _require_digest(source: Path, digest: bytes | None, expected: bytes | None) -> None:
-    if expected is not None and digest != expected:
-        raise IncompleteDataError(
-            f"{str(source)!r}: altered (its SHA-256 differs from that in the data set's manifest); see "
-            "`dlbench data verify`"
-        )
+    if sha256 is not None and digest != sha256:
+        differs = "its SHA-256 differs from that in the data set's manifest"
+        raise IncompleteDataError(f"{str(source)!r}: altered ({differs}); see `dlbench data verify`")
 
 
 def _poured(

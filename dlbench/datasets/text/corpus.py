@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,11 +156,7 @@ class TextCorpus:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.saved is not None:  # another process maps the file again instead of copying it
             return open_corpus, (self.saved, self.vocabulary)
-        return _rebuild, (self.__dict__,)
-
-
-def _rebuild(fields: dict[str, Any]) -> TextCorpus:
-    return TextCorpus(**fields)
+        return partial(TextCorpus, **self.__dict__), ()
 
 
 def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:

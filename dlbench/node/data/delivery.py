@@ -40,7 +40,8 @@ class Delivery:
 
     def fetch(self) -> None:
         """The next batch is taken; blocks until it is on the host. Errors as of the batches."""
-        self._release()
+        while self._copying and self._copying[0][1].query():  # type: ignore[no-untyped-call]
+            self._copying.popleft()
         self._batch = next(self._batches)
 
     def deliver(self) -> Batch:
@@ -89,10 +90,6 @@ class Delivery:
             copied.record(torch.cuda.current_stream(self._device))
         self._coming.append((kept, moved, copied))
         self._copies += 1
-
-    def _release(self) -> None:
-        while self._copying and self._copying[0][1].query():  # type: ignore[no-untyped-call]
-            self._copying.popleft()
 
     def settings(self) -> list[Setting]:
         """How many batches are copied ahead."""

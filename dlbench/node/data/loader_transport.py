@@ -244,12 +244,11 @@ class Slots:
         slot, beside = self._known[key], fetched.batch
         slot.left = len(fetched.names) - len(beside)
         fetched.batch = {
-            name: self._beside(beside[name]) if name in beside else self._lent(key, slot.batch[name], fetched.num)
+            name: (beside[name].pin_memory() if self._pins else beside[name])
+            if name in beside
+            else self._lent(key, slot.batch[name], fetched.num)
             for name in fetched.names
         }
-
-    def _beside(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory() if self._pins else tensor
 
     def _lent(self, key: tuple[int, int], tensor: torch.Tensor, num: int) -> torch.Tensor:
         # The storage of the tensor, and of every view of it, holds this array, and nothing else does.

@@ -164,19 +164,19 @@ class RankReading:
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
         self._counts = all(self._ranks.gather(not files or counts_reads(files[0])))
-        self._cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
+        self._cache = cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
         first = order.position(0).epoch
-        state = self._cache.settle()
+        state = cache.settle()
         if "auto" in (data.loader_workers, data.prefetch_batches) and data.loader_workers != 0:
-            self._choice = self._chosen(reader, order, batch_size)
+            self._choice = self._chosen(reader, order, batch_size, cache)
             if data.cache == "cold":
-                state = self._cache.settle()  # what the trials read is cached now
+                state = cache.settle()  # what the trials read is cached now
         self._states[first] = state
         self._decode = reader.describe().get("decode")
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
-    def _chosen(self, reader: SampleReader, order: ShardedOrder, batch: int) -> Choice:
+    def _chosen(self, reader: SampleReader, order: ShardedOrder, batch: int, cache: NodeCache) -> Choice:
         data = self._data
         epoch = order.position(0).epoch
         # From the end of the epoch, whose samples training asks for last.
@@ -185,7 +185,7 @@ class RankReading:
             [(epoch, int(index)) for index in mine[start : start + batch]]
             for start in range(0, len(mine) - len(mine) % batch, batch)
         ]
-        around = TrialContext(
+        context = TrialContext(
             reader=reader,
             keys=keys,
             cores=self._cores,
@@ -193,13 +193,9 @@ class RankReading:
             device=self._device,
             on_bad_sample=data.on_bad_sample,
             beat=self._beat,
-            empty_cache=self._empty if data.cache == "cold" else None,
+            empty_cache=cache.settle if data.cache == "cold" else None,
         )
-        return choose(around, data.loader_workers, data.prefetch_batches)
-
-    def _empty(self) -> None:
-        assert self._cache is not None
-        self._cache.settle()
+        return choose(context, data.loader_workers, data.prefetch_batches)
 
     @property
     def is_epoch_by_epoch(self) -> bool:

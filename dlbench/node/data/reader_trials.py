@@ -148,7 +148,7 @@ class TrialContext:
     device: torch.device
     on_bad_sample: Literal["stop", "skip"]
     beat: Callable[[str], None]
-    empty_cache: Callable[[], None] | None = None
+    empty_cache: Callable[[], object] | None = None
     """Called by all ranks before samples are read a second time; None: they need not be cold."""
 
 

@@ -253,12 +253,9 @@ class _Share:
             device=torch.device("cpu"),
             on_bad_sample=data.on_bad_sample,
             beat=lambda _what: None,
-            empty_cache=self._settle if data.cache == "cold" else None,
+            empty_cache=self._cache.settle if data.cache == "cold" else None,
         )
         return choose(context, data.loader_workers, data.prefetch_batches)
-
-    def _settle(self) -> None:
-        self._cache.settle()
 
     def _repeat(self, number: int, readers: Readers) -> dict[str, Any]:
         """A rate; cold, it ends with the first pass."""

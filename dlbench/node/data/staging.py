@@ -101,19 +101,16 @@ class KeepingReader(_Staged):
             return Raw(data, self._tier)
         raw = self._reader.fetch(index)
         if may_be_kept and self._is_on and raw.data:
-            self._keep(index, raw.data)
+            try:
+                self._store.put(index, raw.data)
+            except OSError:
+                # A full disk or another one: the source serves in any case, and the record says that keeping ended.
+                self._is_on = False
+                self._keeping.stop()
         return raw
 
     def files(self) -> list[Path]:
         return [*self._reader.files(), *(self._store.path(index) for index in self._store.indices())]
-
-    def _keep(self, index: int, data: bytes) -> None:
-        try:
-            self._store.put(index, data)
-        except OSError:
-            # A full disk or another one: the source serves in any case, and the record says that keeping ended.
-            self._is_on = False
-            self._keeping.stop()
 
 
 class ReplicaReader(_Staged):
@@ -408,7 +405,8 @@ class NodeStaging:
             def open_fetch() -> Fetch:
                 # Readers are not made for several threads. It is a copy of one of this process.
                 readers.append(pickle.loads(copy))  # noqa: S301
-                return _bytes_of(readers[-1])
+                one = readers[-1]
+                return lambda index: one.fetch(index).data
 
             try:
                 fill(
@@ -417,7 +415,7 @@ class NodeStaging:
                     open_fetch,
                     streams=streams,
                     tally=tally,
-                    on_bad=self._goes_on,
+                    on_bad=lambda error: isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip",
                     on_progress=lambda: folder.reserve(max(0, to_write - tally.copied)),
                 )
             finally:
@@ -426,9 +424,6 @@ class NodeStaging:
         finally:
             reader.close()
         self._outcome.verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
-
-    def _goes_on(self, error: Exception) -> bool:
-        return isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip"
 
     def _lazy(self) -> None:
         assert self._folder is not None
@@ -518,10 +513,6 @@ def _size_of(reader: SampleReader) -> Callable[[int], int]:
             return 0  # told when it is read
 
     return ask
-
-
-def _bytes_of(reader: SampleReader) -> Fetch:
-    return lambda index: reader.fetch(index).data
 
 
 def _files(folder: Path) -> list[int]:
