@@ -41,7 +41,7 @@ Meter = Callable[..., None]
 def meter(*, resumes: bool = False) -> Iterator[Meter]:
     """A bar if standard error is a terminal, else lines every ten seconds; both on standard error.
 
-    What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is told, too.
+    What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is shown, too.
     Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
     """
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -204,10 +204,10 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     from dlbench.datasets.making.production import produce
 
     most = available_cores() if build.most_workers is None else build.most_workers
-    with meter(resumes=True) as tell:
+    with meter(resumes=True) as report:
 
         def progress(done: int, total: int, num_bytes: int) -> None:
-            tell(build.unit, done, total, num_bytes)
+            report(build.unit, done, total, num_bytes)
 
         try:
             manifest = produce(
@@ -254,9 +254,9 @@ def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool
     """
     from dlbench.datasets import verification
 
-    with meter() as tell:
+    with meter() as report:
         verdict = verification.verify(
-            source, kind=kind, vocabulary=vocabulary, workers=workers or available_cores(), progress=tell
+            source, kind=kind, vocabulary=vocabulary, workers=workers or available_cores(), progress=report
         )
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2))

@@ -127,7 +127,7 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
 
 
 def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
-    """Runs the series and tells the stalls; returns the exit code."""
+    """Runs the series and reports the stalls; returns the exit code."""
     from dlbench.cli.report import require_modules
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
 
@@ -179,7 +179,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """What the readers are told, see `dlbench.node.data.reading_rate`."""
+    """What the readers are asked, see `dlbench.node.data.reading_rate`."""
     workload = plan.workload.model_dump(mode="json")
     return {
         "model": workload["model"],

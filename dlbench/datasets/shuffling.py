@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlbench.specs.workload import DataSpec
 
 
-_PARTITION = 0x9A27  # beside the seed, so that the partition is none of the epochs' permutations
+_PARTITION = 0x9A27  # with the seed, so that the partition is none of the epochs' permutations
 
 
 def first_parts(
@@ -43,7 +43,7 @@ def first_parts(
 
 
 _ORDER, _LOTS = 0x0DE2, 0x107
-"""Beside the seed and the epoch, so that the draws have nothing to do with each other or with a global permutation."""
+"""With the seed and the epoch, so that the draws have nothing to do with each other or with a global permutation."""
 _KEPT_EPOCHS = 3
 NOBODY = -1  # in the last column of `parts`: the rank holds one sample less than others
 
@@ -197,7 +197,7 @@ def ownership_for(spec: DataSpec, num_samples: int, ranks: int, *, seed: int) ->
 
 
 def released(slots: int, *, done: int, batches: int) -> int:
-    """Slots that are sent once so many batches of an epoch have been handed out: Q * b for each, all with the last."""
+    """Slots that are sent once `done` batches of an epoch have been handed out: Q * b for each, all with the last."""
     return slots if done >= batches else slots * done // batches
 
 

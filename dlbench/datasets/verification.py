@@ -30,7 +30,7 @@ from dlbench.datasets.volumes import index_density, verify_density
 from dlbench.errors import UserError, nearest
 from dlbench.opening import file_sha256
 
-Progress = Callable[[str, int, int], None]  # told what is counted, how many are done, and how many there are
+Progress = Callable[[str, int, int], None]  # given what is counted, how many are done, and how many there are
 
 _PUBLIC = {"images": "ImageNet-2012", "image-shards": "ImageNet-2012", "density": "cosmoUniverse"}
 _AT_ONCE = 1024
@@ -85,12 +85,12 @@ def verify(
     if kind is not None and kind not in KINDS:
         raise UserError(f"--kind {kind!r}: {nearest(kind, KINDS)}")
     verdict = Verdict(source, kind or detect(source))
-    tell = progress or (lambda _what, _done, _of: None)
+    report = progress or (lambda _what, _done, _of: None)
     if Journal.is_in(source):
         verdict.faults.append(f"{Journal.NAME}: the set is not finished; repeat the command that makes it")
-    _checksums(verdict, workers, tell)
+    _checksums(verdict, workers, report)
     for split, folder in _splits(source):
-        _verify_split(verdict, split, folder, vocabulary, workers, tell)
+        _verify_split(verdict, split, folder, vocabulary, workers, report)
     _compare_counts(verdict)
     return verdict
 
@@ -104,7 +104,7 @@ def _splits(source: Path) -> list[tuple[Split | None, Path]]:
 # Checksums
 
 
-def _checksums(verdict: Verdict, workers: int, tell: Progress) -> None:
+def _checksums(verdict: Verdict, workers: int, report: Progress) -> None:
     """Compares all files that the manifest names: that of the folder, or of the one above a single split."""
     root, prefix = verdict.source, ""
     if not (root / NAME).is_file() and any(root.name in names for names in NAMES.values()):
@@ -117,7 +117,7 @@ def _checksums(verdict: Verdict, workers: int, tell: Progress) -> None:
         for number, fault in enumerate(_compared(root, prefix, workers), 1):
             if fault is not None:
                 found.append(fault)
-            tell("checksums", number, manifest.num_files)
+            report("checksums", number, manifest.num_files)
     except UserError as error:  # the list of files itself is damaged
         found.append(str(error))
     verdict.manifest = "altered" if found else "whole"
@@ -148,14 +148,14 @@ def _compare_counts(verdict: Verdict) -> None:
 
 
 def _verify_split(
-    verdict: Verdict, split: Split | None, folder: Path, vocabulary: str | None, workers: int, tell: Progress
+    verdict: Verdict, split: Split | None, folder: Path, vocabulary: str | None, workers: int, report: Progress
 ) -> None:
     label = f"{split}: " if split else ""
     if verdict.kind in ("images", "image-shards"):
-        faults = verify_images(folder, partial(tell, f"{label}images"), workers, verdict.remarks.append)
+        faults = verify_images(folder, partial(report, f"{label}images"), workers, verdict.remarks.append)
     elif verdict.kind == "density":
         try:
-            faults = _in_folder(split, verify_density(folder, partial(tell, f"{label}files"), workers))
+            faults = _in_folder(split, verify_density(folder, partial(report, f"{label}files"), workers))
         except UserError as error:  # a folder that cannot be listed at all is one fault
             faults = _in_folder(split, [str(error)])
     else:
@@ -165,10 +165,10 @@ def _verify_split(
             if counted is None:
                 verdict.remarks.append(label + line)
             else:
-                tell(f"{label}files", int(counted[1]), int(counted[2]))
+                report(f"{label}files", int(counted[1]), int(counted[2]))
 
         faults = _in_folder(split, verify_text(folder, vocabulary, say, workers))
-    # What the checksums have found already is not told twice.
+    # What the checksums have found already is not reported twice.
     named = {line.partition(": ")[0] for line in verdict.faults}
     verdict.faults += [line for line in faults if not _is_known(line, verdict.source, named)]
     _count(verdict, split, folder)
@@ -222,12 +222,12 @@ def verify_images(
     """Decodes every image of a tree or of shards wholly, in all splits of the folder.
 
     Shards are also compared with the checksums in the manifest of the folder or of the one above, if there is one;
-    TFRecords carry checksums of their own. For other files there is `verify_manifest`.
-    `folder`: an image set, or a folder of the splits `train` and `validation`. `on_progress`: told the number of images
-    seen, and of all. `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: told one line for
-    each image that is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over.
-    Returns one line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
-    well. A set that cannot be opened is one line.
+    TFRecords carry checksums of their own. For other files there is `verify_manifest`. `folder`: an image set, or a
+    folder of the splits `train` and `validation`. `on_progress`: given the number of images seen, and of all.
+    `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: given one line for each image that
+    is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over. Returns one line
+    for each bad file or sample, with its place and the reason, in the order of the set; none if all is well. A set that
+    cannot be opened is one line.
     """
     try:
         sets = [open_image_set(path) for _, path in _splits(folder)]
@@ -236,16 +236,16 @@ def verify_images(
         return [str(error)]
     total, seen = sum(images.num_samples for images in sets), 0
     bad: list[str] = []
-    tell = on_odd or (lambda _line: None)
+    report = on_odd or (lambda _line: None)
     with ThreadPoolExecutor(workers) as pool:
         for images, known in zip(sets, checksums, strict=True):
             for remark in images.remarks:
-                tell(f"{str(images.root)!r}: {remark}")
+                report(f"{str(images.root)!r}: {remark}")
             for count, lines, odd in _in_order(pool, _tasks(images, known), 2 * workers):
                 seen += count
                 bad += lines
                 for line in odd:
-                    tell(line)
+                    report(line)
                 if on_progress is not None and count:
                     on_progress(seen, total)
             images.close()
@@ -316,7 +316,7 @@ def verify_text(
     Raw text must be UTF-8 and hold documents, at least two in all. HDF5 samples must have types and shapes of a
     published layout, and values in range in every row. A saved corpus must have the sizes that it states.
     `source`: a text file, a folder of .txt files, a saved corpus, or HDF5 samples (file or folder). `vocabulary`: path
-    or name; with it, ids are held against its size, and the share of [UNK] is told. `on_progress`: told one line a
+    or name; with it, ids are held against its size, and the share of [UNK] is reported. `on_progress`: given one line a
     file, and information at the end.
     Raises UserError: there is nothing at `source`, or no such vocabulary.
     """

@@ -43,7 +43,7 @@ _CACHESTAT = 451  # the system call's number, the same on all architectures but 
 class CachedPages:
     """What the kernel says of some files' pages."""
 
-    share: float | None  # of the pages that were looked at, those in the page cache; None: it does not tell
+    share: float | None  # of the pages that were looked at, those in the page cache; None: not known
     evidence: str  # how that is known, or why not
 
 
@@ -102,7 +102,7 @@ def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
 def _look(
     library: ctypes.CDLL, opened: int, size: int, num_spots: int, generator: random.Random
 ) -> tuple[str, int, int] | None:
-    """The way of asking, pages found cached, and pages asked for; None where the kernel does not tell."""
+    """The way of asking, pages found cached, and pages asked for; None where the kernel does not say."""
     pages = -(-size // mmap.PAGESIZE)
     counts = _Counts()
     arguments = ctypes.c_uint(opened), ctypes.byref(_Range(0, 0)), ctypes.byref(counts), ctypes.c_uint(0)

@@ -46,7 +46,7 @@ _PAUSE_S = 0.1
 def answer(
     path: Path, token: str, interface: str | None, others_are_done: Callable[[], bool], wait_s: float = WAIT_S
 ) -> str:
-    """On the first node: tells the time of day until the others are done; why it cannot, or nothing."""
+    """On the first node: gives the time of day until the others are done; why it cannot, or nothing."""
     try:
         server = ClockServer(own_address(single_machine=False, interface=interface), token, clock=time.time_ns)
     except (OSError, RunError) as error:
@@ -237,7 +237,7 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
 
 
 def _beside(binding: CoreBinding) -> bool | None:
-    """Whether the rank's cores are beside its GPU; None where that is not known."""
+    """Whether the rank's cores are near its GPU; None where that is not known."""
     near = binding.gpu.cores if binding.gpu is not None else ()
     return set(binding.cores) <= set(near) if near else None
 
@@ -279,12 +279,12 @@ def _load(looked: Path) -> SeenLoad | None:
     time.sleep(LOOK_S)
     counter.measuring(False)
     looked.touch()
-    told = counter.told()
-    busy = told["node"]["busy_s"]
+    load = counter.told()
+    busy = load["node"]["busy_s"]
     if not busy:
         return None
-    others = max(0.0, sum(busy.values()) - told["own_s"])
-    return SeenLoad(window_s=told["window_s"], cores=len(busy), others_s=others)
+    others = max(0.0, sum(busy.values()) - load["own_s"])
+    return SeenLoad(window_s=load["window_s"], cores=len(busy), others_s=others)
 
 
 def _others_done(folder: PreflightFolder, place: RankPlace) -> bool:

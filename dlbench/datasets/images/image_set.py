@@ -56,7 +56,7 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
 LAYOUT = "<folder>/<class>/<image>.jpg"
 SUFFIXES = (b".jpg", b".jpeg")
 _EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
-_NAMED = 20  # files passed over that are told by name; of the others the number
+_NAMED = 20  # files passed over that are named; of the others the number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ would be shrunk anyway. Other ratios exist, but libjpeg-turbo has fast code for 
 
 Rows below a wanted region need not be decoded: a baseline JPEG is stored row of blocks by row of blocks, and its header
 says how many there are (ITU-T T.81, B.2.2). With a smaller number in the header the decoder stops there. What lies
-above or beside the region can be left out in the later stages only, by calls that no Python library passes on.
+above or next to the region can be left out in the later stages only, by calls that no Python library passes on.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ What a scan reads:
   is ever followed or unpacked, and a set whose names point elsewhere is not what it says.
 - TFRecord: one `tf.train.Example` per record with `image/encoded` (bytes) and `image/class/label` (int64), and perhaps
   `image/class/synset`, the name of the class. The public ImageNet records count labels from 1 and keep 0 for a
-  background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and this is told.
+  background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and a remark says
+  so.
 
 Only headers are read, not the images: some microseconds a sample, and two or three small reads.
 """
@@ -127,7 +128,7 @@ def scan_shards(
 
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
-    `progress`: told the number of shards read, and of all, after each.
+    `progress`: given the number of shards read, and of all, after each.
     Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
     import numpy as np
@@ -192,7 +193,7 @@ class _Bounded(io.BufferedReader):
         self._size = os.fstat(self.fileno()).st_size
 
     def read(self, num_bytes: int | None = -1, /) -> bytes:
-        """At most so many bytes; ValueError if that is no number of bytes."""
+        """At most `num_bytes`; ValueError if that is no number of bytes."""
         if num_bytes is None or num_bytes < 0:
             raise ValueError(f"a header says that something has {num_bytes} bytes")
         return super().read(min(num_bytes, self._size))
@@ -290,7 +291,7 @@ def _address(view: memoryview) -> int:
 
 
 def index_text(index: ShardIndex) -> bytes:
-    """What an index says beside its arrays, as JSON."""
+    """What an index says besides its arrays, as JSON."""
     names = ("container", "shards", "sizes", "classes", "remarks")
     return json.dumps({name: getattr(index, name) for name in names}).encode("ascii")
 

@@ -28,7 +28,7 @@ KINDS = ("images", "text", "density")
 CONTAINERS = {"images": ("tree", "tar", "tfrecord"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
 """The first one of each kind is the default."""
 VALIDATION_SHARE = 0.1  # of the training samples, where the request does not say
-_WIDE_BELOW = 64  # edge, cells. Smaller volumes show too little of a universe to tell neighbouring parameters apart.
+_WIDE_BELOW = 64  # edge, cells. Smaller volumes show too little of a universe to distinguish neighbouring parameters.
 _PROBES = 8
 _PARALLEL_TEXT = 200_000_000  # bytes
 _PUBLISHED_PREDICTIONS = {128: 20, 512: 76}

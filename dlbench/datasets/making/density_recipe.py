@@ -246,7 +246,7 @@ class DensityRecipe:
                 writer.write(encode_volume(x, y))
 
     def finish(self, folder: Path) -> None:
-        """Nothing stands beside the volumes."""
+        """Nothing stands next to the volumes."""
 
 
 def _write_hdf5(path: Path, samples: Iterator[Volume], count: int, size: int) -> None:

@@ -180,7 +180,7 @@ class PackRecipe:
         """
         parts: list[Part] = []
         for split, images in self._sets.items():
-            self._labels(split)  # wrong classes are told before the first shard is written
+            self._labels(split)  # wrong classes are found before the first shard is written
             parts += shard_parts(split, images.num_samples, self.container, self.samples_per_shard)
         return parts
 

@@ -75,7 +75,7 @@ class Recipe(Protocol):
         """
 
     def finish(self, folder: Path) -> None:
-        """Writes small files beside the parts, once all are there."""
+        """Writes small files next to the parts, once all are there."""
 
 
 FORMAT = "dlbench.production"
@@ -287,7 +287,7 @@ def _make(
         if journal.recipe is None:
             journal.begin(recipe.kind, made_with)
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-        state.tell()
+        state.report()
         try:
             write = partial(_write, recipe, folder / PARTIAL)
             with pool.run(write, left, workers, name=lambda part: part.name, verb="made", ahead=2) as results:
@@ -317,14 +317,14 @@ class _State:
     num_bytes: int = 0
     files: dict[str, list[FileEntry]] = field(default_factory=dict)  # by part
 
-    def add(self, part: Part, files: list[FileEntry], *, tell: bool = True) -> None:
+    def add(self, part: Part, files: list[FileEntry], *, report: bool = True) -> None:
         self.done += part.count
         self.num_bytes += sum(f.num_bytes for f in files)
         self.files[part.name] = files
-        if tell:
-            self.tell()
+        if report:
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         self.progress(self.done, self.total, self.num_bytes)
 
 
@@ -334,7 +334,7 @@ def _left(parts: Sequence[Part], journal: Journal, folder: Path, state: _State) 
     for part in parts:
         files = journal.done.get(part.name)
         if files is not None and all(_has_size(folder / f.path, f.num_bytes) for f in files):
-            state.add(part, files, tell=False)
+            state.add(part, files, report=False)
         else:
             left.append(part)
     return left
@@ -408,7 +408,7 @@ def _complete(
     recipe.finish(folder)
     in_parts = [entry for part in parts for entry in state.files[part.name]]
     known = {entry.path for entry in in_parts}
-    beside = describe_files(folder, skip=lambda name: name in known or name in (NAME, FILES_NAME))
+    others = describe_files(folder, skip=lambda name: name in known or name in (NAME, FILES_NAME))
     counts: dict[str, int] = {}
     for part in parts:
         counts[part.split] = counts.get(part.split, 0) + part.count
@@ -417,6 +417,6 @@ def _complete(
         kind=recipe.kind,
         made_with=made_with,
         counts=counts,
-        files=[*in_parts, *beside],
+        files=[*in_parts, *others],
         distinct_bytes=getattr(recipe, "distinct_bytes", None),
     )

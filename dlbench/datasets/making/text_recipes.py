@@ -79,7 +79,7 @@ _LEFT_OUT = {
     *("tkinter", "idlelib", "turtledemo", "turtle.py", "lib2to3", "distutils", "ensurepip", "config"),
 }
 _LEAST_SENTENCES = 3  # shorter documents are left out: no next sentence could be drawn
-_LONG = 40  # characters. A sentence of so many in a training and a validation document would give the latter away.
+_LONG = 40  # characters. A sentence that long in a training and a validation document would give the latter away.
 _LEAST_MODULES = 100  # fewer modules with docstrings than this, and the sources are not there
 NOTICE = """\
 The text is the reference topics of Python {version} and the docstrings of its standard library, unwrapped to one
@@ -118,7 +118,7 @@ def python_documents() -> tuple[Document, ...]:
     modules = 0
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).parts
-        # Debian and others put a config-3.11-... folder beside the modules.
+        # Debian and others put a config-3.11-... folder next to the modules.
         if _LEFT_OUT.isdisjoint(part.split("-")[0] if part.startswith("config-") else part for part in parts):
             sentences = _docstring_sentences(path)
             modules += bool(sentences)
@@ -318,7 +318,7 @@ def write_notice(folder: Path) -> None:
 
 Numbers = NDArray[np.int64]
 
-VOCABULARY = "vocabulary.txt"  # the copy of the vocabulary beside the splits
+VOCABULARY = "vocabulary.txt"  # the copy of the vocabulary next to the splits
 # Second words of seeds, so that no two purposes draw the same numbers. 1 and 2 are those of text_recipes.
 _DOCUMENT, _ORDER = 3, 4
 
@@ -342,7 +342,7 @@ class SamplesRecipe:
     short_sequence_probability: float = 0.1
     duplicates: int = 10
     """Passes over the training documents, each with other pairs and other hidden tokens; 10 as published."""
-    samples_per_file: int = 8192  # about so many
+    samples_per_file: int = 8192  # about
     validation_share: float = 0.1  # of the documents; 0 if the validation text is another one
     seed: int = 0
 
@@ -478,7 +478,7 @@ def train_vocabulary(source: Path | None, size: int, lowercase: bool, path: Path
 
     `source`: a text file or a folder of .txt files; none: the embedded text (`dlbench.datasets.making.text_recipes`).
     `path`: a new file, ending in .txt.
-    Raises UserError: the file or its digest exists or cannot be written, the text is missing or too small for so many
+    Raises UserError: the file or its digest exists or cannot be written, the text is missing or too small for that many
     entries, or cased entries were asked for and the text has no capitals.
     """
     if path.suffix != ".txt":

@@ -33,7 +33,7 @@ from dlbench.units import format_bytes
 
 T = TypeVar("T")
 
-_SPAN_NS = 1_000_000_000  # copies of a stream that follow each other within this time are told as one
+_SPAN_NS = 1_000_000_000  # copies of a stream that follow each other within this time count as one
 _MOST_SPANS = 200
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -136,7 +136,7 @@ def _taken(waiting: Iterator[T], lock: threading.Lock, failures: list[BaseExcept
         yield task
 
 
-def told_of_disk(error: OSError, where: str, tally: Tally, free_before: int) -> EnvironmentLacksError | None:
+def disk_full_error(error: OSError, where: str, tally: Tally, free_before: int) -> EnvironmentLacksError | None:
     """The error of a disk that is full: what was needed and what was there; None for another error."""
     if error.errno not in _FULL:
         return None
@@ -462,7 +462,7 @@ def _copy(
     for folder in sorted({(root / file.name).parent for file in missing}):
         folder.mkdir(parents=True, exist_ok=True)
     buffers = [memoryview(bytearray(BUFFER_BYTES)) for _ in range(streams)]
-    told = [time.monotonic()]
+    reserved_at = [time.monotonic()]
 
     def copy(stream: int, file: SourceFile) -> None:
         begun = time.monotonic_ns()
@@ -477,8 +477,8 @@ def _copy(
         )
         journal.add(copied)
         tally.done(stream, begun, copied.bytes)
-        if stream == 0 and time.monotonic() - told[0] > 1:
-            told[0] = time.monotonic()
+        if stream == 0 and time.monotonic() - reserved_at[0] > 1:
+            reserved_at[0] = time.monotonic()
             reserve_after(tally.copied)
 
     run_streams(streams, missing, copy)

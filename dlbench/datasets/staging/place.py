@@ -38,7 +38,7 @@ class Room:
 
     free: int
     reserved: int  # of these, still to be filled by other jobs of this user
-    limit: str = ""  # what limits `free` beside the file system, in words
+    limit: str = ""  # what limits `free` besides the file system, in words
 
 
 def tier_path(
@@ -166,7 +166,7 @@ class StagingFolder:
     def reserve(self, num_bytes: int) -> None:
         """Tells other jobs what this one will still write."""
         partial = self.path / f"{_RESERVED}.partial"
-        with suppress(OSError):  # a full disk is told by what is copied
+        with suppress(OSError):  # copying says when the disk is full
             partial.write_text(f"{num_bytes} {self._begun}")
             partial.replace(self.path / _RESERVED)
 

@@ -134,7 +134,7 @@ def _write(opened: int, data: bytes) -> None:
 
 
 _AT_ONCE = 32  # samples of a task: neighbours in the data set, so that each stream reads on where it was
-_CHOICE = 0x57A6  # beside the seed, so that the choice is none of the epochs' permutations
+_CHOICE = 0x57A6  # with the seed, so that the choice is none of the epochs' permutations
 STORE_BYTES = 4  # what the store adds to each sample
 
 Fetch = Callable[[int], bytes]
@@ -199,7 +199,7 @@ def fill(
     """
     pairs = sorted((int(index), rank) for rank, indices in missing.items() for index in indices)
     fetches = [open_fetch() for _ in range(streams)]
-    told = [time.monotonic()]
+    progress_at = [time.monotonic()]
 
     def copy(stream: int, start: int) -> None:
         begun, num_bytes, items = time.monotonic_ns(), 0, 0
@@ -216,8 +216,8 @@ def fill(
             tally.add(len(data))
             num_bytes, items = num_bytes + len(data), items + 1
         tally.done(stream, begun, num_bytes, items)
-        if stream == 0 and time.monotonic() - told[0] > 1:
-            told[0] = time.monotonic()
+        if stream == 0 and time.monotonic() - progress_at[0] > 1:
+            progress_at[0] = time.monotonic()
             on_progress()
 
     run_streams(streams, range(0, len(pairs), _AT_ONCE), copy)

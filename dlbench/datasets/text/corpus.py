@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLS, SEP, MASK)
 MAX_BYTES = 1 << 26  # of a vocabulary at most: published ones have some 250,000 entries of a few bytes
-MAX_SIDECAR = 1 << 16  # of the file beside it at most: it holds one digest
+MAX_SIDECAR = 1 << 16  # of the checksum file at most: it holds one digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Vocabulary:
 
 
 def available_vocabularies() -> dict[str, Path]:
-    """Vocabularies by name: `vocabularies/*.txt` beside the workloads, folders of DLBENCH_PATH first."""
+    """Vocabularies by name: `vocabularies/*.txt` next to the workloads, folders of DLBENCH_PATH first."""
     found: dict[str, Path] = {}
     for folder in search_path("workloads"):
         for path in sorted((folder / "vocabularies").glob("*.txt")):
@@ -76,7 +76,7 @@ def available_vocabularies() -> dict[str, Path]:
 def load_vocabulary(name: str) -> Vocabulary:
     """A vocabulary by path (a text with a slash or ending in .txt) or by name.
 
-    If `<file>.sha256` lies beside the file (one line, as `sha256sum` writes it), it must match.
+    If `<file>.sha256` lies next to the file (one line, as `sha256sum` writes it), it must match.
     Raises UserError: no such vocabulary, a damaged file, a duplicate entry, or a special token missing.
     """
     if os.sep in name or name.endswith(".txt"):

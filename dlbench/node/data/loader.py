@@ -59,7 +59,7 @@ class EpochReads(ReadSums):
     epoch: int
     wait_ns: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -82,7 +82,7 @@ class EpochLedger:
 
 
 def read_epochs(
-    told: Sequence[Sequence[Mapping[str, Any]]],
+    ranks: Sequence[Sequence[Mapping[str, Any]]],
     step_s: Sequence[float],
     *,
     batches_per_epoch: int,
@@ -91,15 +91,15 @@ def read_epochs(
 ) -> tuple[ReadEpoch, ...]:
     """What all ranks read, epoch by epoch.
 
-    `told`: of each rank, its `EpochReads` as JSON gives them back. `step_s`: length of each step of rank 0, seconds;
+    `ranks`: of each rank, its `EpochReads` as JSON gives them back. `step_s`: length of each step of rank 0, seconds;
     the steps take the batches in order. `counts_storage`: whether the kernel is sure to count what comes from storage;
     otherwise it is taken to if any byte was counted. `cached_shares`: by epoch, share of the data set's pages in the
     page cache at its beginning, where looked at.
     """
     found, first = [], 0
-    moved = any(epoch["storage_bytes"] for rank in told for epoch in rank)
-    for number, own in enumerate(told[0]):
-        everyone = [rank[number] for rank in told if number < len(rank)]
+    moved = any(epoch["storage_bytes"] for rank in ranks for epoch in rank)
+    for number, own in enumerate(ranks[0]):
+        everyone = [rank[number] for rank in ranks if number < len(rank)]
         tiers: dict[Tier, int] = {}
         for one in everyone:
             for tier, num in one["tier_bytes"].items():
@@ -290,7 +290,7 @@ class Read:
 class Ledger:
     """What went wrong while reading, what was read in another form than it was stored in, and when.
 
-    `on_taken`: told of each batch that is handed out.
+    `on_taken`: given each batch that is handed out.
     """
 
     def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
@@ -475,7 +475,7 @@ class LoadedSource(BatchSource):
 
     `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
     `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
-    told of everything that is handed out. `exchange`: brings samples of other ranks, and is told how far training is;
+    given everything that is handed out. `exchange`: brings samples of other ranks, and is given how far training is;
     its owner closes it. `epoch_by_epoch`: read nothing ahead across the border of epochs; what comes before the next
     epoch is read can be done where `is_between_epochs` says so. `arrange`: what is done last with each batch, where it
     is read.

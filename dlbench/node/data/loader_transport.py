@@ -14,7 +14,7 @@ when it is made; from then on only its number does. So a batch is neither copied
 holds up the training process: pytorch issue 77139). For a GPU the training process page-locks each slot once, in place.
 
 The training process says which slot a batch goes to. A slot is free again when no tensor of its batch is left, which
-Python's reference counts tell: whoever copies from one to a GPU keeps it until that copy is done.
+Python's reference counts show: whoever copies from one to a GPU keeps it until that copy is done.
 """
 
 from __future__ import annotations
@@ -241,11 +241,11 @@ class Slots:
                 self._forget(self._known.pop(key))
             self._known[key] = _Slot(fetched.made, self._lock(fetched.made))
             fetched.made = {}
-        slot, beside = self._known[key], fetched.batch
-        slot.left = len(fetched.names) - len(beside)
+        slot, sent = self._known[key], fetched.batch
+        slot.left = len(fetched.names) - len(sent)
         fetched.batch = {
-            name: (beside[name].pin_memory() if self._pins else beside[name])
-            if name in beside
+            name: (sent[name].pin_memory() if self._pins else sent[name])
+            if name in sent
             else self._lent(key, slot.batch[name], fetched.num)
             for name in fetched.names
         }

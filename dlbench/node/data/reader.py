@@ -207,7 +207,7 @@ class BatchReader:
         return self.read(keys, _new_arrays)
 
     def read(self, keys: list[Key], room: Room) -> Fetched:
-        """A batch of so many samples at most, written into what `room` gives; its errors are passed on."""
+        """A batch of at most these samples, written into what `room` gives; its errors are passed on."""
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         stack = _Stack(len(keys), self._forms, room)
@@ -276,7 +276,7 @@ class BatchReader:
 Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and type of each array of a sample
 RAGGED = "encoded"
 """Arrays of this name differ in length: in a batch they stand one behind another, and `ends` (N,) says up to where."""
-Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # gives arrays for so many samples of these forms
+Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # gives arrays for `num` samples of these forms
 
 
 def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
@@ -284,7 +284,7 @@ def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
 
 
 class _Stack:
-    """A batch that is filled sample by sample, so that only one sample's arrays are held beside it.
+    """A batch that is filled sample by sample, so that only one sample's arrays are held besides it.
 
     `most`: samples that it will have at most. `forms`: of the last batch's samples, which these most likely have, too;
     empty: not known. `room`: gives the arrays.

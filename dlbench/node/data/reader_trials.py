@@ -86,10 +86,10 @@ def throughput(
     ready: Callable[[], None] = lambda: None,
     longest: float | None = _LONGEST,
 ) -> Throughput:
-    """Takes batches for so many seconds.
+    """Takes batches for some seconds.
 
     What queues hold when the clock starts was read before: as many batches are taken first and not counted.
-    `readers`: that read; tells how much their queues hold. `seconds`: to measure for; at least two batches of each
+    `readers`: that read; says how much their queues hold. `seconds`: to measure for; at least two batches of each
     reader are taken. `compute`: what the taker does between two batches; None: nothing. `ready`: called when the queues
     are empty and the clock is about to start. `longest`: times the seconds after which it ends with what it has; None:
     it does not.
@@ -191,11 +191,11 @@ def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int 
         if found.loader_workers == 0:
             found = trials.best([found, Readers(1, ahead)], computing=True)
         workers = found.loader_workers
-        of_workers = Search(found=workers, trials=tuple(trials.told))
+        of_workers = Search(found=workers, trials=tuple(trials.results))
     if workers and prefetch == "auto":
-        before = len(trials.told)
+        before = len(trials.results)
         ahead = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)]).prefetch_batches
-        of_prefetch = Search(found=ahead, trials=tuple(trials.told[before:]))
+        of_prefetch = Search(found=ahead, trials=tuple(trials.results[before:]))
     return Choice(
         readers=Readers(workers, ahead if workers else 0),
         of_workers=of_workers,
@@ -214,11 +214,11 @@ def _doubled(most: int) -> list[int]:
 
 
 class _Trials:
-    """Runs trials; keeps what they told."""
+    """Runs trials; keeps their results."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
-        self.told: list[ReaderTrial] = []
+        self.results: list[ReaderTrial] = []
         self.again = False
         self._next = 0
         self._batch_s = 0.0
@@ -235,7 +235,7 @@ class _Trials:
                 place = (number + shift) % len(candidates)
                 rates[place].append(self._rate(candidates[place], stand_in))
         for readers, values in zip(candidates, rates, strict=True):
-            self.told.append(
+            self.results.append(
                 ReaderTrial(
                     loader_workers=readers.loader_workers,
                     prefetch_batches=readers.prefetch_batches,

@@ -66,7 +66,7 @@ def listen(address: str) -> socket.socket:
 class Outgoing:
     """A connection on which this rank sends.
 
-    `on_stored`: told epoch and number of each sample that the receiver has stored.
+    `on_stored`: given epoch and number of each sample that the receiver has stored.
     """
 
     def __init__(

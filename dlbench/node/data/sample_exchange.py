@@ -34,14 +34,14 @@ _LOST = "lost"
 
 
 def lost_mark(store: SampleStore) -> Path:
-    """The file whose being there tells all readers that nothing more will arrive; beside the samples."""
+    """The file whose being there says to all readers that nothing more will arrive, next to the samples."""
     return store.folder / _LOST
 
 
 class AwaitingReader(WrappedReader):
     """The same samples, each waited for until it is in the store.
 
-    A sample is there when its file is (`SampleStore`), so that readers in other processes need not be told.
+    A sample is there when its file is (`SampleStore`), so that readers in other processes need no message.
     `patience_s`: how long a sample may be waited for, seconds.
     """
 
@@ -180,7 +180,7 @@ class SampleExchange:
             f"waited {waited_s:.0f} s for sample {index} of epoch {epoch}, which rank {sender} has not sent"
         )
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Of each epoch what was sent and received, and the most samples held at one time; plain Python."""
         return {
             "held_peak": self._held_peak,

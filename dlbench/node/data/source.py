@@ -166,7 +166,7 @@ def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister:
 def validation_path(data_spec: DataSpec) -> Path:
     """Where the validation data of a plan is.
 
-    Raises UserError: the plan names none, and none stands beside the training data.
+    Raises UserError: the plan names none, and none stands next to the training data.
     """
     if data_spec.validation is not None:
         path = Path(data_spec.validation)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.copying import Moved, Tally, changed_files, replicate, told_of_disk
+from dlbench.datasets.staging.copying import Moved, Tally, changed_files, disk_full_error, replicate
 from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
 from dlbench.datasets.staging.samples import (
     DamagedSampleError,
@@ -242,7 +242,7 @@ class NodeStaging:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Returns when it is done, or after so many seconds; whether it is done."""
+        """Returns when it is done, or after that many seconds; whether it is done."""
         return self._done.wait(seconds)
 
     def cancel(self) -> None:
@@ -260,7 +260,7 @@ class NodeStaging:
     def moved(self) -> list[Moved]:
         return self.tally.moved
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """How far it is, ready for JSON."""
         outcome, tally = self._outcome, self.tally
         is_done = self._done.is_set()
@@ -311,21 +311,21 @@ class NodeStaging:
         try:
             self._stage()
         except BaseException as error:
-            told, is_full = self._explained(error)
+            explained, is_full = self._explained(error)
             folder, self._folder = self._folder, None
             if folder is not None:
                 # A full disk is left as it was found; what a kept folder has else is taken up by the next run.
                 folder.close(keep=not is_full)
-            self._outcome.error = told
+            self._outcome.error = explained
         finally:
             self._done.set()
 
     def _explained(self, error: BaseException) -> tuple[BaseException, bool]:
-        """The error to be told, and whether it is that of a full disk."""
+        """The error to be reported, and whether it is that of a full disk."""
         if isinstance(error, OSError):
             where = f"{str(self._folder.path if self._folder else self._tier.path)!r} on {self._host}"
-            told = told_of_disk(error, where, self.tally, self._room.free)
-            return told or error, told is not None
+            full = disk_full_error(error, where, self.tally, self._room.free)
+            return full or error, full is not None
         if isinstance(error, BadSampleError):
             return UserError(f"{error}; repair it, or set data.on_bad_sample to skip"), False
         return error, False
@@ -510,7 +510,7 @@ def _size_of(reader: SampleReader) -> Callable[[int], int]:
         try:
             return reader.num_bytes(index)
         except BadSampleError:
-            return 0  # told when it is read
+            return 0  # reported when it is read
 
     return ask
 

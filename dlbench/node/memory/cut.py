@@ -2,7 +2,7 @@
 
 They are found by looking at a forward pass, not at the module tree alone: a module is divided into its children where
 these hand the very tensor that it is given from one to the next and return the last one's; else it is one unit, such as
-a residual block. The longest run of units is the chain. A second forward pass, in which every operation is seen, tells
+a residual block. The longest run of units is the chain. A second forward pass, in which every operation is seen, shows
 whether anything but the next unit uses what a unit returns (a skip connection).
 
 A block is put on a network: its first module runs all of the block, the others hand on what they are given. Only

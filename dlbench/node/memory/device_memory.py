@@ -227,7 +227,7 @@ def give_back_freed(at_once: bool, mapped_from_bytes: int = MAPPED_FROM_BYTES) -
     return f"tensors from {format_bytes(threshold)} on are mapped one by one (mallopt M_MMAP_THRESHOLD)"
 
 
-MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are told apart
+MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are distinguished
 MAX_S = 60.0
 
 _SLOTS = {"sgd": 1, "lars": 1, "lamb": 2, "adamw": 2}
@@ -246,7 +246,7 @@ class Fit:
 def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> Fit:
     """The largest batch that passes, by halving; at most `MAX_TRIALS` trials, and none begun after `MAX_S` seconds.
 
-    `passes`: whether a batch of so many samples fits; what fits in a batch fits in a smaller one. `below`: a batch that
+    `passes`: whether a batch of that size fits; what fits in a batch fits in a smaller one. `below`: a batch that
     does not.
     """
     until = clock() + MAX_S
@@ -270,10 +270,10 @@ def fits_in_memory(
     kept_bytes: int,
     beat: Callable[[str], None] = lambda _what: None,
 ) -> Callable[[int], bool]:
-    """Whether forward and backward pass of a batch fit beside what training keeps.
+    """Whether forward and backward pass of a batch fit besides what training keeps.
 
     Gradients are asked for and not accumulated: no hook of an engine acts, no other rank is needed.
-    `kept_bytes`: what training will hold beside parameters and gradients, and does not hold yet. `beat`: told of each
+    `kept_bytes`: what training will hold besides parameters and gradients, and does not hold yet. `beat`: given each
     trial.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -406,13 +406,13 @@ class ChainProfile:
             is_saved = address in link.saved or (before is not None and before.output[0] in before.saved)
             edges, casts = (address, link.output[0]), sum(link.casts.values())
             saved = sum(size for address, size in link.saved.items() if address not in edges)
-            # What was given on is there beside the backward pass; in training only where the unit saved it.
-            beside = 0 if link.output[0] in link.saved else link.made_bytes
+            # What was given on is there during the backward pass; in training only where the unit saved it.
+            own = 0 if link.output[0] in link.saved else link.made_bytes
 
             begins = {how: held[f"{how} forward {link.number}"].begin for how in ("kept", "away")}
 
             def most(how: str, interval: str, begins: Mapping[str, int] = begins) -> int:
-                """Held at most beside the unit's input."""
+                """Held at most besides the unit's input."""
                 return held[f"{how} {interval}"].peak - begins[how]
 
             number = link.number
@@ -431,7 +431,7 @@ class ChainProfile:
                     gradient_bytes=link.gradient_bytes,
                     forward_working_bytes=max(0, max(saving) - saved - link.made_bytes - casts),
                     recomputing_working_bytes=max(0, max(saving[:-1], default=0) - saved - casts),
-                    backward_working_bytes=max(0, most("kept", f"backward {number}") - saved - beside - casts),
+                    backward_working_bytes=max(0, most("kept", f"backward {number}") - saved - own - casts),
                     passing_working_bytes=max(0, most("away", f"forward {number}") - link.made_bytes - casts),
                     piecemeal_bytes=max(0, most("away", f"backward {number}") - casts),
                 )
@@ -441,7 +441,7 @@ class ChainProfile:
 
 
 def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -> int:
-    """What an optimizer's update holds for a while beside parameters, gradients and its state, bytes.
+    """What an optimizer's update holds for a while besides parameters, gradients and its state, bytes.
 
     By an update of a copy of the parameters: nothing of the network changes.
     Raises torch.OutOfMemoryError: the copy does not fit on the device.

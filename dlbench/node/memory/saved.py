@@ -251,7 +251,7 @@ class Pass:
         self.resident += num_bytes
 
     def charge_block(self, block: int, num_bytes: int) -> None:
-        """What a block takes beside its input is so much now."""
+        """What a block takes besides its input is `num_bytes` now."""
         self.resident += num_bytes - self.charged[block]
         self.charged[block] = num_bytes
 
@@ -328,7 +328,7 @@ class Room:
         return seen.output_bytes + (0 if self.recomputes(block) else seen.saved_bytes)
 
     def own_bytes(self, block: int) -> int:
-        """What stays of its forward pass, beside its boundaries, until it leaves."""
+        """What stays of its forward pass, besides its boundaries, until it leaves."""
         if self._costs is not None:
             return self._costs[block].own_bytes
         return 0 if self.recomputes(block) else self.seen[block].saved_bytes
@@ -341,7 +341,7 @@ class Room:
         return seen.input_bytes if seen.input_saved or self.recomputes(block) or block in self._held_by_others else 0
 
     def backward_bytes(self, block: int) -> int:
-        """What its backward pass takes beside what is kept, recomputing included."""
+        """What its backward pass takes besides what is kept, recomputing included."""
         if self._costs is None:
             return self.seen[block].saved_bytes if self.recomputes(block) else 0
         return self._costs[block].backward_bytes
@@ -355,7 +355,7 @@ class Room:
         self._limits.clear()
 
     def leaves_enough(self, num_bytes: int) -> bool:
-        """Whether blocks whose backward pass comes first keep their room if so many bytes come back before."""
+        """Whether blocks whose backward pass comes first keep their room if `num_bytes` come back before."""
         return not self._limits or self._issued + num_bytes <= self._limits[0][1]
 
     def issue(self, block: int, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What a device did in a pass, operation by operation: computing, and transfers beside it."""
+"""What a device did in a pass, operation by operation: computing, and transfers alongside it."""
 
 from __future__ import annotations
 

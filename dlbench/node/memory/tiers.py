@@ -1,13 +1,13 @@
 """What every far tier does: take the bytes of a storage away, and bring them back.
 
-Transfers out run one after the other in the order in which they were asked for, and so do transfers in; both beside the
-computation, on a thread (file) or a stream (GPU) of their own.
+Transfers out run one after the other in the order in which they were asked for, and so do transfers in; both alongside
+the computation, on a thread (file) or a stream (GPU) of their own.
 
 That of a rank that trains on a GPU is page-locked memory of the host. Nothing waits on the host: streams wait for
 events. Memory of the device that leaves was made on the stream that computes, and goes back to it when that stream is
 past the end of the copy; memory for what comes back is made there as well, and the copy waits for it. Page-locked
 memory is taken from one pool: to lock a page costs far more than to copy it. Not measured on a GPU; its order of waits
-is tested with streams and events that only note what they are told.
+is tested with streams and events that only note calls.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a n
 
 
 def aligned(num_bytes: int) -> int:
-    """The multiple of `ALIGNMENT` that holds so many bytes."""
+    """The multiple of `ALIGNMENT` that holds `num_bytes`."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -127,7 +127,7 @@ class Calls(Protocol):
     """What of torch's CUDA interface is needed; tests stand in for it."""
 
     def new_stream(self, device: torch.device) -> Any:
-        """A stream beside that which computes."""
+        """A stream next to the one that computes."""
 
     def new_event(self, timing: bool) -> Any:
         """An event, with its time or without."""
