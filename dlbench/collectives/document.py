@@ -418,7 +418,7 @@ def _predicted_cell(row: _Predicted) -> Cell:
 
 HEIGHT = 260
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
-"""As many as are told apart; one more than there are colours, so that pairs repeat late."""
+"""As many as can be distinguished; one more than there are colours, so that pairs repeat late."""
 TOLERANCE = 0.1
 """Half the width of the band around a perfect prediction (fraction)."""
 

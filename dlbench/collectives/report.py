@@ -322,7 +322,7 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         conditions=(*conditions_of(group), *apart),
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
-        series=fits.beside(group).series,
+        series=fits.with_predictions(group).series,
         best=best,
         crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
         recommended=ranges,
@@ -532,16 +532,16 @@ def fit_caption(fit: Fit) -> str:
     return f"{text} {largest_text(fit.largest_held_out)} Held out: {fit.held_out_by}."
 
 
-def largest_text(told: LargestHeldOut | None) -> str:
+def largest_text(largest: LargestHeldOut | None) -> str:
     """The error at the largest rank count, in a sentence."""
-    if told is None:
+    if largest is None:
         return "Error at the largest rank count: not known, the smaller ones do not determine it."
-    ranks = " and ".join(", ".join(map(str, told.fitted_ranks)).rsplit(", ", 1))
-    bias = told.ratio - 1
+    ranks = " and ".join(", ".join(map(str, largest.fitted_ranks)).rsplit(", ", 1))
+    bias = largest.ratio - 1
     way = "too long" if bias > 0 else "too short"
     return (
-        f"Error at the largest rank count, held out ({told.ranks} ranks from {ranks}): {percent(told.median_error)} "
-        f"(median; {percent(abs(bias))} {way})."
+        f"Error at the largest rank count, held out ({largest.ranks} ranks from {ranks}): "
+        f"{percent(largest.median_error)} (median; {percent(abs(bias))} {way})."
     )
 
 
@@ -628,7 +628,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Predictions",
-        "What stands beside a measurement is predicted by a fit that did not see the point; how it was held out is "
+        "The prediction next to a measurement is made by a fit that did not see the point; how it was held out is "
         "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
         "everything anew. Libraries choose their algorithms themselves and are not predicted.",
     ),

@@ -77,7 +77,7 @@ class _Maker:
     def _name(self, kind: type) -> str:
         if kind not in self.names:
             taken = set(self.names.values())
-            # Two subjects may have a class of one name: the second is told by its folder.
+            # Two subjects may have a class of one name: the second is named with its folder.
             name = kind.__name__ if kind.__name__ not in taken else f"{kind.__module__.split('.')[-2]}.{kind.__name__}"
             self.names[kind] = name
             self.defs[name] = {}
