@@ -293,7 +293,11 @@ def _fit(
     used, left = _real_groups(found)
     observed = dict(_observations(used))
     observations = list(observed.values())
-    by_run = [_runs_of(group, one) for group, series in used for one in series.rows]
+    # By series and repeat: runs of a repeat were interleaved, whatever their rank count.
+    by_run: list[dict[str, float]] = []
+    for group, series in used:
+        names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
+        by_run += [{names[run_id]: took for (run_id, _), took in one.by_run.items()} for one in series.rows]
     runs = min(map(len, by_run))
     sharing, predictions = choose_sharing(observations)
     drawn = resampled(by_run, centre="median")
@@ -408,12 +412,6 @@ def _of_algorithms(predictions: Sequence[tuple[Observation, float]]) -> Iterator
 
 def _error(seen: Observation, seconds: float) -> float:
     return abs(seconds / seen.seconds - 1)
-
-
-def _runs_of(group: CollectiveGroup, one: Measurement) -> dict[str, float]:
-    """Seconds of each run, by series and repeat: runs of a repeat were interleaved, whatever their rank count."""
-    names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
-    return {names[run_id]: seconds for (run_id, _), seconds in one.by_run.items()}
 
 
 def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[tuple[PointKey, Observation]]:

@@ -13,7 +13,6 @@ from dlbench.collectives.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Re
 from dlbench.collectives.fits import Fit, Fits, fit_all
 from dlbench.collectives.measurements import (
     CollectiveGroup,
-    CollectiveTable,
     Measurement,
     Rejected,
     Series,
@@ -287,6 +286,8 @@ def assemble(scan: CommScan) -> CollectivesReport:
     table = tabulate(scan)
     measured = [run for group in table.groups for run in group.runs]
     fits = fit_all(table)
+    of_run = {id(run): group.id for group in table.groups for run in group.runs}
+    without = {id(one.run): (one.state, one.why) for one in table.without}
     asked = asked_apart([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
     groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
     return CollectivesReport(
@@ -296,7 +297,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
         ),
         fits=fits.fits,
         unfitted=fits.unfitted,
-        runs=_runs(scan, table),
+        runs=tuple(_run(run, of_run.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs),
         damaged=table.damaged,
         environment=tuple(side_by_side(_environments(measured)).common.items()),
         methods=METHODS,
@@ -332,12 +333,6 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
         doubts=tuple(group_doubts(group)),
     )
-
-
-def _runs(scan: CommScan, table: CollectiveTable) -> tuple[RunRow, ...]:
-    groups = {id(run): group.id for group in table.groups for run in group.runs}
-    without = {id(one.run): (one.state, one.why) for one in table.without}
-    return tuple(_run(run, groups.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs)
 
 
 def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
