@@ -310,7 +310,6 @@ class SidePoint:
     environment: Mapping[str, str]
     """Keys with one value in all runs, without those that name the job or the place in it."""
     tags: Mapping[str, str]
-    """Tags that all runs share."""
     doubts: tuple[str, ...] = ()
     """Why its runs are no clean repeats of each other, or not of them alone, a sentence each without full stop."""
 
@@ -331,7 +330,6 @@ class Match:
 
     a: SidePoint
     b: SidePoint | None
-    """None: B has no runs there."""
     allowed: tuple[KeyDifference, ...] = ()
     """What differs though, because it may."""
     unpaired: int = 0

@@ -294,11 +294,9 @@ class TTest:
     """What the test of one comparison says."""
 
     method: str
-    """The test in words."""
     p_worse: float
     """Chance of a B that looks as much worse as this or more, if it is worse by the tolerance and no more."""
     p_better: float
-    """The mirror image."""
     level_worse: float
     """What `p_worse` must not exceed: the level that Holm's correction over the family leaves this comparison."""
     level_better: float
@@ -326,7 +324,6 @@ class Judgement:
     """B / A of geometric means, above 1 is worse; None where a side has no run. Where a test was made, over units, and
     its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""
     tested: TTest | None
-    """None where no test was made."""
     awaits_reference: bool = False
     """Whether nothing is wrong with B, and the reference is not there yet: A has fewer than five runs, or there are too
     few sessions."""

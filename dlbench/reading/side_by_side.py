@@ -108,7 +108,6 @@ class Comparison:
 
     id: str
     groups: tuple[Group, ...]
-    """In the order of the comparison."""
     places: Mapping[tuple[int, int], tuple[Side, ...]]
     """Sides by ranks and nodes, ascending, where two kinds or more ran."""
     references: Mapping[tuple[int, int], Side]
@@ -157,7 +156,6 @@ class Twins:
     """The plain runs of a series at one rank and node count, and those that went without something."""
 
     plan: RunPlan
-    """Of a plain run, where there is one."""
     planned: frozenset[Variant]
     runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]
     """Those with figures, by variant and repeat; every variant that was asked for is there."""

@@ -34,7 +34,6 @@ class Controls:
     beside: tuple[str, ...]
     """Ids of the report's groups that they stand beside: of the same series, else of the same workload and preset."""
     shown_by: str
-    """What compares them, in words."""
 
     @property
     def text(self) -> str:

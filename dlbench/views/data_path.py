@@ -200,9 +200,7 @@ class DataPoint:
     wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s", is_brief=True))
     """Mean wait for input, seconds per step; as the parts of a step."""
     copy: Estimate = field(metadata=column("Copy to the device", "copy_s", is_brief=True))
-    """Host-to-device copy, likewise."""
     wait_share: Estimate = field(metadata=column("Share of the step", "input_wait_share"))
-    """Wait over step (fraction)."""
     utilisation: Estimate = field(metadata=column("Accelerator utilisation", "accelerator_utilisation", is_brief=True))
     """1 - wait_share: accelerator utilisation as MLPerf Storage has it."""
     stalled: float | None
@@ -215,7 +213,6 @@ class DataPoint:
     disk_bytes_per_s: float | None
     """Read from the disks of all its nodes in the measured window; None where no sample holds it."""
     page_cache_bytes: float | None
-    """Per node, mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,6 @@ class PrecisionComparison:
 
     id: str
     label: str
-    """What they have in common."""
     reference: str
     groups: tuple[str, ...]
     """Ids of the groups, by precision, the reference first."""

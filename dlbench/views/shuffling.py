@@ -54,9 +54,7 @@ class AuditPoint:
     nodes: int
     num_runs: int = field(metadata=column("Runs", "audited_runs", is_brief=True))
     num_bad: int = field(metadata=column("With errors", "bad_runs", is_brief=True))
-    """Runs with errors."""
     whole_epochs: int = field(metadata=column("Whole epochs"))
-    """Epochs that were read whole, over all runs."""
     twice: int = field(metadata=column("Read twice", is_brief=True))
     """Samples read more than once in an epoch, over all runs."""
     never: int = field(metadata=column("Never read", is_brief=True))
@@ -65,7 +63,6 @@ class AuditPoint:
     exchanged_share: float = field(metadata=column("Exchanged per epoch", unit="fraction"))
     """Q in force, mean over runs."""
     novelty: float | None = field(metadata=column("Novelty", text=_three, is_brief=True))
-    """Mean over whole epochs and runs; None where there is none."""
     label_distance: float | None = field(
         metadata=column("Label distance", text=_three, missing="no classes", is_brief=True)
     )
@@ -184,7 +181,6 @@ class ShuffleRow:
     """Empty under global shuffling."""
     staging: str = field(metadata=column("Staging", is_brief=True))
     is_reference: bool
-    """Whether it is global shuffling."""
     epoch_s: Estimate | None = field(metadata=column("Epoch", is_brief=True))
     """None where the record names no size of the data set."""
     factor: Estimate | None = field(metadata=column("Against global", text=times_cell, is_brief=True))
@@ -195,9 +191,7 @@ class ShuffleRow:
     metric: str
     """Of runs to a quality; empty otherwise."""
     final: Estimate | None = field(metadata=column("Last value", "final_value"))
-    """Last value of the metric, median over runs."""
     curves: tuple[Learning, ...]
-    """At most `MAX_CURVES`."""
 
     @property
     def way(self) -> str:

@@ -49,7 +49,6 @@ class StagingPoint:
     """Runs that found some or all of it of an earlier run."""
     num_runs: int
     needed_bytes: int = field(metadata=column("Needed on a node", unit="bytes", is_brief=True))
-    """On the node that needed most."""
     free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
     copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))
@@ -129,14 +128,11 @@ class BreakEven:
     ranks: int
     nodes: int
     label: str = field(metadata=column("Runs", ""))
-    """What the runs are."""
     staged_group: str = field(metadata=column(name="group"))
-    """Id."""
     unstaged_group: str
     strategy: str = field(metadata=column("Strategy", is_brief=True))
     tier: str = field(metadata=column("To", is_brief=True))
     staging: Estimate = field(metadata=column("Staging", "staging_s", is_brief=True))
-    """Seconds until all nodes were ready."""
     unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
     """Seconds of an epoch, reading in place."""
     staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))
@@ -145,7 +141,6 @@ class BreakEven:
     factor: Estimate = field(metadata=column("Factor", text=times_cell))
     """Epoch in place over epoch staged: above 1, staged epochs are faster."""
     is_paired: bool
-    """Whether both ran in the same repeats of one series."""
     epochs: float | None
     """Break-even epochs; None: never, by these means, or nothing is copied before training."""
     epochs_low: float | None = field(metadata=column(name="break_even_epochs_low"))

@@ -58,7 +58,6 @@ class Forecast:
     recompute: str
     swap: str
     batch: int
-    """Samples of a pass."""
     capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))
     """What may be held; None: no limit."""
     fits: bool = field(metadata=column("Fits", is_brief=True))
@@ -80,13 +79,10 @@ class Measured:
     workload: str
     preset: str
     where: str
-    """This machine, or the run."""
     device: str
     sample_unit: str
     parts: int
-    """Passes of a step."""
     warnings: tuple[str, ...]
-    """Reasons for doubt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +104,6 @@ class MemoryPlan:
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
     operations: tuple[PassSpan, ...]
-    """Of the simulated pass."""
     held: tuple[tuple[float, int], ...]
     """What is held from each of these times (seconds) on, bytes."""
     methods: tuple[Forecast, ...]

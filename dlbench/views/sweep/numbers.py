@@ -85,13 +85,11 @@ class Choice:
 
     settings: tuple[Setting, ...]
     baseline: Setting
-    """What all others are measured against."""
     has_default: bool
     """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
     best: Setting | None
     """The fastest of those that are faster than the baseline for certain and are what their name says."""
     best_ratio: Estimate | None
-    """What it gains, corrected for having been chosen."""
     best_exact: Setting | None
     """The same among those that compute what the baseline computes."""
     best_exact_ratio: Estimate | None
@@ -178,7 +176,6 @@ def _loss_text(setting: Setting) -> str:
 
 
 def _axes_words(axes: Sequence[Axis]) -> list[str]:
-    """Axes by their verdicts, in a sentence."""
     titles: dict[AxisVerdict, str] = {
         "matters": "matters",
         "no effect": f"no effect within {MARGIN_TEXT}",
@@ -225,13 +222,10 @@ class SweepCell:
     ranks: int
     nodes: int
     conditions: str
-    """Preset, precision and data in words."""
     baseline: str
-    """What the settings are measured against, in words."""
     has_default: bool
     """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
     settings: tuple[Setting, ...]
-    """In the order of the sweep."""
     axes: tuple[Axis, ...]
     interaction: str
     """The check of additivity in a sentence; empty where it could not be made."""
@@ -241,13 +235,10 @@ class SweepCell:
     best_ratio: Estimate | None
     """Its throughput over the baseline's, corrected for having been chosen from all settings."""
     verdict: str
-    """The finding in a few sentences."""
     advice: str
-    """What to do next, in one sentence."""
     needed_repeats: int | None
     """Repeats that would show a difference of the margin at the scatter found; None where it is not known."""
     notes: tuple[str, ...]
-    """What else differs between the runs, in sentences."""
 
     @property
     def best_setting(self) -> Setting | None:
@@ -268,14 +259,12 @@ class Sweep:
     headline: tuple[str, str]
     """The card's number and what it means, at the largest rank count."""
     verdict: str
-    """Of the largest rank count."""
     cells: tuple[SweepCell, ...]
     """By rank count; only where a swept key acts."""
     idle: tuple[str, ...]
     """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
     scatter, not effect."""
     caption: str
-    """The conditions in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +276,6 @@ class Draft:
     rates: tuple[dict[RunKey, float], ...]
     """Throughput of each setting by repeat, samples per second."""
     base: int
-    """The baseline among them."""
     has_default: bool
     logs: tuple[dict[RunKey, float], ...]
     """Of each setting over the baseline, one for each repeat that both have."""
@@ -307,7 +295,6 @@ class Family:
     """All comparisons of a report: Holm's procedure is over all of them, so that any false claim is one in twenty."""
 
     adjusted: Mapping[tuple[float, ...], float]
-    """The p value of each comparison."""
     size: int
     """Comparisons, those too that have too few repeats as yet; what is the same twice over counts once."""
 
@@ -393,7 +380,6 @@ def _sweep(
 
 
 def _headline(cell: SweepCell) -> tuple[str, str]:
-    """The number of a card and what it means."""
     name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
     if cell.best_ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
