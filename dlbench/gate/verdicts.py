@@ -1,7 +1,7 @@
 """Runs of two sides become a verdict: regressed, improved, equivalent, inconclusive or insufficient; those of one side
 against a floor: missed, met, inconclusive or insufficient.
 
-One test decides, and all that is told is of it: with the logarithm d of B / A, its standard error s and f degrees of
+One test decides, and all figures are of it: with the logarithm d of B / A, its standard error s and f degrees of
 freedom, p of "no worse than tolerated" is P(t_f > (d - log(1 + tolerance)) / s), the interval is d +- t_f s, and the
 smallest slowdown that is found comes of the non-central t. So p is at most a level where, and only where, the interval
 at that level lies beyond the tolerance. The tolerance is the null hypothesis: a smaller slowdown is a false alarm like
@@ -59,7 +59,7 @@ class Sample:
     together: bool = False
     """Whether one job or one command ran both sides."""
     history: tuple[tuple[float, ...], ...] = ()
-    """Values of further sessions, a tuple for each, which only tell how far sessions scatter."""
+    """Values of further sessions, a tuple for each, which only show how far sessions scatter."""
     floor: float | None = None
     """In place of side A: what B is held against; larger values of B miss it."""
 
@@ -286,7 +286,7 @@ class Rule:
     """Chance that any comparison of a command is called regressed though B is not slower than tolerated; likewise for
     improved."""
     wanted: float = 0.03
-    """The slowdown for which the number of repeats is told (fraction)."""
+    """The slowdown for which the number of repeats is reported (fraction)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,8 +434,8 @@ def _untested(sample: Sample) -> Judgement:
     else:
         counts = len(sample.a), len(sample.b)
         unit = "pairs" if sample.paired else "runs per side"
-        told = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
-        verdict, reason = "insufficient", f"{told} of the {MIN_RUNS} {unit} that a verdict needs"
+        held = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
+        verdict, reason = "insufficient", f"{held} of the {MIN_RUNS} {unit} that a verdict needs"
     return Judgement(
         verdict=verdict,
         reason=reason,
@@ -453,9 +453,9 @@ def _few_sessions(sample: Sample) -> str:
             f"{b} sessions: fewer than {MIN_SESSIONS} do not tell how far they scatter; choose the runs of one "
             "(--where series=NAME)"
         )
-    told = "one session a side" if a == b == 1 else f"{a} and {b} sessions"
+    held = "one session a side" if a == b == 1 else f"{a} and {b} sessions"
     return (
-        f"{told}: drift between sessions counts as a difference; interleave (--ab), or give a baseline or a history "
+        f"{held}: drift between sessions counts as a difference; interleave (--ab), or give a baseline or a history "
         f"of {MIN_SESSIONS} sessions"
     )
 

@@ -1,7 +1,7 @@
 """The same runs but for one thing, side by side: the steps that all comparisons share.
 
 What is alike but for what is compared is one set (`alike`); at each rank and node count of a set stand its sides, and
-one of them is the reference: groups of a report (`compare`), sides of a gate (`matched`), control runs beside the plain
+one of them is the reference: groups of a report (`compare`), sides of a gate (`matched`), control runs with the plain
 ones of their series (`twins`). Of each figure a side has one value per run, and its ratio to the reference is taken in
 pairs of repeats where both ran them interleaved (`compared`). What the ratio means, each comparison says itself.
 """

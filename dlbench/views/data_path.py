@@ -51,7 +51,7 @@ def epoch_samples(run: Run) -> int | None:
 def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
     """Seconds that an epoch takes at the measured rate of each run, by series and repeat.
 
-    Runs of one series and repeat ran beside each other, whatever the group.
+    Runs of one series and repeat ran interleaved, whatever the group.
     """
     rates = table.figures.set_index("run_id")["throughput"]
     found: dict[RunKey, float] = {}
@@ -137,11 +137,11 @@ def _staging(middle: Sequence[Run]) -> str:
     data = middle[0].plan.workload.data
     if data.is_synthetic:
         return "no file is read"
-    told = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
-    if told:
+    took = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
+    if took:
         if data.staging == "lazy":
             return f"samples were kept on the node ({data.staging_tier}) when they were first read"
-        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(told), 's')} until all nodes were ready"
+        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(took), 's')} until all nodes were ready"
     if data.staging != "none":
         return f"{data.staging} to {data.staging_tier} was asked for; the runs do not say what it took"
     found = [seconds for run in middle if (seconds := _staged_s(run)) is not None]

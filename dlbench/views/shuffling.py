@@ -125,6 +125,8 @@ def _result(run: Run) -> ShuffleResult:
 def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
     results = [_result(run) for run in runs]
     epochs = [one for result in results for one in result.epochs]
+    records = [(run, run.record) for run in runs if run.record is not None]
+    measured = [(run, max((rank.measured_s for rank in record.ranks), default=0.0)) for run, record in records]
     held = [result.held_samples_peak for result in results if result.held_samples_peak is not None]
     return AuditPoint(
         ranks=point.ranks,
@@ -142,14 +144,9 @@ def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
         held_samples_peak=max(held, default=None),
         exchange_wait_s=max(result.exchange_wait_s for result in results),
         audit_s=median_estimate({table.keys[run.plan.run_id]: _result(run).audit_s for run in runs}, "s"),
-        audit_share=max((share for run in runs if (share := _audit_share(run)) is not None), default=None),
+        # Of the measured time: an upper limit, as the audit also covers warm-up steps.
+        audit_share=max((_result(run).audit_s / seconds for run, seconds in measured if seconds), default=None),
     )
-
-
-def _audit_share(run: Run) -> float | None:
-    """Of the measured time: an upper limit, as the audit also covers warm-up steps."""
-    measured = max((rank.measured_s for rank in run.record.ranks), default=0.0) if run.record is not None else 0.0
-    return _result(run).audit_s / measured if measured else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -449,22 +446,16 @@ class ShuffleAuditView(GroupView):
         found = group.of(Audit)
         if found is None:
             return None
+        left = found.num_errors - len(found.errors)
+        more = [f"{left} more errors; the records hold all of them"] * bool(left)
         return Section(
             id=self.id,
             title=self.title,
             headline=_headline(found),
-            marks=tuple(_marks(found)),
+            marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
             notes=(_finding(found),),
             sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
         )
-
-
-def _marks(found: Audit) -> Iterator[Mark]:
-    for text in found.errors:
-        yield Mark(severity="serious", label="Error", text=text)
-    left = found.num_errors - len(found.errors)
-    if left:
-        yield Mark(severity="serious", label="Error", text=f"{left} more errors; the records hold all of them")
 
 
 def _headline(found: Audit) -> str:

@@ -20,12 +20,7 @@ from dlbench.records.data_path import StagingResult
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import DASH, number_text, place_text, times_value, value_text
-from dlbench.stats.estimates import (
-    Estimate,
-    difference_estimate,
-    geometric_mean_estimate,
-    median_estimate,
-)
+from dlbench.stats.estimates import Estimate, difference_estimate, geometric_mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data

@@ -39,11 +39,7 @@ PART_TITLES = {
     "preparation": "preparation stall (decode, augment)",
     "fetch": "fetch stall (storage)",
 }
-TIER_TITLES: dict[Tier, str] = {
-    "synthetic": "synthetic data",
-    "cached": "warm page cache",
-    "cold": "cold page cache",
-}
+TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
 NOT_MEASURED = "not measured"
 
 

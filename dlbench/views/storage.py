@@ -159,7 +159,7 @@ def _median(values: Sequence[float], unit: str) -> Estimate | None:
 
 
 def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
-    """One demand beside all supplies with figures."""
+    """One demand next to all supplies with figures."""
     sizes = [one.sample_bytes for one in supplies if one.sample_bytes is not None]
     fed = tuple(
         Fed(

@@ -363,9 +363,14 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
             before = points.get(key, one)
             points[key] = dataclasses.replace(before, num_without_memory=before.num_without_memory + 1)
     in_core = {(one.batch, one.parts): one.in_core_bytes for one in points.values() if one.in_core_bytes is not None}
+    for key, one in points.items():
+        # What the chain of runs with a method says of those in core with the same batch.
+        if one.in_core_bytes is None and one.is_in_core:
+            held = in_core.get((one.batch, one.parts))
+            points[key] = dataclasses.replace(one, in_core_bytes=held, predicted_peak_bytes=held)
     titles = list(TITLES.values())
     ordered = sorted(
-        (_with_in_core(one, in_core.get((one.batch, one.parts))) for one in points.values()),
+        points.values(),
         key=lambda one: (
             one.ranks,
             one.nodes,
@@ -393,13 +398,6 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
         frees_at_once="memory.allocator" in settings,
         passages=tuple(_passages(ordered, table)),
     )
-
-
-def _with_in_core(point: MethodPoint, in_core_bytes: int | None) -> MethodPoint:
-    """What the chain of runs with a method says of those in core with the same batch."""
-    if point.in_core_bytes is not None or not point.is_in_core:
-        return point
-    return dataclasses.replace(point, in_core_bytes=in_core_bytes, predicted_peak_bytes=in_core_bytes)
 
 
 def _capacity(train: TrainSpec) -> str:
@@ -512,8 +510,8 @@ def _device_peak(result: MemoryResult) -> float | None:
 def _predicted_step_s(run: Run) -> float | None:
     """The step as the plan and the run's own warm-up have it."""
     result = _memory(run)
-    beside = None if result is None else beside_passes_s(run)
-    return None if result is None or beside is None else result.plan.predicted.pass_s * result.parts + beside
+    others_s = None if result is None else beside_passes_s(run)
+    return None if result is None or others_s is None else result.plan.predicted.pass_s * result.parts + others_s
 
 
 def _host_update(run: Run, name: str) -> float | None:
@@ -543,16 +541,13 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
 
     With one batch what is no state is taken as proportional to it.
     """
-    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in alike(results, _chain_batch).items()}
+    by_batch = alike(results, lambda one: one.chain.batch)
+    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
     known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
     batch, held = known[0]
     other, less = known[1] if len(known) > 1 else (0, results[0].chain.state_bytes)
     per_sample = (held - less) / (batch - other)
     return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
-
-
-def _chain_batch(result: MemoryResult) -> int:
-    return result.chain.batch
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:

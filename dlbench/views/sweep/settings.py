@@ -1,4 +1,4 @@
-"""One setting of a sweep beside its speed: whether it is the default, what it computes, what its tuning cost."""
+"""One setting of a sweep next to its speed: whether it is the default, what it computes, what its tuning cost."""
 
 from __future__ import annotations
 
@@ -412,10 +412,7 @@ def axes(
 
 
 def _axis(
-    key: str,
-    values: Sequence[AxisValue],
-    pairs: Mapping[Pair, Mapping[RunKey, float]],
-    p_values: Mapping[Pair, float],
+    key: str, values: Sequence[AxisValue], pairs: Mapping[Pair, Mapping[RunKey, float]], p_values: Mapping[Pair, float]
 ) -> Axis:
     known = {pair: ratio_of(logs) for pair, logs in pairs.items() if logs}
     is_claimed = any(
