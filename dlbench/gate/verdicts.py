@@ -176,22 +176,18 @@ def evidence_of(sample: Sample) -> Evidence | None:
     if sample.floor is not None:
         return _against(sample.floor, *sample.sides[1])
     if sample.paired:
-        return _of_pairs(_logs(sample.a), _logs(sample.b))
+        a, b = _logs(sample.a), _logs(sample.b)
+        scatter = max(stdev(y - x for x, y in zip(a, b, strict=True)), ROUNDING)
+        return Evidence(unit="pair", a=a, b=b, scatter=scatter, error=scatter / math.sqrt(len(a)), freedom=len(a) - 1)
     if sample.together:
         return _apart(_logs(sample.a), _logs(sample.b), "run")
-    a, b = (_by_session(values, names) for values, names in sample.sides)
-    if min(len(a), len(b)) >= MIN_SESSIONS:
-        return _apart(tuple(map(fmean, a.values())), tuple(map(fmean, b.values())), "session")
-    groups = [list(a.values()), list(b.values()), [_logs(values) for values in sample.history]]
+    sides = [list(_by_session(values, names).values()) for values, names in sample.sides]
+    if min(map(len, sides)) >= MIN_SESSIONS:
+        return _apart(tuple(map(fmean, sides[0])), tuple(map(fmean, sides[1])), "session")
+    groups = [*sides, [_logs(values) for values in sample.history]]
     if max(map(len, groups)) < MIN_SESSIONS:
         return None
     return _borrowed(groups)
-
-
-def num_sessions(sample: Sample) -> tuple[int, int]:
-    """Sessions of each side."""
-    a, b = (len(set(names)) for _, names in sample.sides)
-    return a, b
 
 
 def _logs(values: Sequence[float]) -> tuple[float, ...]:
@@ -203,11 +199,6 @@ def _by_session(values: Sequence[float], names: Sequence[str]) -> dict[str, tupl
     for value, name in zip(values, names, strict=True):
         found.setdefault(name, []).append(math.log(value))
     return {name: tuple(logs) for name, logs in found.items()}
-
-
-def _of_pairs(a: tuple[float, ...], b: tuple[float, ...]) -> Evidence:
-    scatter = max(stdev(y - x for x, y in zip(a, b, strict=True)), ROUNDING)
-    return Evidence(unit="pair", a=a, b=b, scatter=scatter, error=scatter / math.sqrt(len(a)), freedom=len(a) - 1)
 
 
 def _against(floor: float, values: tuple[float, ...], names: Sequence[str]) -> Evidence | None:
@@ -248,7 +239,10 @@ def _borrowed(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
     telling = [(group, values) for group, values in zip(groups, means, strict=True) if len(values) > 1]
     freedom = sum(len(values) - 1 for _, values in telling)
     between = max(sum((len(values) - 1) * variance(values) for _, values in telling) / freedom, ROUNDING**2)
-    within = _within(groups)
+    # Pooled variance of runs within their sessions; 0 where every session is one run.
+    several = [session for group in groups for session in group if len(session) > 1]
+    inner = sum(len(session) - 1 for session in several)
+    within = sum((len(session) - 1) * variance(session) for session in several) / inner if inner else 0.0
     usual = harmonic_mean([len(session) for group, _ in telling for session in group])
     square = sum(
         (between + within * max(0.0, 1 / harmonic_mean(list(map(len, group))) - 1 / usual)) / len(group)
@@ -263,13 +257,6 @@ def _borrowed(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
         freedom=freedom,
         is_borrowed=True,
     )
-
-
-def _within(groups: Sequence[Sequence[tuple[float, ...]]]) -> float:
-    """Pooled variance of runs within their sessions; 0 where every session is one run."""
-    sessions = [session for group in groups for session in group if len(session) > 1]
-    freedom = sum(len(session) - 1 for session in sessions)
-    return sum((len(session) - 1) * variance(session) for session in sessions) / freedom if freedom else 0.0
 
 
 Verdict = Literal["regressed", "missed", "insufficient", "inconclusive", "improved", "equivalent", "met"]
@@ -447,7 +434,7 @@ def _untested(sample: Sample) -> Judgement:
 
 def _few_sessions(sample: Sample) -> str:
     """Why sides of few sessions get no verdict, and what helps."""
-    a, b = num_sessions(sample)
+    a, b = (len(set(names)) for _, names in sample.sides)
     if sample.floor is not None:
         return (
             f"{b} sessions: fewer than {MIN_SESSIONS} do not tell how far they scatter; choose the runs of one "

@@ -90,48 +90,43 @@ class Audit:
 
 def audit(group: scaling.Group, table: RunTable) -> Audit | None:
     """The audit at each rank count; None where no run has one."""
-    found = [(point, runs) for point in group.points if (runs := _runs(point, table))]
+    found = [(point, audited) for point in group.points if (audited := _audited(point, table))]
     if not found:
         return None
-    first = _result(found[0][1][0])
-    errors = [f"{run.plan.run_id}: {text}" for _, runs in found for run in runs for text in _result(run).errors]
+    first = found[0][1][0][1]
+    errors = [f"{run.plan.run_id}: {text}" for _, audited in found for run, one in audited for text in one.errors]
     return Audit(
         shuffle=first.shuffle,
         partition=first.partition,
-        points=tuple(_point(point, runs, table) for point, runs in found),
+        points=tuple(_point(point, audited, table) for point, audited in found),
         epochs=tuple(
-            AuditRow(ranks=point.ranks, nodes=point.nodes, run_id=runs[0].plan.run_id, audit=one)
-            for point, runs in found
-            for one in _result(runs[0]).epochs[:MAX_EPOCHS]
+            AuditRow(ranks=point.ranks, nodes=point.nodes, run_id=audited[0][0].plan.run_id, audit=one)
+            for point, audited in found
+            for one in audited[0][1].epochs[:MAX_EPOCHS]
         ),
         errors=tuple(errors[:MAX_ERRORS]),
         num_errors=len(errors),
     )
 
 
-def _runs(point: Point, table: RunTable) -> list[Run]:
+def _audited(point: Point, table: RunTable) -> list[tuple[Run, ShuffleResult]]:
     """Runs with an audit, one with errors first."""
     runs = [table.runs[run_id] for run_id in point.run_ids]
-    known = [run for run in runs if run.record is not None and run.record.shuffle is not None]
-    return sorted(known, key=lambda run: not _result(run).errors)
+    found = [(run, run.record.shuffle) for run in runs if run.record is not None and run.record.shuffle is not None]
+    return sorted(found, key=lambda one: not one[1].errors)
 
 
-def _result(run: Run) -> ShuffleResult:
-    assert run.record is not None
-    assert run.record.shuffle is not None
-    return run.record.shuffle
-
-
-def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
-    results = [_result(run) for run in runs]
+def _point(point: Point, audited: Sequence[tuple[Run, ShuffleResult]], table: RunTable) -> AuditPoint:
+    results = [result for _, result in audited]
     epochs = [one for result in results for one in result.epochs]
-    records = [(run, run.record) for run in runs if run.record is not None]
-    measured = [(run, max((rank.measured_s for rank in record.ranks), default=0.0)) for run, record in records]
     held = [result.held_samples_peak for result in results if result.held_samples_peak is not None]
+    # Of the measured time: an upper limit, as the audit also covers warm-up steps.
+    measured = [max((rank.measured_s for rank in run.record.ranks), default=0.0) for run, _ in audited if run.record]
+    shares = [result.audit_s / seconds for result, seconds in zip(results, measured, strict=True) if seconds]
     return AuditPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        num_runs=len(runs),
+        num_runs=len(results),
         num_bad=sum(bool(result.errors) for result in results),
         whole_epochs=sum(one.is_whole for one in epochs),
         twice=sum(one.twice for one in epochs),
@@ -143,9 +138,8 @@ def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
         label_distance=_mean([one.label_distance for one in epochs if one.is_whole]),
         held_samples_peak=max(held, default=None),
         exchange_wait_s=max(result.exchange_wait_s for result in results),
-        audit_s=median_estimate({table.keys[run.plan.run_id]: _result(run).audit_s for run in runs}, "s"),
-        # Of the measured time: an upper limit, as the audit also covers warm-up steps.
-        audit_share=max((_result(run).audit_s / seconds for run, seconds in measured if seconds), default=None),
+        audit_s=median_estimate({table.keys[run.plan.run_id]: result.audit_s for run, result in audited}, "s"),
+        audit_share=max(shares, default=None),
     )
 
 
@@ -253,7 +247,7 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
     if is_reference and own:
         factor = by_definition(1.0, len(own))
     runs = [table.runs[run_id] for run_id in point.run_ids]
-    audited = _runs(point, table)
+    audited = _audited(point, table)
     found = _point(point, audited, table) if audited else None
     curves = [curve for run in runs if (curve := _curve(run)) is not None]
     quality = next((run.record.quality for run in runs if run.record and run.record.quality), None)
