@@ -33,7 +33,6 @@ from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView, account_sheet
 from dlbench.views.controls import controls, is_control
 from dlbench.views.data_path import DataPathView
-from dlbench.views.differences import DifferencesView
 from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView
 from dlbench.views.forecast import ForecastView
@@ -49,7 +48,7 @@ from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import QualityView, quality_verdict
 from dlbench.views.reading import ReadingView
-from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
+from dlbench.views.runs import DifferencesView, EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
 from dlbench.views.scaling import ScalingView, baseline_note, points_sheet, verdict
 from dlbench.views.shuffling import ShuffleAuditView, ShufflingView
 from dlbench.views.staging import BreakEvenView, StagingView
@@ -114,11 +113,7 @@ def assemble(
 ) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports.
 
-    Args:
-        scan: the runs.
-        history: what changed over months, shown beside them; None: no such view.
-        views: what it is made of.
-        with_digests: whether a view asks for single steps.
+    A history says what changed over months, next to the runs; without digests no view may ask for single steps.
     """
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
@@ -212,24 +207,14 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     return f"{what}, {group.scaling} scaling{shown}{kind}"
 
 
-def _batch_text(group: scaling.Group) -> str:
-    plan = group.sample.plan
-    unit = clean(plan.workload.sample_unit, 40)
-    if group.scaling == "strong":
-        return f"{plan.global_batch} {unit} in all"
-    return f"{plan.workload.train.batch_per_rank} {unit} per rank"
-
-
 def _short_conditions(group: scaling.Group) -> str:
     plan = group.sample.plan
-    parts = (
-        f"{plan.workload.preset} preset",
-        engine_title(plan),
-        precision(group.sample),
-        _batch_text(group),
-        clean(data_title(group.sample)),
-    )
-    return ", ".join(parts)
+    unit = clean(plan.workload.sample_unit, 40)
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    if group.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} in all"
+    data = clean(data_title(group.sample))
+    return ", ".join((f"{plan.workload.preset} preset", engine_title(plan), precision(group.sample), batch, data))
 
 
 def _caption(group: scaling.Group, what: str) -> str:
