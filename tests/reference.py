@@ -21,7 +21,7 @@ from pydantic import BaseModel, TypeAdapter
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.cli.options import OPTION_GROUPS, GroupedCommand
-from dlbench.cli.show import SCHEMAS, schema
+from dlbench.cli.show import schema, schemas
 from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
@@ -434,7 +434,7 @@ DIGESTS = ROOT / "tests" / "golden" / "schemas.json"
 
 def digests() -> str:
     """The digest of the JSON schema of each report and of each JSON file of a run, as JSON."""
-    found = {name: hashlib.sha256(json.dumps(schema(name)).encode()).hexdigest()[:16] for name in SCHEMAS}
+    found = {name: hashlib.sha256(json.dumps(schema(name)).encode()).hexdigest()[:16] for name in schemas()}
     return json.dumps(found, indent=1) + "\n"
 
 

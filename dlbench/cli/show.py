@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -138,34 +137,52 @@ def _sentences(text: str) -> list[str]:
 
 
 WIDTH = 80
-_VALUE = 16
-"""Columns of a value; a longer one has a line of its own."""
+_VALUE = 16  # Columns of a value; a longer one has a line of its own.
 
 
-SCHEMAS = {
-    "report": "dlbench.views.scaling_report:SCALING",
-    "diagnosis": "dlbench.views.diagnosis:views_of",
-    "estimate": "dlbench.views.estimate:views_of",
-    "comparison": "dlbench.gate.page:ComparisonReport",
-    "trends": "dlbench.history.report:TrendsReport",
-    "collectives": "dlbench.collectives.report:CollectivesReport",
-    "io": "dlbench.views.storage:Io",
-    "io-tiers": "dlbench.views.stalls:IoTiers",
-    "memory-plan": "dlbench.views.out_of_core.planned:MemoryPlan",
-    "plan": "dlbench.specs.plan:RunPlan",
-    "record": "dlbench.records.record:Record",
-    "comm-plan": "dlbench.specs.collectives.plan:CommPlan",
-    "comm": "dlbench.records.collectives:CommRecord",
-    "rank-status": "dlbench.records.status:RankStatus",
-    "node-status": "dlbench.records.status:NodeStatuses",
-    "image": "dlbench.specs.container:ImageDescription",
-    "preflight": "dlbench.records.answers.preflight:PreflightReport",
-    "failure": "dlbench.records.status:Failure",
-    "submission": "dlbench.jobs.submission:Submission",
-    "series": "dlbench.jobs.campaign.file:SeriesFile",
-    "acknowledgement": "dlbench.history.store:Acknowledgement",
-}
-"""Reports as JSON, and JSON files of runs: what has a schema, and where it is defined (module:name)."""
+def schemas() -> dict[str, Any]:
+    """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
+    from dlbench.collectives.report import CollectivesReport
+    from dlbench.gate.report import ComparisonReport
+    from dlbench.history.report import TrendsReport
+    from dlbench.history.store import Acknowledgement
+    from dlbench.jobs.campaign.series_file import SeriesFile
+    from dlbench.jobs.scheduler import Submission
+    from dlbench.records.answers.preflight import PreflightReport
+    from dlbench.records.collectives import CommRecord
+    from dlbench.records.record import Record
+    from dlbench.records.status import Failure, NodeStatuses, RankStatus
+    from dlbench.specs.collectives import CommPlan
+    from dlbench.specs.container import ImageDescription
+    from dlbench.specs.plan import RunPlan
+    from dlbench.views import diagnosis, estimate, scaling_report
+    from dlbench.views.out_of_core.plan import MemoryPlan
+    from dlbench.views.stalls import IoTiers
+    from dlbench.views.storage import Io
+
+    return {
+        "report": scaling_report.SCALING,
+        "diagnosis": diagnosis.views_of(),
+        "estimate": estimate.views_of(),
+        "comparison": ComparisonReport,
+        "trends": TrendsReport,
+        "collectives": CollectivesReport,
+        "io": Io,
+        "io-tiers": IoTiers,
+        "memory-plan": MemoryPlan,
+        "plan": RunPlan,
+        "record": Record,
+        "comm-plan": CommPlan,
+        "comm": CommRecord,
+        "rank-status": RankStatus,
+        "node-status": NodeStatuses,
+        "image": ImageDescription,
+        "preflight": PreflightReport,
+        "failure": Failure,
+        "submission": Submission,
+        "series": SeriesFile,
+        "acknowledgement": Acknowledgement,
+    }
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -174,18 +191,16 @@ def schema(name: str) -> dict[str, Any]:
     Raises:
         UserError: there is none of that name.
     """
-    if name not in SCHEMAS:
-        raise UserError(f"--schema {name}: {nearest(name, SCHEMAS)}")
-    module, _, attribute = SCHEMAS[name].partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    if isinstance(found, type):
-        if issubclass(found, BaseModel):
-            return found.model_json_schema()
-        from dlbench.report.formats.schema import schema_of
+    from dlbench.report.formats.schema import schema_of
 
-        return schema_of(found)
-    made: dict[str, Any] = (found() if callable(found) else found).schema()
-    return made
+    known = schemas()
+    if name not in known:
+        raise UserError(f"--schema {name}: {nearest(name, known)}; there are: {', '.join(known)}")
+    found = known[name]
+    if not isinstance(found, type):
+        views: dict[str, Any] = found.schema()
+        return views
+    return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
 
 
 @click.command()
@@ -194,7 +209,12 @@ def schema(name: str) -> dict[str, Any]:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
 @click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
 @click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
-@click.option("--schema", "schema_name", metavar="FILE", help=f"The JSON schema instead, of: {', '.join(SCHEMAS)}.")
+@click.option(
+    "--schema",
+    "schema_name",
+    metavar="FILE",
+    help="Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
+)
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
 ) -> None:

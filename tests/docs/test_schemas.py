@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dlbench.cli.show import SCHEMAS, schema
+from dlbench.cli.show import schema, schemas
 from dlbench.gate.comparison import compare_sides
 from dlbench.gate.page import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
@@ -31,7 +31,7 @@ def test_a_change_of_a_schema_is_seen() -> None:
     assert reference.DIGESTS.read_text(encoding="utf-8") == reference.digests(), "on purpose? python -m tests.reference"
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", schemas())
 def test_every_schema_is_one(cli: Cli, name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(cli("show", "--schema", name).stdout))
 
