@@ -7,6 +7,7 @@ written by hand. `tests/docs/test_docs.py` holds that every region is what the c
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 import sys
@@ -20,13 +21,11 @@ from pydantic import BaseModel, TypeAdapter
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.cli.options import OPTION_GROUPS, GroupedCommand
-from dlbench.collectives.report import CollectivesReport
+from dlbench.cli.show import schema, schemas
 from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.gate.page import ComparisonReport
-from dlbench.history.report import TrendsReport
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import host as box_host
 from dlbench.jobs.campaign.series_file import SeriesFile
@@ -41,21 +40,14 @@ from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, NodeStatuses, RankStatus
 from dlbench.records.watch_cost import WatchCost
-from dlbench.report.formats.schema import schema_of
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.container import ImageDescription
 from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model as report_model
-from dlbench.views.diagnosis import views_of as diagnosis_views
-from dlbench.views.estimate import views_of as estimate_views
-from dlbench.views.out_of_core.planned import MemoryPlan
-from dlbench.views.scaling_report import SCALING
-from dlbench.views.stalls import IoTiers
-from dlbench.views.storage import Io
 from tests.support.paths import ROOT
 from tests.thresholds import THRESHOLDS
 
@@ -175,10 +167,10 @@ _KINDS: dict[str, Callable[[Schema, Callable[[str], str]], str]] = {
 
 
 def model_keys(model: type[BaseModel], schema_name: str, beside: type[BaseModel] | None = None) -> str:
-    """Where the schema of a file lies, and a line for each of its own keys that `beside` has not, too."""
+    """What prints the schema of a file, and a line for each of its own keys that `beside` has not, too."""
     schema = model.model_json_schema()
     known = {"format", "version"} | (set() if beside is None else set(beside.model_fields))
-    where = f"Every key, also those of *nested* objects: [schema](schemas/{schema_name}.schema.json)."
+    where = f"Every key, also those of *nested* objects: `dlbench show --schema {schema_name}`."
     return "\n".join((f"{where}\n", *_key_lines(schema, known)))
 
 
@@ -409,22 +401,6 @@ def thresholds() -> str:
     return table(header, rows)
 
 
-FILES: dict[str, type[BaseModel]] = {
-    "plan": RunPlan,
-    "record": Record,
-    "comm-plan": CommPlan,
-    "comm": CommRecord,
-    "rank-status": RankStatus,
-    "node-status": NodeStatuses,
-    "image": ImageDescription,
-    "preflight": PreflightReport,
-    "failure": Failure,
-    "submission": Submission,
-    "series": SeriesFile,
-    "acknowledgement": Acknowledgement,
-}
-"""JSON files of runs by the name of their schema."""
-
 REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
@@ -452,27 +428,19 @@ def regenerate(text: str) -> str:
     return REGION.sub(lambda match: f"{match[1]}\n{REGIONS[match['name']]()}\n\n{match[3]}", text)
 
 
-def schemas() -> dict[Path, str]:
-    """The JSON schema of each report and of each JSON file of a run, by the file that holds it."""
-    found = {
-        "report": SCALING.schema(),
-        "diagnosis": diagnosis_views().schema(),
-        "estimate": estimate_views().schema(),
-        "comparison": schema_of(ComparisonReport),
-        "trends": schema_of(TrendsReport),
-        "collectives": schema_of(CollectivesReport),
-        "io": schema_of(Io),
-        "io-tiers": schema_of(IoTiers),
-        "memory-plan": schema_of(MemoryPlan),
-        **{name: model.model_json_schema() for name, model in FILES.items()},
-    }
-    folder = ROOT / "docs" / "schemas"
-    return {folder / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}
+DIGESTS = ROOT / "tests" / "golden" / "schemas.json"
+"""The first digits of the SHA-256 of every schema: a change of a format is seen in review."""
+
+
+def digests() -> str:
+    """The digest of the JSON schema of each report and of each JSON file of a run, as JSON."""
+    found = {name: hashlib.sha256(json.dumps(schema(name)).encode()).hexdigest()[:16] for name in schemas()}
+    return json.dumps(found, indent=1) + "\n"
 
 
 def main() -> None:
-    """Rewrites the pages and schemas that are not up to date, and says which."""
-    texts = {page: regenerate(page.read_text(encoding="utf-8")) for page in PAGES} | schemas()
+    """Rewrites the pages and digests that are not up to date, and says which."""
+    texts = {page: regenerate(page.read_text(encoding="utf-8")) for page in PAGES} | {DIGESTS: digests()}
     for page, new in texts.items():
         old = page.read_text(encoding="utf-8") if page.exists() else ""
         if new != old:

@@ -160,7 +160,7 @@ THRESHOLDS = (
         halved="a busy daemon raises it; the launcher itself takes 0.1 % of a core",
     ),
     Threshold(
-        module="views.steps.numbers",
+        module="views.steps",
         name="SIGMAS",
         decides="standard errors by which ranks stand out in the map of ranks and steps",
         why="there are up to 64 x 5,000 spans to choose from, and their excess is skewed",
@@ -174,14 +174,14 @@ THRESHOLDS = (
         halved="more winners, many of which no training would notice",
     ),
     Threshold(
-        module="specs.collectives.network",
+        module="specs.collectives",
         name="TOLERATED_MISS",
         decides="share by which a fit may miss the largest rank count, held out, and still predict beyond it",
         why="algorithms that differ by less count as equally fast",
         halved="more is withheld: real networks are seldom foretold to 3 %",
     ),
     Threshold(
-        module="specs.collectives.network",
+        module="specs.collectives",
         name="POOR_MEDIAN",
         decides="median error of a fit beyond which predictions of an algorithm are no advice",
         why="algorithms to choose among differ by less",
@@ -195,7 +195,7 @@ THRESHOLDS = (
         halved="messages eleven times as small are recommended",
     ),
     Threshold(
-        module="costs.fit.link_fit",
+        module="costs.link_fit",
         name="CLEAR_GAIN",
         decides="fall of the Bayesian information criterion for which a cost model gets another term",
         why="very strong evidence (Kass and Raftery, JASA 90, 1995) where points are independent, which ours are not",

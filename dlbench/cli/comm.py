@@ -28,8 +28,8 @@ from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.specs.base import Precision
-    from dlbench.specs.collectives.plan import Collective
-    from dlbench.specs.collectives.request import CommRuns
+    from dlbench.specs.collectives import Collective
+    from dlbench.specs.expand import CommRuns
 
 
 @click.command()
@@ -160,9 +160,8 @@ def predict(
     from dlbench.collectives.document import predictions_document
     from dlbench.collectives.predictions import Wanted, predict_all
     from dlbench.records.network import read_network
-    from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES
-    from dlbench.specs.collectives.sizes import parse_sizes
-    from dlbench.specs.requests import parse_counts
+    from dlbench.specs.collectives import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.requests import parse_counts, parse_sizes
 
     for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
         if name not in known:
@@ -276,8 +275,8 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
     Raises:
         UserError: anything wrong with them, in one line.
     """
-    from dlbench.specs.collectives.request import CommRequest, expand_comm
-    from dlbench.specs.requests import parse_set
+    from dlbench.specs.expand import expand_comm
+    from dlbench.specs.requests import CommRequest, parse_set
 
     for name, least in (("iterations", 1), ("warmup", 0), ("group_size", 1), ("shards", 1), ("ranks_per_node", 1)):
         _at_least(name, options[name], least)

@@ -17,8 +17,8 @@ from dlbench.cli.report import check_writable, format_by_suffix, render, require
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
 if TYPE_CHECKING:
-    from dlbench.gate.comparison import Comparison, Floor
-    from dlbench.gate.page import ComparisonReport
+    from dlbench.gate.comparison import Floor
+    from dlbench.gate.report import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
 
@@ -225,7 +225,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
 
 def comparison(
     a: Side, b: Side, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
-) -> Comparison:
+) -> ComparisonReport:
     """B against A and against floors; `where` names the options that choose the runs of each side.
 
     Raises:
@@ -250,7 +250,7 @@ def comparison(
 
 def paired_comparison(
     path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
-) -> Comparison:
+) -> ComparisonReport:
     """Side b against side a of the interleaved runs of one folder.
 
     Raises:
@@ -269,11 +269,8 @@ def paired_comparison(
     )
 
 
-def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
+def finish(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
     """Writes every output that was asked for, and ends with the verdict's exit code."""
-    from dlbench.gate.page import assemble
-
-    report = assemble(found)
     formats: list[tuple[Path | None, FormatName]] = [(options["json_file"], "json"), (options["junit_file"], "junit")]
     for path, format_name in formats:
         if path is not None:

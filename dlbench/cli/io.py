@@ -87,11 +87,7 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
 
 
 def _refuse_other_mode(tiers: bool, options: dict[str, Any]) -> None:
-    """Options of the one do nothing in the other.
-
-    Raises:
-        UserError: such an option is given.
-    """
+    """Options of the one do nothing in the other. Raises UserError: such an option is given."""
     context = click.get_current_context()
     for name in _OF_READERS if tiers else _OF_TIERS:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -244,9 +240,8 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
     """What an accelerator needs: asked for, as a run took it, or published.
 
-    Raises:
-        UserError: the run is of another workload, or has no figures.
-        IncompleteDataError: a file of the run is damaged.
+    Raises UserError: the run is of another workload, or has no figures. IncompleteDataError: a file of the run is
+    damaged.
     """
     from dlbench.costs.storage_demand import PUBLISHED, measured
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlbench.records.memory import MemoryResult
     from dlbench.specs.memory import Chain
     from dlbench.specs.plan import RunPlan
-    from dlbench.views.out_of_core.planned import MemoryPlan
+    from dlbench.views.out_of_core.plan import MemoryPlan
 
 _SUFFIXES: dict[str, FormatName] = {".html": "html", ".htm": "html", ".json": "json", ".md": "md", ".txt": "text"}
 _OF_WORKLOADS = ("preset", "overrides", "system", "dry_run")
@@ -78,7 +78,7 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
             return
         found = _of_workload(asked)
     from dlbench.cli.report import emit
-    from dlbench.views.out_of_core.document import memory_plan_document
+    from dlbench.views.out_of_core.plan import memory_plan_document
 
     emit(memory_plan_document(found, for_pages=chosen == "html"), chosen, output)
 
@@ -120,10 +120,10 @@ def _print_order(asked: RunPlan) -> None:
 
 
 def _of_workload(asked: RunPlan) -> MemoryPlan:
-    from dlbench.costs.memory.tradeoff import in_core_bytes
+    from dlbench.costs.memory.planner import in_core_bytes
     from dlbench.jobs.node_program import memory_profile
     from dlbench.jobs.processes import interrupted_by_signals
-    from dlbench.views.out_of_core.planned import Measured, memory_plan
+    from dlbench.views.out_of_core.plan import Measured, memory_plan
 
     if not asked.system.python and importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {shared.INSTALL_NODE}")
@@ -159,9 +159,9 @@ def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
 
 def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
     """From what a run says; nothing is measured."""
-    from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
+    from dlbench.costs.memory.planner import in_core_bytes, scaled
     from dlbench.records.scan import read_run
-    from dlbench.views.out_of_core.planned import Measured, memory_plan
+    from dlbench.views.out_of_core.plan import Measured, memory_plan
 
     context = click.get_current_context()
     for name in _OF_WORKLOADS:
@@ -211,11 +211,7 @@ def _pass_of(batch: int, told: MemoryResult) -> int:
 
 
 def _wanted(capacity: str, in_core: int) -> int | None:
-    """A capacity in bytes, where training holds `in_core` bytes in core.
-
-    Raises:
-        UserError: it is none.
-    """
+    """A capacity in bytes, where training holds `in_core` bytes in core. Raises UserError: it is none."""
     from dlbench.specs.memory import MemorySpec
 
     try:

@@ -82,7 +82,7 @@ def _comments(lines: Sequence[str]) -> Iterator[str]:
 def _summary(campaign: Campaign) -> list[str]:
     """Series, table of jobs, cost, precision, order."""
     from dlbench.cli.options import precision_words
-    from dlbench.specs.collectives.plan import CommPlan
+    from dlbench.specs.collectives import CommPlan
     from dlbench.specs.plan import RunPlan
 
     jobs, first = campaign.jobs, campaign.plans[0]

@@ -141,13 +141,84 @@ _VALUE = 16
 """Columns of a value; a longer one has a line of its own."""
 
 
+def schemas() -> dict[str, Any]:
+    """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
+    from dlbench.collectives.report import CollectivesReport
+    from dlbench.gate.report import ComparisonReport
+    from dlbench.history.report import TrendsReport
+    from dlbench.history.store import Acknowledgement
+    from dlbench.jobs.campaign.series_file import SeriesFile
+    from dlbench.jobs.scheduler import Submission
+    from dlbench.records.answers.preflight import PreflightReport
+    from dlbench.records.collectives import CommRecord
+    from dlbench.records.record import Record
+    from dlbench.records.status import Failure, NodeStatuses, RankStatus
+    from dlbench.specs.collectives import CommPlan
+    from dlbench.specs.container import ImageDescription
+    from dlbench.specs.plan import RunPlan
+    from dlbench.views import diagnosis, estimate, scaling_report
+    from dlbench.views.out_of_core.plan import MemoryPlan
+    from dlbench.views.stalls import IoTiers
+    from dlbench.views.storage import Io
+
+    return {
+        "report": scaling_report.SCALING,
+        "diagnosis": diagnosis.views_of(),
+        "estimate": estimate.views_of(),
+        "comparison": ComparisonReport,
+        "trends": TrendsReport,
+        "collectives": CollectivesReport,
+        "io": Io,
+        "io-tiers": IoTiers,
+        "memory-plan": MemoryPlan,
+        "plan": RunPlan,
+        "record": Record,
+        "comm-plan": CommPlan,
+        "comm": CommRecord,
+        "rank-status": RankStatus,
+        "node-status": NodeStatuses,
+        "image": ImageDescription,
+        "preflight": PreflightReport,
+        "failure": Failure,
+        "submission": Submission,
+        "series": SeriesFile,
+        "acknowledgement": Acknowledgement,
+    }
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a report or of a file of runs.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    from dlbench.report.formats.schema import schema_of
+
+    known = schemas()
+    if name not in known:
+        raise UserError(f"--schema {name}: {nearest(name, known)}; there are: {', '.join(known)}")
+    found = known[name]
+    if not isinstance(found, type):
+        views: dict[str, Any] = found.schema()
+        return views
+    return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
+
+
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--preset", metavar="NAME", help="Preset of a workload.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
 @click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
 @click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
-def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | None) -> None:
+@click.option(
+    "--schema",
+    "schema_name",
+    metavar="FILE",
+    help="Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
+)
+def show(
+    name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
+) -> None:
     """Explain every key of the workload or system NAME, as a run would see it.
 
     A letter marks what is not the default, and says who set it. --set and --sweep of `dlbench run` take these keys
@@ -157,7 +228,15 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | 
     Example:
       dlbench show resnet50 --preset ci
       dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
+      dlbench show --schema record
     """
+    if schema_name is not None:
+        if name is not None or preset is not None or overrides or form is not None:
+            raise UserError("--schema stands alone: it is of a file, not of a workload or system")
+        click.echo(json.dumps(schema(schema_name), indent=1))
+        return
+    if name is None:
+        raise click.UsageError("missing the NAME of a workload or system (dlbench ls), or --schema FILE")
     from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
     from dlbench.specs.files import available, find
     from dlbench.specs.requests import parse_set

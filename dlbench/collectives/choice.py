@@ -15,7 +15,7 @@ from typing import Literal
 from dlbench.collectives.fits import Fits
 from dlbench.collectives.measurements import GIGA, CollectiveGroup, Measurement, SeriesName
 from dlbench.costs import predictions
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
 from dlbench.stats.pairing import pairing
 
@@ -212,7 +212,7 @@ def crossovers(group: CollectiveGroup) -> tuple[Crossover, ...]:
 def model_crossovers(group: CollectiveGroup, fits: Fits) -> Iterator[Crossover]:
     """Where the model of each carrier expects the lead to change among a group's algorithms over it.
 
-    Algorithms that the fit misses are left out: see `dlbench.specs.collectives.network.FitError`.
+    Algorithms that the fit misses are left out: see `dlbench.specs.collectives.FitError`.
     """
     own = [series for series in group.series if not series.is_library]
     sizes = group.sizes

@@ -52,7 +52,7 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 

@@ -14,15 +14,24 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from dlbench.collectives.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
-from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
+from dlbench.costs.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.reading.comparability import system_content
 from dlbench.reading.environments import side_by_side
 from dlbench.reading.repeats import named
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import FitError, LargestHeldOut, Level, LevelName, LineCost, NetworkModel
-from dlbench.specs.collectives.plan import ELEMENT_BYTES, IN_PLACE, LIBRARY
-from dlbench.stats.run_draws import LEAST_RUNS, resampled, stretch
+from dlbench.specs.collectives import (
+    ELEMENT_BYTES,
+    IN_PLACE,
+    LIBRARY,
+    FitError,
+    LargestHeldOut,
+    Level,
+    LevelName,
+    LineCost,
+    NetworkModel,
+)
+from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000
 """Messages from here on are told apart in the errors: what gradients are sent in."""

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dlbench.costs.collectives import Layout
-from dlbench.costs.fit.link_fit import fit_line
+from dlbench.costs.link_fit import fit_line
 from dlbench.costs.predictions import bus_factor
 from dlbench.reading.comparability import digest_of, system_content
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.plan import ALGORITHMS, BACKENDS, LIBRARY, Collective
+from dlbench.specs.collectives import ALGORITHMS, BACKENDS, LIBRARY, Collective
 from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes

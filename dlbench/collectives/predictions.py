@@ -16,12 +16,21 @@ from dlbench.collectives.choice import (
     ranges_of,
 )
 from dlbench.costs.collectives import Layout
-from dlbench.costs.fit.link_fit import fit_line
+from dlbench.costs.link_fit import fit_line
 from dlbench.costs.predictions import crossovers, features, predict
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import FitError, FittedRange, LargestHeldOut, LineCost, NetworkModel
-from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
+from dlbench.specs.collectives import (
+    ALGORITHMS,
+    ELEMENT_BYTES,
+    GROUPED_ALGORITHMS,
+    Collective,
+    FitError,
+    FittedRange,
+    LargestHeldOut,
+    LineCost,
+    NetworkModel,
+)
 from dlbench.units import format_bytes
 
 FORMAT = "dlbench.comm-prediction"

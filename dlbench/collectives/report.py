@@ -38,8 +38,7 @@ from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import POOR_MEDIAN, POOR_WORST, LargestHeldOut
-from dlbench.specs.collectives.plan import ELEMENT_BYTES, Collective
+from dlbench.specs.collectives import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective, LargestHeldOut
 from dlbench.stats.estimates import MIN_RUNS, median_estimate
 from dlbench.units import format_bytes, format_number, whole_seconds
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dlbench.costs.schedules.schedule import invalid, schedule
+from dlbench.costs.schedules import invalid, schedule
 from dlbench.errors import UserError
-from dlbench.specs.collectives.plan import Collective
+from dlbench.specs.collectives import Collective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 
 
 def exchange_times(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[tuple[float, float], ...]:

@@ -35,9 +35,7 @@ def damage_told() -> Iterator[None]:
 
     Which error it is depends on the byte: RuntimeError, KeyError, TypeError, MemoryError for a size that cannot be.
     ValueError passes, for it is also what our own checks raise.
-
-    Raises:
-        OSError: the file is damaged.
+    Raises OSError: the file is damaged.
     """
     try:
         yield
@@ -49,8 +47,7 @@ def damage_told() -> Iterator[None]:
 def open_hdf5(path: Path) -> h5py.File:
     """A file, for reading.
 
-    Raises:
-        OSError: it is missing, no regular file, damaged or truncated; of damage the message is HDF5's.
+    Raises OSError: it is missing, no regular file, damaged or truncated; of damage the message is HDF5's.
     """
     import h5py
 
@@ -64,9 +61,7 @@ def make_hdf5(path: Path) -> h5py.File:
     """A new file, whose bytes depend on its content and the version of the HDF5 library alone.
 
     Its metadata carry checksums, which HDF5 has since 1.10; datasets have them if they are made with `fletcher32`.
-
-    Raises:
-        OSError: the file exists already, or the disk refuses.
+    Raises OSError: the file exists already, or the disk refuses.
     """
     import h5py
 
@@ -80,8 +75,7 @@ def make_hdf5(path: Path) -> h5py.File:
 def require_plausible(dataset: Any) -> None:
     """Before anything of that size is allocated.
 
-    Raises:
-        ValueError: the shape of a dataset is larger than its file can hold, however well it is compressed.
+    Raises ValueError: the shape of a dataset is larger than its file can hold, however well it is compressed.
     """
     size = dataset.file.id.get_filesize()
     if math.prod(dataset.shape) * dataset.dtype.itemsize * _SMALLEST_SHARE > size:
@@ -99,11 +93,7 @@ class OpenFiles:
         return {"_handles": {}, "_owner": -1}
 
     def get(self, path: Path) -> h5py.File:
-        """The open file; the one opened first gives way when there are too many.
-
-        Raises:
-            OSError: as `open_hdf5`.
-        """
+        """The open file; the one opened first gives way when there are too many. Raises OSError: as `open_hdf5`."""
         if self._owner != os.getpid():  # handles of a parent must not be used, nor closed, in its child
             self._handles, self._owner = {}, os.getpid()
         if path not in self._handles:
@@ -113,7 +103,6 @@ class OpenFiles:
         return self._handles[path]
 
     def close(self) -> None:
-        """Closes all files; getting one opens it again."""
         for handle in self._handles.values():
             handle.close()
         self._handles.clear()
@@ -124,9 +113,7 @@ def heap_fault(path: Path) -> str | None:
 
     To be asked before such rows are read: over an object without a size the library goes round without end. What refers
     to the heaps is not looked at. Layout: HDF5 file format specification 3.0, section III.E.
-
-    Raises:
-        OSError: the file cannot be read.
+    Raises OSError: the file cannot be read.
     """
     with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = -1
@@ -149,9 +136,8 @@ def heap_fault(path: Path) -> str | None:
 def map_array(path: Path) -> NDArray[Any]:
     """The array of a file, read-only and mapped; the file is opened once, where `numpy.load` opens it three times.
 
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-        ValueError: it is damaged, cut off, or holds Python objects.
+    Raises OSError: it cannot be read, or is no regular file. ValueError: it is damaged, cut off, or holds Python
+    objects.
     """
     import numpy as np
 

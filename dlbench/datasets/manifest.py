@@ -41,7 +41,6 @@ class FileEntry:
     num_bytes: int
 
     def as_json(self) -> dict[str, str | int]:
-        """The entry as the manifest's list and the journal hold it."""
         return {"path": self.path, "sha256": self.sha256, "bytes": self.num_bytes}
 
     @staticmethod
@@ -88,8 +87,7 @@ def save_manifest(
 ) -> Manifest:
     """Writes a manifest of files that are digested already; the list first, the manifest last, both as a whole.
 
-    Raises:
-        OSError: the disk refuses.
+    Raises OSError: the disk refuses.
     """
     digest, count, total = hashlib.sha256(), 0, 0
     listing = folder / f".{FILES_NAME}.partial"
@@ -123,11 +121,7 @@ def save_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None if it has none.
-
-    Raises:
-        UserError: there is one, but not of this form.
-    """
+    """The manifest of a folder; None if it has none. Raises UserError: there is one, but not of this form."""
     content = _read(folder)
     if content is None:
         return None
@@ -140,8 +134,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 def read_files(folder: Path) -> Iterator[FileEntry]:
     """The files of a prepared data set, one at a time.
 
-    Raises:
-        UserError: the folder has no manifest, or its list of files is missing or altered.
+    Raises UserError: the folder has no manifest, or its list of files is missing or altered.
     """
     content = _read(folder)
     if content is None:
@@ -161,8 +154,7 @@ def read_files(folder: Path) -> Iterator[FileEntry]:
 def verify_manifest(folder: Path, on_file: Callable[[FileEntry], None] | None = None) -> list[str]:
     """Reads every file of a prepared data set; returns one line for each that is missing or altered, none if whole.
 
-    Raises:
-        UserError: the folder has no manifest, or a damaged one.
+    Raises UserError: the folder has no manifest, or a damaged one.
     """
     found = []
     for entry in read_files(folder):
@@ -192,9 +184,8 @@ def verify_file(folder: Path, entry: FileEntry) -> str | None:
 def describe_files(folder: Path, skip: Callable[[str], bool] = lambda _name: False) -> list[FileEntry]:
     """Digests the files below a folder, sorted by path, apart from those at its top whose name begins with a dot.
 
-    Args:
-        folder: where to look; or one file, which gives one entry with its name.
-        skip: is given a relative path; such files are left out.
+    `folder`: where to look; or one file, which gives one entry with its name. `skip`: is given a relative path; such
+    files are left out.
     """
     if not folder.is_dir():
         return [FileEntry(folder.name, file_sha256(folder), folder.stat().st_size)]

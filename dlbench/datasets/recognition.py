@@ -48,8 +48,7 @@ MANIFEST_KINDS = {
 def detect(source: Path) -> str:
     """Which of KINDS lies at a path: by its manifest, else by the files of its (training) folder.
 
-    Raises:
-        UserError: none is recognised.
+    Raises UserError: none is recognised.
     """
     manifest = read_manifest(source) if source.is_dir() else None
     if manifest is not None and manifest.kind in MANIFEST_KINDS:
@@ -155,12 +154,8 @@ def require_fitting(workload: Workload, *, ranks: int, evaluated: bool = False) 
     """Proves, as far as that is cheap, that a workload's data is of its kind and form, and large enough.
 
     Synthetic data, and paths that are not there, are passed over; validation data is looked at if it is `evaluated`.
-
-    Returns:
-        False if the file system did not answer in time.
-
-    Raises:
-        UserError: the ranks would refuse the data.
+    Returns false if the file system did not answer in time.
+    Raises UserError: the ranks would refuse the data.
     """
     raised: list[Exception] = []
 
@@ -204,11 +199,7 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
 
 
 def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
-    """The samples of one split, None if they are not known cheaply.
-
-    Raises:
-        UserError: they cannot be the workload's.
-    """
+    """The samples of one split, None if they are not known cheaply. Raises UserError: they cannot be the workload's."""
     manifest, kinds = _manifest(source), workload.data.kinds
     model: Any = workload.model  # has the sizes that its formats of data are read in
     wanted = f"{workload.name} trains on {_WANTED[kinds[0]]}"

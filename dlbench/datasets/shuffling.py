@@ -34,11 +34,8 @@ def first_parts(
 ) -> list[NDArray[np.int64]]:
     """The samples that each rank holds when training begins: equally many, or one more on the first ranks.
 
-    Args:
-        partition: drawn from all samples, or in the order of storage.
-
-    Returns:
-        For each rank (n,) sample numbers; together all of them, each once.
+    `partition`: drawn from all samples, or in the order of storage.
+    Returns for each rank (n,) sample numbers; together all of them, each once.
     """
     order = np.arange(num_samples)
     if partition == "shuffled":
@@ -80,12 +77,8 @@ def exchanged_slots(num_samples: int, ranks: int, share: float) -> int:
 class Ownership:
     """The samples of all ranks, epoch by epoch. Survives pickling; may be asked from any thread.
 
-    Args:
-        num_samples: N, of the data set.
-        ranks: M.
-        seed: of everything drawn.
-        partition: as in `first_parts`.
-        share: Q; 0: nobody ever sends anything (local shuffling).
+    `num_samples`: N, of the data set. `ranks`: M. `seed`: of everything drawn. `partition`: as in `first_parts`.
+    `share`: Q; 0: nobody ever sends anything (local shuffling).
     """
 
     def __init__(
@@ -143,7 +136,6 @@ class Ownership:
         return order
 
     def exchange(self, epoch: int, rank: int) -> Exchange:
-        """What a rank sends and receives during an epoch."""
         if not self.slots:
             nothing = np.empty(0, np.int64)
             return Exchange(nothing, nothing, nothing, nothing, nothing)

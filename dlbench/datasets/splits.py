@@ -56,11 +56,7 @@ def split_names(folders: Iterable[str]) -> list[str]:
 
 
 def require_no_splits(folder: Path, folders: Iterable[str]) -> None:
-    """Proves that the folders in `folder` may be classes.
-
-    Raises:
-        UserError: they are splits; says what to give.
-    """
+    """Proves that the folders in `folder` may be classes. Raises UserError: they are splits; says what to give."""
     if found := split_names(folders):
         raise UserError(
             f"{str(folder)!r} holds splits: {', '.join(map(repr, found))}; give one of them, or name them "

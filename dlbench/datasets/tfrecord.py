@@ -99,13 +99,9 @@ def is_gzip(start: bytes) -> bool:
 def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
     """The payloads of a file, one after the other; memory holds one at a time.
 
-    Args:
-        gzip: whether it is compressed; None looks at its first bytes.
-
-    Raises:
-        OSError: it cannot be opened or read.
-        ValueError: it is damaged or cut off.
-        EnvironmentLacksError: google-crc32c is not installed.
+    `gzip`: whether it is compressed; None looks at its first bytes.
+    Raises OSError: it cannot be opened or read. ValueError: it is damaged or cut off. EnvironmentLacksError:
+    google-crc32c is not installed.
     """
     with open_file(path) as file:
         if gzip is None:
@@ -138,8 +134,7 @@ def _records(stream: IO[bytes]) -> Iterator[bytes]:
 def gunzip(data: bytes) -> bytes:
     """A whole gzip file, of one or several members, taken apart at once.
 
-    Raises:
-        ValueError: it is damaged or cut off.
+    Raises ValueError: it is damaged or cut off.
     """
     _name, codec, _opener = _codec()
     # The last four bytes say how much a file of one member holds: with one byte more, one buffer is enough. Of a
@@ -163,8 +158,7 @@ def gunzip(data: bytes) -> bytes:
 def unframe(data: bytes) -> Iterator[memoryview]:
     """The payloads of an uncompressed file that is in memory, checked and not copied.
 
-    Raises:
-        ValueError: it is damaged or cut off.
+    Raises ValueError: it is damaged or cut off.
     """
     import numpy as np
 
@@ -183,9 +177,7 @@ def unframe(data: bytes) -> Iterator[memoryview]:
 def record_offsets(path: Path) -> NDArray[np.int64]:
     """Where each record of a plain file starts, in bytes: (num_records,). Payloads are passed over, not read.
 
-    Raises:
-        OSError: it cannot be opened or read.
-        ValueError: it is compressed, damaged or cut off.
+    Raises OSError: it cannot be opened or read. ValueError: it is compressed, damaged or cut off.
     """
     import numpy as np
 
@@ -208,10 +200,7 @@ def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
     """The payload of the record that starts at a byte of a plain file, given as a descriptor or an open file.
 
     A descriptor's position is neither used nor moved, so that processes may share it.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: no whole record starts there, or it is damaged.
+    Raises OSError: it cannot be read. ValueError: no whole record starts there, or it is damaged.
     """
     descriptor = file if isinstance(file, int) else file.fileno()
     head = os.pread(descriptor, _HEAD.size, offset)
@@ -236,9 +225,7 @@ class RecordWriter:
     """Writes records into a new file; a context manager.
 
     The same records give the same bytes: a compressed file holds neither a time nor its name.
-
-    Args:
-        level: of the compression, 1 (fast) to 9.
+    `level`: of the compression, 1 (fast) to 9.
     """
 
     def __init__(self, path: Path, gzip: bool = False, level: int = 6) -> None:
@@ -253,7 +240,6 @@ class RecordWriter:
         self.close()
 
     def write(self, payload: bytes) -> None:
-        """Adds a record."""
         head = struct.pack("<Q", len(payload))
         for part in (head + _TAIL.pack(masked_crc32c(head)), payload, _TAIL.pack(masked_crc32c(payload))):
             self._file.write(part if self._engine is None else self._engine.compress(part))
@@ -294,9 +280,7 @@ def decode_example(payload: bytes | memoryview) -> dict[str, list[bytes] | NDArr
     """The features of one Example by name: a list of bytes, or an array (n,) of float32 or of int64.
 
     A feature without content is an empty list, for its kind is not known.
-
-    Raises:
-        ValueError: it is no Example; the message says what does not fit.
+    Raises ValueError: it is no Example; the message says what does not fit.
     """
     views = example_views(payload)
     return {name: [bytes(v) for v in value] if isinstance(value, list) else value for name, value in views.items()}
@@ -307,8 +291,7 @@ def encode_example(
 ) -> bytes:
     """An Example: bytes and lists of bytes as they are, arrays flattened as float32 or int64 (packed), names sorted.
 
-    Raises:
-        ValueError: an array holds neither floating-point numbers nor integers.
+    Raises ValueError: an array holds neither floating-point numbers nor integers.
     """
     entries = []
     for name in sorted(features):

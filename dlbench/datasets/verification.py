@@ -57,7 +57,6 @@ class Verdict:
     """Why it is not the whole public set, a line a split; none if it is."""
 
     def as_json(self) -> dict[str, object]:
-        """The verdict for programs."""
         return {
             "source": str(self.source),
             "kind": self.kind,
@@ -82,13 +81,9 @@ def verify(
 ) -> Verdict:
     """Reads everything in a data set.
 
-    Args:
-        source: a set with splits, or one split, or a file of text or samples.
-        kind: one of KINDS; None: recognised.
-        vocabulary: path or name, to which text and samples are held.
-
-    Raises:
-        UserError: there is no data of a known kind at the source, or no such vocabulary.
+    `source`: a set with splits, or one split, or a file of text or samples. `kind`: one of KINDS; None: recognised.
+    `vocabulary`: path or name, to which text and samples are held.
+    Raises UserError: there is no data of a known kind at the source, or no such vocabulary.
     """
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
@@ -265,17 +260,11 @@ def verify_images(
 
     Shards are also compared with the checksums in the manifest of the folder or of the one above, if there is one;
     TFRecords carry checksums of their own. For other files there is `verify_manifest`.
-
-    Args:
-        folder: an image set, or a folder of the splits `train` and `validation`.
-        on_progress: told the number of images seen, and of all.
-        workers: threads; decoding and checksums do not hold Python's lock.
-        on_odd: told one line for each image that is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg;
-            and one for what was passed over.
-
-    Returns:
-        One line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
-        well. A set that cannot be opened is one line.
+    `folder`: an image set, or a folder of the splits `train` and `validation`. `on_progress`: told the number of images
+    seen, and of all. `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: told one line for
+    each image that is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over.
+    Returns one line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
+    well. A set that cannot be opened is one line.
     """
     try:
         sets = [open_image_set(path) for path in _splits_verify(folder)]
@@ -370,14 +359,10 @@ def verify_text(
 
     Raw text must be UTF-8 and hold documents, at least two in all. HDF5 samples must have types and shapes of a
     published layout, and values in range in every row. A saved corpus must have the sizes that it states.
-
-    Args:
-        source: a text file, a folder of .txt files, a saved corpus, or HDF5 samples (file or folder).
-        vocabulary: path or name; with it, ids are held against its size, and the share of [UNK] is told.
-        on_progress: told one line a file, and information at the end.
-
-    Raises:
-        UserError: there is nothing at `source`, or no such vocabulary.
+    `source`: a text file, a folder of .txt files, a saved corpus, or HDF5 samples (file or folder). `vocabulary`: path
+    or name; with it, ids are held against its size, and the share of [UNK] is told. `on_progress`: told one line a
+    file, and information at the end.
+    Raises UserError: there is nothing at `source`, or no such vocabulary.
     """
     say = on_progress or (lambda _line: None)
     if (source / SAVED).is_file():

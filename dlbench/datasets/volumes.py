@@ -84,9 +84,8 @@ class Volumes:
     def inspect(path: Path) -> FileShape:
         """How many volumes of which shape; volumes of HDF5 and .npy are not read.
 
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is damaged or empty, or lacks `x` or `y`, or has them in another type or shape.
+        Raises OSError: it cannot be read. ValueError: it is damaged or empty, or lacks `x` or `y`, or has them in
+        another type or shape.
         """
         raise NotImplementedError
 
@@ -98,8 +97,7 @@ class Volumes:
     def read(self, path: Path, place: int, num: int) -> Volume:
         """The sample at a place of a file that holds `num` of them.
 
-        Raises:
-            OSError, KeyError, ValueError or IndexError: the file is damaged or has gone.
+        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or has gone.
         """
         raise NotImplementedError
 
@@ -225,8 +223,7 @@ def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
 def decode_volume(payload: bytes | memoryview) -> Volume:
     """The volume of one record (S, S, S, C) int16, a view of the payload, and its parameters (T,) float32.
 
-    Raises:
-        ValueError: it is no Example, lacks `x` or `y`, or has them in another form.
+    Raises ValueError: it is no Example, lacks `x` or `y`, or has them in another form.
     """
     import numpy as np
 
@@ -331,7 +328,6 @@ class DensityIndex:
 
     @property
     def num_samples(self) -> int:
-        """Volumes in all files."""
         return int(self.offsets[-1])
 
     def paths(self) -> list[Path]:
@@ -393,10 +389,8 @@ def index_density(folder: Path) -> DensityIndex:
 
     Half a million files of one sample must not all be opened: if the first, the middle and the last TFRecord or .npy
     file hold one sample each, all are taken to. One that does not is a bad sample when it is read.
-
-    Raises:
-        UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
-            has them in another type or shape; file and key are named.
+    Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
+    has them in another type or shape; file and key are named.
     """
     import numpy as np
 
@@ -446,9 +440,8 @@ class DensityReader:
     def read(self, index: int) -> Volume:
         """Volume (S, S, S, C) int16 and parameters (T,) float32 of one sample.
 
-        Raises:
-            OSError, KeyError, ValueError or IndexError: the file is damaged, has gone, or holds something else than
-                the index says.
+        Raises OSError, KeyError, ValueError or IndexError: the file is damaged, has gone, or holds something else than
+        the index says.
         """
         x, y = self._volumes.read(*self.index.place(index))
         expected, targets = (*[self.index.size] * 3, self.index.channels), (self.index.num_targets,)
@@ -471,15 +464,10 @@ def first_shape(path: Path, container: str) -> FileShape:
 def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None, workers: int) -> list[str]:
     """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
 
-    Args:
-        on_progress: given the files that are done and all files.
-        workers: processes that read; with 1 or fewer the calling process does.
-
-    Returns:
-        One line `name: reason` for each bad file, by name; none if all is well.
-
-    Raises:
-        UserError: the folder is missing or has no such files, or a mixture.
+    `on_progress`: given the files that are done and all files. `workers`: processes that read; with 1 or fewer the
+    calling process does.
+    Returns one line `name: reason` for each bad file, by name; none if all is well.
+    Raises UserError: the folder is missing or has no such files, or a mixture.
     """
     container, names = _listed(folder)
     check = partial(_checked, folder, container)

@@ -14,8 +14,10 @@ from statistics import geometric_mean
 from typing import NoReturn
 
 from dlbench.errors import UserError
+from dlbench.gate.report import FLOOR, ComparisonReport, MetricResult, PointResult, point_of, report_of
 from dlbench.gate.sides import (
     KeyDifference,
+    Match,
     Side,
     SidePoint,
     SideRun,
@@ -30,77 +32,13 @@ from dlbench.gate.sides import (
     tabulated,
     without,
 )
-from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
+from dlbench.gate.verdicts import Judgement, Rule, Sample, judge
 from dlbench.reading.metrics import METRICS, Metric
 from dlbench.reading.side_by_side import alike, matched
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate
 from dlbench.stats.pairing import KnownKey
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """A point of A with the same point of B."""
-
-    a: SidePoint
-    b: SidePoint | None
-    """None: B has no runs there."""
-    allowed: tuple[KeyDifference, ...] = ()
-    """What differs though, because it may."""
-    unpaired: int = 0
-    """Runs of a paired comparison without their partner, which are in neither side."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedMetric:
-    """One metric at one point."""
-
-    metric: Metric
-    gated: bool
-    """Whether it has a part in the verdict; the others are information."""
-    a: Estimate | None
-    """Geometric mean in the metric's unit, over the units of the ratio where a test was made, so that B / A is the
-    ratio, else over runs; None where no run has the figure."""
-    b: Estimate | None
-    values_a: tuple[float, ...]
-    """One for each run that has it; where paired, equal places are pairs."""
-    values_b: tuple[float, ...]
-    judgement: Judgement
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedPoint(Match):
-    """One rank and node count of runs that are comparable."""
-
-    metrics: tuple[ComparedMetric, ...]
-    environment: tuple[KeyDifference, ...]
-    """Keys of the environment with one value on each side, and not the same."""
-    sessions: Mapping[str, str]
-    """Of the runs of the command, by run id."""
-    num_history: int
-    """Sessions of the history that show how far sessions scatter."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The whole."""
-
-    a: str
-    """What side A is called."""
-    b: str
-    rule: Rule
-    paired: bool
-    verdict: Verdict
-    points: tuple[ComparedPoint, ...]
-    only_b: tuple[SidePoint, ...]
-    """Points that A does not have, or for which no floor is: nothing is said of them."""
-    left_out: tuple[str, ...]
-    damaged: tuple[str, ...]
-    history: str
-    """What the history is called that shows how far sessions scatter; empty: none was given."""
-    num_compared: int
-    """Comparisons of the family that Holm's correction counts."""
 
 
 def compare_sides(
@@ -113,7 +51,7 @@ def compare_sides(
     history: Side | None = None,
     options: tuple[str, str] = ("--where-a", "--where-b"),
     floors: Sequence[Floor] = (),
-) -> Comparison:
+) -> ComparisonReport:
     """B against A, the baseline.
 
     The metrics of these names decide, the others are reported as information. The sides may differ on `allowed` keys;
@@ -132,7 +70,7 @@ def compare_sides(
     return _whole(a, b, [*drafts, *more], rule, only_b=only_b, history="" if history is None else history.name)
 
 
-def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> Comparison:
+def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> ComparisonReport:
     """Runs against floors alone.
 
     Raises:
@@ -145,7 +83,7 @@ def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> Compariso
 
 def compare_pairs(
     points: Sequence[Match], *, both: Side, metrics: Collection[str], rule: Rule, floors: Sequence[Floor] = ()
-) -> Comparison:
+) -> ComparisonReport:
     """Side b against side a of runs that were interleaved, as `paired_points` gives points and folder; else as
     `compare_sides`.
     """
@@ -165,23 +103,11 @@ def _whole(
     paired: bool = False,
     only_b: Sequence[SidePoint] = (),
     history: str = "",
-) -> Comparison:
+) -> ComparisonReport:
     judged = iter(judge([sample for draft in drafts for _, sample, counts in draft.samples if counts], rule))
-    points = [draft.finished(judged, rule) for draft in drafts]
-    gated = [one.judgement for point in points for one in point.metrics if one.gated]
-    return Comparison(
-        a=a.name,
-        b=b.name,
-        rule=rule,
-        paired=paired,
-        verdict=overall(one.verdict for one in gated),
-        points=tuple(points),
-        only_b=tuple(only_b),
-        left_out=tuple(dict.fromkeys((*a.left_out, *b.left_out))),
-        damaged=tuple(dict.fromkeys((*a.damaged, *b.damaged))),
-        history=history,
-        num_compared=sum(one.tested is not None for one in gated),
-    )
+    points = [draft.finished(judged, rule, paired=paired) for draft in drafts]
+    notices = {draft.found.a.notice for draft in drafts}
+    return report_of(a, b, points, rule, paired=paired, only_b=only_b, notices=notices, history=history)
 
 
 # Which points belong together
@@ -345,14 +271,6 @@ def _paired(one: SidePoint | None, other: SidePoint | None) -> Match:
 
 # A throughput that runs must reach (`--at-least`), with no other runs to compare them with
 
-FLOOR = Metric(
-    name="throughput",
-    title="Throughput floor",
-    unit="samples/s",
-    higher_is_worse=False,
-    about="samples of all ranks over the longest measured time of any rank; A is the floor that --at-least gives, "
-    "and of B / A below 1 is worse",
-)
 
 _EXAMPLE = (
     "write it as '2500 images/s' (no ',', 'k' or 'e3' in the number), or for some runs only as "
@@ -465,7 +383,7 @@ class _Draft:
             )
             self.samples.append((dataclasses.replace(FLOOR, unit=f"{found.a.sample_unit}/s"), sample, True))
 
-    def finished(self, judged: Iterator[Judgement], rule: Rule) -> ComparedPoint:
+    def finished(self, judged: Iterator[Judgement], rule: Rule, *, paired: bool) -> PointResult:
         """The point; takes its own verdicts from those of the family."""
         metrics = []
         judgements = [next(judged) if gated else judge([sample], rule)[0] for _, sample, gated in self.samples]
@@ -483,22 +401,23 @@ class _Draft:
                 # The interval that decides, so that who reads it next to the floor sees the verdict.
                 b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor * one, metric.unit)
             metrics.append(
-                ComparedMetric(
-                    metric=metric, gated=gated, a=a, b=b, values_a=values_a, values_b=values_b, judgement=judgement
+                MetricResult(
+                    name=metric.name,
+                    title=metric.title,
+                    about=metric.about,
+                    gated=gated,
+                    verdict=judgement.verdict if gated else "information",
+                    reason=judgement.reason if gated else "",
+                    awaits_reference=gated and judgement.awaits_reference,
+                    a=a,
+                    b=b,
+                    ratio=judgement.ratio,
+                    tested=judgement.tested,
+                    values_a=values_a,
+                    values_b=values_b,
                 )
             )
-        a_met, b_met = self.found.a.environment, {} if self.found.b is None else self.found.b.environment
-        return ComparedPoint(
-            **vars(self.found),
-            metrics=tuple(metrics),
-            environment=tuple(
-                KeyDifference(key=key, title=key, a=a_met[key], b=b_met[key])
-                for key in sorted(a_met.keys() & b_met.keys())
-                if a_met[key] != b_met[key]
-            ),
-            sessions=self.sessions,
-            num_history=self.num_history,
-        )
+        return point_of(self.found, metrics, self.sessions, num_history=self.num_history, paired=paired)
 
     def _throughput(self, judgements: Sequence[Judgement], rule: Rule) -> Estimate | None:
         """B / A of the mean step where that left the tolerance and has no verdict of its own; None: neither."""

@@ -326,6 +326,19 @@ class SidePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Match:
+    """A point of A with the same point of B."""
+
+    a: SidePoint
+    b: SidePoint | None
+    """None: B has no runs there."""
+    allowed: tuple[KeyDifference, ...] = ()
+    """What differs though, because it may."""
+    unpaired: int = 0
+    """Runs of a paired comparison without their partner, which are in neither side."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Side:
     """One side of a comparison."""
 

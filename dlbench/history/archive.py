@@ -4,17 +4,17 @@ An archive is written in GNU's format: first `manifest.json`, the runs' folders 
 file of every run, sorted, with times, owners and modes that say nothing of where it was made, so that equal runs give
 equal bytes. Archives that `tar --format=gnu` made of folders of runs are read, too.
 
-The members of a tar archive of unknown origin, one after the other, none of them extracted.
-
-The standard library's extraction has been got around again and again (CVE-2025-4517 and its kin), and its reader takes
-as long a name, or as large a header, as the archive says. So headers are read here, block by block: regular files,
-folders (passed over) and GNU's long names are known; links, devices, sparse files and the headers of other formats
-end it. Names are taken apart and must be harmless. Counts, sizes, names, and how far an archive unfolds are limited.
+Nothing of an archive of unknown origin is extracted by the standard library, whose extraction has been got around again
+and again (CVE-2025-4517 and its kin) and whose data filter lets links and absolute names pass: it reads headers alone.
+Regular files, folders (passed over) and GNU's long names are known; links, devices, sparse files and the headers of
+other formats end it. Names are taken apart and must be harmless. Counts, sizes, names, and how far an archive unfolds
+are limited.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import secrets
@@ -26,7 +26,7 @@ from collections.abc import Generator, Iterator, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple, Self, cast
 
 from pydantic import Field
 
@@ -43,7 +43,7 @@ from dlbench.units import format_bytes
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_PART_BYTES = 255
-_LONG_NAME = b"L"
+_PIECE = 1 << 20
 
 _REFUSED = {
     b"1": "a hard link",
@@ -74,67 +74,61 @@ class Limits:
     unfolding_from: int = 1 << 28
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     """A regular file of an archive; its content must be read before the next member is asked for, or is lost."""
 
     parts: tuple[str, ...]
     """Of its name; none is `.`, `..`, or begins with a dot, none holds a control character."""
     num_bytes: int
-    stream: _Stream
-
-    def pieces(self) -> Iterator[bytes]:
-        """Its content.
-
-        Raises:
-            IncompleteDataError: the archive ends too early, or is damaged.
-        """
-        left = self.num_bytes
-        while left:
-            piece = self.stream.exactly(min(left, _PIECE))
-            left -= len(piece)
-            yield piece
+    file: IO[bytes]
+    """Its content; an archive that ends too early, or is damaged, is an `IncompleteDataError`."""
 
 
 class _Stream:
     """The archive's bytes, unfolded and counted."""
 
-    def __init__(self, path: Path, raw: IO[bytes], limits: Limits) -> None:
-        self._path = path
+    def __init__(self, raw: IO[bytes], limits: Limits) -> None:
         self._raw = raw
         self._limits = limits
         is_packed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
         self._file: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if is_packed else raw
-        self.position = 0
+        self._position = 0
+        self.may_end = False
 
-    def some(self, num_bytes: int) -> bytes:
+    def read(self, num_bytes: int) -> bytes:
         """Up to so many bytes; fewer at the end alone."""
-        pieces = []
         try:
-            while num_bytes and (piece := self._file.read(num_bytes)):
-                pieces.append(piece)
-                num_bytes -= len(piece)
+            found = self._file.read(num_bytes)
         except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
             raise IncompleteDataError(f"damaged: {error}") from None
-        found = b"".join(pieces)
-        self.position += len(found)
+        if not found and not self.may_end:
+            raise IncompleteDataError("damaged: ends in the middle: copied in part?")
+        self._position += len(found)
         limits = self._limits
-        if self.position > limits.unfolding_from and self.position > limits.unfolding * self._raw.tell():
+        if self._position > limits.unfolding_from and self._position > limits.unfolding * self._raw.tell():
             raise IncompleteDataError(f"refused: unfolds to more than {limits.unfolding} times its size")
         return found
 
-    def exactly(self, num_bytes: int) -> bytes:
-        """So many bytes."""
-        found = self.some(num_bytes)
-        if len(found) < num_bytes:
-            raise IncompleteDataError("damaged: ends in the middle: copied in part?")
-        return found
 
-    def skip_to(self, position: int) -> None:
-        """Passes over what comes before a place."""
-        while self.position < position:
-            self.exactly(min(position - self.position, _PIECE))
+class _Header(tarfile.TarInfo):
+    """A header of a known kind; what follows one of another kind is never read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            found = super().frombuf(buf, encoding, errors)
+        except (tarfile.HeaderError, ValueError) as error:
+            if not any(buf):
+                raise
+            raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
+        if found.type == tarfile.GNUTYPE_LONGNAME:
+            if not 0 < found.size <= Limits.name_bytes:
+                raise IncompleteDataError(f"refused: a name of {found.size} bytes")
+        elif found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
+            kind = _REFUSED.get(found.type, "of an unknown kind")
+            raise IncompleteDataError(f"refused: {ascii(found.name)[:200]} is {kind}")
+        return found
 
 
 def members(path: Path, limits: Limits) -> Generator[Member, None, None]:
@@ -152,59 +146,43 @@ def members(path: Path, limits: Limits) -> Generator[Member, None, None]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     with raw:
         try:
-            stream = _Stream(path, raw, limits)
+            stream = _Stream(raw, limits)
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-        yield from _members(stream, limits)
+        try:
+            yield from _members(stream, limits)
+        except UnicodeDecodeError:
+            raise IncompleteDataError("refused: a name that is not UTF-8") from None
+        except RecursionError:
+            raise IncompleteDataError("refused: names of names") from None
+        except tarfile.TarError as error:
+            raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
 
 
 def _members(stream: _Stream, limits: Limits) -> Iterator[Member]:
-    long_name: str | None = None
-    count = total = 0
-    while any(block := stream.exactly(tarfile.BLOCKSIZE)):
-        info = _header(block)
-        size = info.size
-        shown = ascii(long_name or info.name)[:200]
-        count += 1
-        if count > limits.members:
-            raise IncompleteDataError(f"refused: more than {limits.members} members")
-        if info.type == _LONG_NAME:
-            long_name = _long_name(stream, size, limits)
-            continue
-        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            raise IncompleteDataError(f"refused: {shown} is {_REFUSED.get(info.type, 'of an unknown kind')}")
-        if not 0 <= size <= limits.file_bytes or (info.type == tarfile.DIRTYPE and size):
-            raise IncompleteDataError(f"refused: {shown} has {size} bytes")
-        total += size
-        if total > limits.total_bytes:
-            raise IncompleteDataError(f"refused: more than {format_bytes(limits.total_bytes)}")
-        parts = safe_parts(long_name or info.name, limits)
-        long_name = None
-        end = stream.position + size + -size % tarfile.BLOCKSIZE
-        if info.type != tarfile.DIRTYPE and parts is not None:
-            yield Member(parts=parts, num_bytes=size, stream=stream)
-        stream.skip_to(end)
-    # The end of a compressed file says whether it was whole; behind the end of a tar archive is padding.
-    if any(stream.some(_PIECE)) or stream.some(1):
-        raise IncompleteDataError("refused: something stands behind its end")
-
-
-def _header(block: bytes) -> tarfile.TarInfo:
-    try:
-        return tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-    except (tarfile.HeaderError, ValueError) as error:
-        raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
-
-
-def _long_name(stream: _Stream, size: int, limits: Limits) -> str:
-    if not 0 < size <= limits.name_bytes:
-        raise IncompleteDataError(f"refused: a name of {size} bytes")
-    content = stream.exactly(size)
-    stream.exactly(-size % tarfile.BLOCKSIZE)
-    try:
-        return content.rstrip(b"\0").decode("utf-8")
-    except UnicodeDecodeError:
-        raise IncompleteDataError("refused: a name that is not UTF-8") from None
+    source = cast("IO[bytes]", stream)
+    with tarfile.open(
+        fileobj=source, mode="r|", bufsize=_PIECE, tarinfo=_Header, encoding="utf-8", errors="strict"
+    ) as opened:
+        count = total = 0
+        while (info := opened.next()) is not None:
+            # They are kept otherwise, millions of them.
+            opened.members.clear()  # type: ignore[attr-defined]
+            count, total = count + 1, total + info.size
+            if count > limits.members:
+                raise IncompleteDataError(f"refused: more than {limits.members} members")
+            if not 0 <= info.size <= limits.file_bytes or (info.isdir() and info.size):
+                raise IncompleteDataError(f"refused: {ascii(info.name)[:200]} has {info.size} bytes")
+            if total > limits.total_bytes:
+                raise IncompleteDataError(f"refused: more than {format_bytes(limits.total_bytes)}")
+            parts = safe_parts(info.name, limits)
+            if info.isreg() and parts is not None and (file := opened.extractfile(info)) is not None:
+                yield Member(parts, info.size, file)
+        # The end of a compressed file says whether it was whole; behind the end of a tar archive is padding.
+        stream.may_end = True
+        rest = cast("IO[bytes]", opened.fileobj)
+        if any(rest.read(_PIECE)) or rest.read(1):
+            raise IncompleteDataError("refused: something stands behind its end")
 
 
 def safe_parts(name: str, limits: Limits) -> tuple[str, ...] | None:
@@ -227,11 +205,7 @@ PLAN = "plan.json"
 MAX_MANIFEST_BYTES = 1 << 28
 COMPRESSED = (".gz", ".tgz")
 _LEVEL = 6
-_PIECE = 1 << 20
 _SPARE_BYTES = 1 << 20
-
-
-Sink = IO[bytes] | gzip.GzipFile
 
 
 class Manifest(Spec):
@@ -263,7 +237,7 @@ def write_archive(history: History, entries: Sequence[HistoryEntry], output: Pat
             if output.name.endswith(COMPRESSED):
                 # Neither name nor time of the file: equal runs give equal bytes.
                 with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
-                    _write_members(history, ordered, packed)
+                    _write_members(history, ordered, cast("IO[bytes]", packed))
             else:
                 _write_members(history, ordered, file)
             file.flush()
@@ -277,53 +251,33 @@ def write_archive(history: History, entries: Sequence[HistoryEntry], output: Pat
             temporary.unlink(missing_ok=True)
 
 
-def _write_members(history: History, entries: Sequence[HistoryEntry], sink: Sink) -> None:
+def _write_members(history: History, entries: Sequence[HistoryEntry], sink: IO[bytes]) -> None:
     manifest = Manifest(runs={entry.folder: entry.content_digest for entry in entries})
     content = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True).encode()
-    _write_header(sink, MANIFEST, len(content))
-    sink.write(content)
-    _fill(sink, len(content), tarfile.BLOCKSIZE)
-    written = _rounded(len(content)) + tarfile.BLOCKSIZE
-    for entry in entries:
-        path = history.run_folder(entry)
-        if content_digest(RunFolder(path)) != entry.content_digest:
-            raise IncompleteDataError(f"{path}: was changed since it was indexed; see `dlbench history rebuild`")
-        for name, status in sorted(files_of(path).items()):
-            written += _write_header(sink, f"{entry.folder}/{name}", status.st_size) + _rounded(status.st_size)
-            _write_content(sink, path / name, status.st_size)
-    sink.write(bytes(2 * tarfile.BLOCKSIZE))
-    _fill(sink, written + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE)
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="strict") as opened:
+        _write_member(opened, MANIFEST, len(content), io.BytesIO(content))
+        for entry in entries:
+            path = history.run_folder(entry)
+            if content_digest(RunFolder(path)) != entry.content_digest:
+                raise IncompleteDataError(f"{path}: was changed since it was indexed; see `dlbench history rebuild`")
+            for name, status in sorted(files_of(path).items()):
+                try:
+                    file = open_file(path / name, follow=False)
+                except OSError as error:
+                    why = error.strerror or error
+                    raise IncompleteDataError(f"{path / name}: cannot be read: {why}") from None
+                with file:
+                    if os.fstat(file.fileno()).st_size < status.st_size:
+                        raise IncompleteDataError(f"{path / name}: became shorter while it was read")
+                    _write_member(opened, f"{entry.folder}/{name}", status.st_size, file)
 
 
-def _write_header(sink: Sink, name: str, num_bytes: int) -> int:
+def _write_member(opened: tarfile.TarFile, name: str, num_bytes: int, content: IO[bytes]) -> None:
+    # Modes, times and owners of a new header say nothing.
     info = tarfile.TarInfo(name)
     info.size = num_bytes
-    header = info.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
-    return sink.write(header)
-
-
-def _write_content(sink: Sink, path: Path, num_bytes: int) -> None:
-    left = num_bytes
-    try:
-        file = open_file(path, follow=False)
-    except OSError as error:
-        raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    with file:
-        while left:
-            piece = file.read(min(left, _PIECE))
-            if not piece:
-                raise IncompleteDataError(f"{path}: became shorter while it was read")
-            sink.write(piece)
-            left -= len(piece)
-    _fill(sink, num_bytes, tarfile.BLOCKSIZE)
-
-
-def _rounded(num_bytes: int) -> int:
-    return num_bytes + -num_bytes % tarfile.BLOCKSIZE
-
-
-def _fill(sink: Sink, num_bytes: int, unit: int) -> None:
-    sink.write(bytes(-num_bytes % unit))
+    opened.addfile(info, content)
+    opened.members.clear()  # type: ignore[attr-defined]
 
 
 def read_archive(
@@ -388,7 +342,7 @@ def _manifest(member: Member) -> Manifest:
     if member.num_bytes > MAX_MANIFEST_BYTES:
         raise IncompleteDataError(f"refused: {MANIFEST} of {member.num_bytes} bytes")
     try:
-        return Manifest.model_validate(parse_json(b"".join(member.pieces())))
+        return Manifest.model_validate(parse_json(member.file.read()))
     except ValueError as error:
         raise IncompleteDataError(f"{MANIFEST}: damaged: {why_unreadable(error)}") from None
 
@@ -474,8 +428,7 @@ def _unpack(member: Member, target: Path) -> None:
                 f"{format_bytes(free)} free"
             )
         with target.open("xb") as file:
-            for piece in member.pieces():
-                file.write(piece)
+            shutil.copyfileobj(member.file, file, _PIECE)
             file.flush()
             os.fsync(file.fileno())
     except (FileExistsError, NotADirectoryError, IsADirectoryError):

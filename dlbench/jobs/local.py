@@ -34,7 +34,7 @@ from dlbench.records.record import QualityResult
 from dlbench.records.scan import LaunchedRun, Run
 from dlbench.records.status import Failure, RankStatus, room_for_failure, write_failure
 from dlbench.records.story import first_cause
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
 

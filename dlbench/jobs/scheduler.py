@@ -96,6 +96,10 @@ class Queue:
             return [self.jobs[job_id]]
         return self._elements.get(job_id, [])
 
+    def active(self, job_id: str) -> list[QueuedJob]:
+        """Those of them that have not ended."""
+        return [job for job in self.of(job_id) if job.phase != "over"]
+
     def find(self, folder: RunFolder, comment: str) -> str:
         """The id of the job with this comment, else of the one that was submitted from this folder; empty if none.
 

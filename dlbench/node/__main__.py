@@ -28,7 +28,7 @@ from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.interrupted import write_interrupted  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
-from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
+from dlbench.specs.collectives import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 
 _COMM_FORMAT = CommPlan.model_fields["format"].default

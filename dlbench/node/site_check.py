@@ -35,7 +35,7 @@ from dlbench.opening import read_bytes, read_json, why_unreadable
 from dlbench.records.answers.preflight import PreflightFolder, SeenClock, SeenLoad, SeenRank, SeenScratch
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.system import StagingTier, StorageSpec
 
 ROUNDS = 50
@@ -70,11 +70,7 @@ def ask(
 ) -> tuple[SeenClock | None, str]:
     """On any other node: how far the first node's clock is ahead; or why that is not known.
 
-    Args:
-        path: where the first node says where it answers.
-        token: of this start.
-        is_lost: whether the first node cannot say so any more.
-        wait_s: how long that is waited for.
+    `path`: where the first node says where it answers. `is_lost`: whether the first node cannot say so any more.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -199,11 +195,7 @@ def _plan(path: Path) -> CommPlan:
 
 
 def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
-    """What this rank sees of its node.
-
-    Raises:
-        DlbenchError: what it needs to look at all is not there.
-    """
+    """What this rank sees of its node. Raises DlbenchError: what it needs to look at all is not there."""
     is_first = place.local_rank == 0
     load = None
     if is_first:

@@ -10,7 +10,7 @@ from dlbench.errors import UserError, nearest
 from dlbench.reading.comparability import system_content
 from dlbench.records.registry import describe
 from dlbench.records.scan import LaunchedRun, Run
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import RunPlan
 
 RunT = TypeVar("RunT", bound=LaunchedRun)

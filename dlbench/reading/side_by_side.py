@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from dlbench.reading.measures import RunMeasures, measured_or_why
 from dlbench.reading.scaling import Group, Point
@@ -74,6 +74,21 @@ def last_loss(run: Run) -> float | None:
     losses = [] if run.record is None else [rank.last_loss for rank in run.record.ranks]
     finite = [loss for loss in losses if loss is not None]
     return fmean(finite) if finite and len(finite) == len(losses) else None
+
+
+def at_last_place(rows: Sequence[T]) -> list[T]:
+    """Rows of the largest rank and node count, of which sentences and headlines are; rows have `ranks` and `nodes`."""
+
+    def place(row: Any) -> tuple[int, int]:
+        return row.ranks, row.nodes
+
+    return [row for row in rows if place(row) == place(rows[-1])]
+
+
+def best_at_last(rows: Sequence[T], ratio: Callable[[T], Estimate | None]) -> tuple[Estimate, T] | None:
+    """The largest ratio at the largest rank count, with its row; None where there is nothing to compare."""
+    known = [(found, row) for row in at_last_place(rows) if (found := ratio(row)) is not None]
+    return max(known, key=lambda one: one[0].value, default=None)
 
 
 # Groups of a report

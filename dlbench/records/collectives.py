@@ -9,7 +9,7 @@ from pydantic import Field
 from dlbench.records.record import Environment
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
-from dlbench.specs.collectives.plan import Collective
+from dlbench.specs.collectives import Collective
 
 
 class CommPoint(Spec):

@@ -24,7 +24,7 @@ from dlbench.records.scan import (
 )
 from dlbench.records.status import read_statuses
 from dlbench.sharing import WithheldError
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.units import format_bytes
 
 

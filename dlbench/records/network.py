@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import parse_json, read_named, why_unreadable
-from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.collectives import NetworkModel
 from dlbench.specs.problems import problem_of
 
 MAX_BYTES = 1 << 24

@@ -26,7 +26,7 @@ from dlbench.records.story import told_failure
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
 from dlbench.sharing import WithheldError, may_not_read
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.engine import key_for_name
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.problems import problem_of

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from pydantic import ValidationError
 
 import dlbench
 from dlbench import bundled
-from dlbench.errors import UserError
+from dlbench.errors import UserError, nearest
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes
+from dlbench.specs.collectives import (
+    ALGORITHMS,
+    BACKENDS,
+    ELEMENT_BYTES,
+    GROUPED_ALGORITHMS,
+    CommPlan,
+    CommSeries,
+    CommSpec,
+    group_problem,
+)
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
-from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
+from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import Request
+from dlbench.specs.requests import CommRequest, Request, SeriesRequest, parse_sizes
 from dlbench.specs.series import (
     Counts,
     apart_problem,
@@ -90,7 +101,7 @@ def _with_sizes(request: Request) -> Request:
     )
 
 
-def _counts(request: Request) -> Counts:
+def _counts(request: SeriesRequest) -> Counts:
     return Counts(values=request.points, are=request.points_are, ranks_per_node=request.ranks_per_node)
 
 
@@ -154,10 +165,7 @@ def _plan(
     name += f"-{place.side}" if place.side else ""
     try:
         return RunPlan(
-            run_id=name,
-            created=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            dlbench_version=dlbench.__version__,
-            dlbench_code=bundled.code(),
+            **_common(request, name, moment, layout, system),
             workload=workload,
             engine=EngineSpec.model_validate(engine.model_dump()),
             sync=choices.sync,
@@ -165,16 +173,28 @@ def _plan(
             checkpoint=choices.checkpoint,
             watch=choices.watch,
             fault=choices.fault,
-            layout=layout,
             series=place,
-            system=system,
-            overrides={**request.overrides},
             tags=request.tags,
         )
     except ValidationError as error:
         side = f" (side {place.side} of --ab)" if place.side else ""
         problem = problem_of(RunPlan, error)
         raise UserError(f"{chosen.file.path.name} on {system.name}{side}: {problem}") from None
+
+
+def _common(
+    request: SeriesRequest, run_id: str, moment: datetime, layout: LayoutSpec, system: SystemSpec
+) -> dict[str, Any]:
+    """What the plans of all kinds of runs begin with."""
+    return {
+        "run_id": run_id,
+        "created": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "dlbench_version": dlbench.__version__,
+        "dlbench_code": bundled.code(),
+        "layout": layout,
+        "system": system,
+        "overrides": {**request.overrides},
+    }
 
 
 def _split_overrides(
@@ -246,3 +266,196 @@ def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: 
         )
     train = workload.train.model_copy(update={"batch_per_rank": share})
     return workload.model_copy(update={"train": train})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommRuns:
+    """What a request became."""
+
+    plans: list[CommPlan]
+    notes: tuple[str, ...]
+    """What was chosen for the person, or left out, and why; a line each."""
+
+
+def expand_comm(
+    request: CommRequest, *, machine_cores: int, installed: Iterable[str], now: datetime | None = None
+) -> CommRuns:
+    """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
+
+    Args:
+        request: what a person asked for.
+        machine_cores: cores of this machine, used where the system leaves a node's cores open.
+        installed: those of `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other.
+        now: time stamp of the plans (default: now).
+
+    Raises:
+        UserError: anything wrong with the request, in one line.
+    """
+    moment = now or datetime.now(UTC)
+    series = series_name(request.series, moment)
+    system = choose_system(request.system, _system_settings(request))
+    # What another Python has is not known here.
+    spec, notes = _what(request, system, frozenset(installed if system.python is None else ()))
+    _counts(request).refuse_without_effect(system)
+    _refuse_inert(request, spec, system)
+    refuse_too_many(len(request.points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
+    plans: list[CommPlan] = []
+    for repeat, index, count in interleaved(request.points, request.repeats):
+        layout = _counts(request).layout(system, count, cores_per_rank=None, machine_cores=machine_cores)
+        _refuse_layout(request, layout)
+        chosen, note = _for_layout(request, spec, layout)
+        if note is not None and note not in notes:
+            notes.append(note)
+        place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
+        plans.append(_comm_plan(request, chosen, layout, system, place, index, moment))
+    return CommRuns(plans=plans, notes=tuple(notes))
+
+
+def _one_of(option: str, name: str, known: Iterable[str]) -> str:
+    names = tuple(known)
+    if name not in names:
+        raise UserError(f"{option}: unknown name {name!r}: {nearest(name, names)}")
+    return name
+
+
+def _some_of(option: str, text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Names separated by commas, in the given order; `none` for no name."""
+    if text == "none":
+        return ()
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise UserError(f"{option}: {name!r} is no {what}: {nearest(name, known)}")
+    if len(set(names)) != len(names):
+        raise UserError(f"{option} {text[:80]!r}: a name is given twice")
+    return tuple(names)
+
+
+def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
+    """The keys of `CommSpec`, algorithms not yet fitted to a layout; and what was chosen for the person."""
+    collective: Any = _one_of("--collective", request.collective, ALGORITHMS)
+    dtype: Any = _one_of("--dtype", request.dtype, ELEMENT_BYTES)
+    transport = _one_of("--transport", request.transport, ("torch", "mpi"))
+    known = ALGORITHMS[collective]
+    asked = ",".join(known) if request.algorithms == "all" else request.algorithms
+    algorithms = _some_of("--algorithms", asked, known, f"algorithm of {collective}")
+    notes: list[str] = []
+    if request.backends == "auto":
+        backends, notes = _usual_backends(transport, system, installed)
+    else:
+        backends = _some_of("--backends", request.backends, BACKENDS, "back-end")
+    if not algorithms and not backends:
+        raise UserError("--algorithms none --backends none: nothing is left to measure; name one or more of either")
+    return {
+        "collective": collective,
+        "algorithms": algorithms,
+        "backends": backends,
+        "sizes": parse_sizes(request.sizes, dtype),
+        "dtype": dtype,
+        "transport": transport,
+        "iterations": request.iterations,
+        "warmup": request.warmup,
+        "group_size": request.group_size,
+        "shards": request.shards,
+        "timeout_s": request.timeout_s,
+    }, notes
+
+
+def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The references that this launcher, these nodes and this installation allow."""
+    chosen, notes = [], []
+    if transport == "torch":
+        chosen.append("nccl" if system.node.gpus else "gloo")
+    for name, library, is_wanted in (("mpi", "mpi4py", system.launch.by_mpi), ("horovod", "horovod", True)):
+        if is_wanted and library in installed:
+            chosen.append(name)
+        elif is_wanted:
+            notes.append(f"back-end {name} left out: {library} is not known to be installed where the ranks run")
+    return tuple(chosen), [f"back-ends as references: {', '.join(chosen) or 'none'}", *notes]
+
+
+def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) -> tuple[dict[str, Any], str | None]:
+    """Of `all` algorithms those that the layout permits, and what was left out; named ones stay, right or wrong."""
+    problem = group_problem(request.group_size, layout)
+    left = [name for name in spec["algorithms"] if name in GROUPED_ALGORITHMS]
+    if request.algorithms != "all" or problem is None or not left:
+        return spec, None
+    kept = tuple(name for name in spec["algorithms"] if name not in left)
+    note = f"{', '.join(left)} left out at {layout.ranks} ranks: {problem}; see --group-size"
+    return {**spec, "algorithms": kept}, note
+
+
+def _refuse_layout(request: CommRequest, layout: LayoutSpec) -> None:
+    """What this number of ranks rules out, in the words of the options."""
+    ranks = layout.ranks
+    if ranks == 1:
+        raise UserError("1 rank: a collective needs two ranks or more")
+    if request.group_size is not None and ranks % request.group_size:
+        raise UserError(f"--group-size {request.group_size}: does not divide {ranks} ranks into groups")
+    if request.shards is not None and request.shards > ranks:
+        raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
+
+
+def _system_settings(request: CommRequest) -> dict[str, tuple[AxisValue, str]]:
+    settings: dict[str, tuple[AxisValue, str]] = {}
+    if request.launcher is not None:
+        settings["launch.launcher"] = (request.launcher, "--launcher")
+    for key, value in request.overrides.items():
+        if not key.startswith("system."):
+            raise UserError(f"--set {key}: this benchmark has options of its own; --set changes keys of system. only")
+        settings[key.removeprefix("system.")] = (value, "--set")
+    return settings
+
+
+Acts = Callable[[dict[str, Any], SystemSpec], bool]
+
+_COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
+    ("system.slurm.", lambda spec, system: system.scheduler == "slurm", "only scheduler slurm reads it"),
+    (
+        "system.launch.mpi_plugin",
+        lambda spec, system: system.launch.launcher == "srun-mpi",
+        "only launcher srun-mpi reads it",
+    ),
+    ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
+    (
+        "system.launch.interface",
+        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl", "horovod"} & set(spec["backends"])),
+        "MPI chooses its own",
+    ),
+)
+"""Keys of the system that act only under a condition: key or prefix, the condition, why not."""
+
+
+def _refuse_inert(request: CommRequest, spec: dict[str, Any], system: SystemSpec) -> None:
+    """A setting that acts in no run of the series is a mistake, not a wish."""
+    if request.shards is not None and "parameter-server" not in spec["algorithms"]:
+        raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
+    if request.transport != "torch" and not spec["algorithms"]:
+        raise UserError("--transport: has no effect in any run of this request: only dlbench's own algorithms use it")
+    for key in request.overrides:
+        for prefix, acts, why in _COMM_INERT:
+            if key.startswith(prefix) and not acts(spec, system):
+                raise UserError(f"--set {key}: has no effect in any run of this request: {why}")
+
+
+def _comm_plan(
+    request: CommRequest,
+    spec: dict[str, Any],
+    layout: LayoutSpec,
+    system: SystemSpec,
+    place: CommSeries,
+    index: int,
+    moment: datetime,
+) -> CommPlan:
+    name = f"{place.id}-comm-{spec['collective']}-p{index:02d}-n{layout.ranks:04d}-k{place.repeat:02d}"
+    try:
+        return CommPlan(
+            **_common(request, name, moment, layout, system),
+            comm=CommSpec.model_validate(spec),
+            series=place,
+            # A single iteration may take its whole timeout without a sign of life.
+            stall_timeout_s=max(600.0, 2 * request.timeout_s),
+        )
+    except ValidationError as error:
+        kind = CommSpec if error.title == CommSpec.__name__ else CommPlan
+        raise UserError(f"{layout.ranks} ranks on {system.name}: {problem_of(kind, error)}") from None

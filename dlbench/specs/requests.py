@@ -1,4 +1,4 @@
-"""What a person asked for on the command line, as text, becomes typed requests: --set, --sweep, --ab, --tag."""
+"""What was asked for on the command line, as text, becomes typed requests: --set, --sweep, --ab, --tag, --sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.errors import UserError
-from dlbench.specs.base import MAX_TAG_VALUE
+from dlbench.specs.base import MAX_TAG_VALUE, Precision
+from dlbench.specs.collectives import ELEMENT_BYTES
 from dlbench.specs.files import parse_yaml
 from dlbench.specs.plan import AxisValue, Side
+from dlbench.units import parse_bytes
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")
@@ -29,28 +31,34 @@ _SETTING = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """Everything that makes a series, before anything is resolved."""
+class SeriesRequest:
+    """Where and how often something is run: what requests of all kinds share."""
 
-    workload: str
-    preset: str | None = None
     system: str = "local"
-    engine: str | None = None
-    data: str | None = None
-    to_accuracy: bool = False
-    resume: str | None = None
+    launcher: str | None = None
     points: tuple[int, ...] = (1,)
     """Rank counts, or node counts if `points_are` says so."""
     points_are: Literal["ranks", "nodes"] = "ranks"
     ranks_per_node: int | None = None
     repeats: int = 1
-    scaling: Literal["weak", "strong"] = "weak"
-    launcher: str | None = None
     overrides: dict[str, AxisValue] = field(default_factory=dict)
-    sweep: dict[str, tuple[AxisValue, ...]] = field(default_factory=dict)
     series: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(SeriesRequest):
+    """Everything that makes a series of trainings, before anything is resolved."""
+
+    workload: str
+    preset: str | None = None
+    engine: str | None = None
+    data: str | None = None
+    to_accuracy: bool = False
+    resume: str | None = None
+    scaling: Literal["weak", "strong"] = "weak"
+    sweep: dict[str, tuple[AxisValue, ...]] = field(default_factory=dict)
     decompose: bool = False
-    """Each run also with synthetic input, and without exchange."""
+    """Each run also with synthetic input, and without all-reduce."""
     watch_cost: bool = False
     """Each run also unwatched."""
     tiers: bool = False
@@ -58,6 +66,24 @@ class Request:
     sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
     """What each side of a paired comparison sets; empty: no comparison."""
     tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommRequest(SeriesRequest):
+    """Everything that makes a series of the collective benchmark, before anything is resolved; options as text."""
+
+    points: tuple[int, ...] = (2,)
+    collective: str = "allreduce"
+    algorithms: str = "all"
+    backends: str = "auto"
+    sizes: str = "1KiB:64MiB"
+    dtype: str = "fp32"
+    transport: str = "torch"
+    iterations: int = 10
+    warmup: int = 2
+    group_size: int | None = None
+    shards: int | None = None
+    timeout_s: float = 60.0
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
@@ -201,3 +227,72 @@ def _value(text: str, origin: str) -> AxisValue:
                 "a workload file, and text in brackets quotes of its own: '\"[...]\"'"
             )
     return tuple(parts) if isinstance(value, list) else parts[0]
+
+
+STEP = 4
+"""Factor between two sizes of a range that names no count."""
+
+MAX_COUNT = 1000
+MAX_BYTES = 2**44
+"""More than any rank holds: such a size is a slip of the unit."""
+
+
+def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
+    """`LOW:HIGH` (factor 4, the last step shorter), `LOW:HIGH:COUNT` (evenly spaced in the logarithm), or `A,B,C`.
+
+    Sizes between the ends of a range with a count are rounded down to whole elements.
+
+    Returns:
+        Sizes in bytes, ascending, each once.
+
+    Raises:
+        UserError: a malformed size or range, 0 bytes, a size that is no whole number of elements.
+    """
+    shown = f"--sizes {text[:80]!r}"
+    parts = text.split(":")
+    if len(parts) == 1:
+        sizes = [_message_size(part, dtype) for part in text.split(",")]
+        if len(set(sizes)) != len(sizes):
+            raise UserError(f"{shown}: a size is given twice")
+        return tuple(sorted(sizes))
+    if len(parts) > 3:
+        raise UserError(f"{shown}: must be LOW:HIGH, LOW:HIGH:COUNT or A,B,C, e.g. 1KiB:64MiB")
+    low, high = _message_size(parts[0], dtype), _message_size(parts[1], dtype)
+    if low >= high:
+        raise UserError(f"{shown}: a range must begin below its end")
+    if len(parts) == 2:
+        return _sizes_by_steps(low, high)
+    count = int(parts[2]) if re.fullmatch(r"[0-9]{1,9}", parts[2]) else 0
+    if not 2 <= count <= MAX_COUNT:
+        raise UserError(f"{shown}: the count must be a whole number from 2 to {MAX_COUNT}")
+    width = ELEMENT_BYTES[dtype]
+    between = (int(low * (high / low) ** (i / (count - 1))) // width * width for i in range(1, count - 1))
+    spaced = (low, *between, high)
+    if len(set(spaced)) != count:
+        raise UserError(f"{shown}: holds fewer than {count} sizes of whole {dtype} elements")
+    return spaced
+
+
+def _sizes_by_steps(low: int, high: int) -> tuple[int, ...]:
+    made = []
+    while low < high:
+        made.append(low)
+        low *= STEP
+    return (*made, high)
+
+
+def _message_size(text: str, dtype: Precision) -> int:
+    try:
+        size = parse_bytes(text)
+    except OverflowError:
+        size = MAX_BYTES + 1
+    except ValueError as error:
+        raise UserError(f"--sizes: {error}") from None
+    width = ELEMENT_BYTES[dtype]
+    if size == 0:
+        raise UserError("--sizes: a message of 0 bytes has nothing to carry; give one element or more")
+    if size > MAX_BYTES:
+        raise UserError(f"--sizes: {text[:40]!r} is more than a rank can hold")
+    if size % width:
+        raise UserError(f"--sizes: {size} bytes are no whole number of {dtype} elements of {width} bytes")
+    return size

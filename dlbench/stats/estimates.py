@@ -10,6 +10,14 @@ What "95 %" of Student's t holds of 5 to 20 runs, simulated (`make bench AREA=tr
 long-tailed noise 94 to 97 %; where run times fall into two states of a machine 91 to 97 %; where noise only ever slows
 a run, a mean alone 87 to 92 % and a difference of two sides with the same noise 95 % and more. No interval helps where
 a slow state is so rare that no run has met it.
+
+Verdicts are read from an interval. An interval that reaches over an end of the region decides nothing. To take it for
+agreement would call noise agreement: the noisier the runs, the more alike everything would be. That a whole interval at
+95 % lies within a margin is the two one-sided tests of equivalence at 2.5 % each (Schuirmann, Journal of
+Pharmacokinetics and Biopharmaceutics 15, 1987).
+
+The largest of many measured gains is large by merit and by luck. An interval that knows nothing of the choice misses
+the true gain of the chosen one far too often, and always on the same side.
 """
 
 from __future__ import annotations
@@ -20,9 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from statistics import fmean, variance
 from typing import TYPE_CHECKING, Literal, overload
 
-from dlbench.stats.multiplicity import paired_p, student_quantile, welch_error, welch_p
+from dlbench.stats.multiplicity import LEVEL as FAMILY_LEVEL
+from dlbench.stats.multiplicity import paired_p, pooled_freedom, student_quantile, welch_error, welch_p
 from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
 
 if TYPE_CHECKING:
@@ -506,3 +516,88 @@ def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[
     for value, session in zip(array.tolist(), sessions, strict=True):
         found.setdefault(session, []).append(value)
     return np.array([centre(runs) for runs in found.values()])
+
+
+Placed = Literal["below", "within", "above", "undecided", "insufficient"]
+"""below, within, above: the whole interval does, so that each is false in at most 5 % of cases (of 2.5 %, for one end).
+undecided: it reaches over an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions where there are
+several, have no interval of a level.
+"""
+
+
+def placed(estimate: Estimate, low: float, high: float) -> Placed:
+    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that.
+
+    Args:
+        estimate: the value with its interval.
+        low: end of the region, in the estimate's unit.
+        high: the other end; equal ends ask whether the value is another than that.
+    """
+    if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
+        return "insufficient"
+    if estimate.low > high:
+        return "above"
+    if estimate.high < low:
+        return "below"
+    return "within" if low <= estimate.low and estimate.high <= high else "undecided"
+
+
+def is_other_than(estimate: Estimate, value: float) -> bool:
+    """Whether the interval leaves a value out."""
+    return placed(estimate, value, value) in ("below", "above")
+
+
+def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
+    """The ratio of the setting with the largest mean log ratio to the baseline that all settings share; 95 %.
+
+    Low end: `mean - t(1 - 0.025/m) s`, simultaneous over the m settings (Bonferroni), because any of them may have been
+    lifted to the top by luck. High end: `mean + t(1 - 0.025) s` without a correction, because the best lies above what
+    was measured of the truly best one (Fuentes, Casella and Wells, Electronic Journal of Statistics 12, 2018;
+    Benjamini, Hechtlinger and Stark, arXiv:1906.00505). The value is the middle of both: a choice among
+    equals flatters less, and a setting that truly stands out loses no more than that.
+
+    s is the scatter of all settings together, because five repeats of one know it badly; where the chosen one scatters
+    more than all, its own. Its degrees of freedom are those of `pooled_freedom`.
+
+    Args:
+        logs: logarithms of each setting's ratios to the baseline in pairs of runs; settings without two do not count.
+        best: which of them was chosen.
+
+    Raises:
+        ValueError: the chosen setting has fewer than `MIN_RUNS` pairs.
+    """
+    own = logs[best]
+    if len(own) < MIN_RUNS:
+        raise ValueError(f"{len(own)} pairs of runs, fewer than {MIN_RUNS}, have no interval")
+    known = [found for found in logs if len(found) > 1]
+    m, mean = len(known), fmean(own)
+    pairs = 1 + fmean(len(found) - 1 for found in known)
+    weights = sum(len(found) - 1 for found in known)
+    pooled = math.fsum((len(found) - 1) * variance(found) for found in known) / weights
+    error = math.sqrt(max(pooled, variance(own)) / len(own))
+    freedom = pooled_freedom(m, pairs)
+    low = mean - student_quantile(1 - FAMILY_LEVEL / (2 * m), freedom) * error
+    high = mean + student_quantile(1 - FAMILY_LEVEL / 2, freedom) * error
+    middle, level = math.exp((low + high) / 2), 1 - FAMILY_LEVEL
+    return interval(middle, math.exp(low), math.exp(high), len(own), "Student t", "ratio", level=level)
+
+
+def between_and_within(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Standard deviations of what groups differ by, and of what is left within them.
+
+    The estimators of a one-way analysis of variance with random effects and groups of any size (Searle, Casella and
+    McCulloch, Variance Components, 1992, section 3.6); between groups 0 where they differ by no more than chance does.
+
+    Returns:
+        None for fewer than two groups, or where no group has two values.
+    """
+    total, count = sum(map(len, groups)), len(groups)
+    if count < 2 or total == count:
+        return None
+    means = [fmean(group) for group in groups]
+    centre = fmean([value for group in groups for value in group])
+    within = sum((value - mean) ** 2 for group, mean in zip(groups, means, strict=True) for value in group)
+    between = sum(len(group) * (mean - centre) ** 2 for group, mean in zip(groups, means, strict=True))
+    size = (total - sum(len(group) ** 2 for group in groups) / total) / (count - 1)
+    residual = within / (total - count)
+    return math.sqrt(max(0.0, (between / (count - 1) - residual) / size)), math.sqrt(residual)

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Section
-from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.collectives import NetworkModel
 from dlbench.views.causes.view import CausesView
 from dlbench.views.decomposition import DecompositionView
 from dlbench.views.energy import DetailedEnergy, DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.stalls import StallsView
-from dlbench.views.stragglers import StragglersView
+from dlbench.views.stragglers import SlowNodesView, StragglersView
 from dlbench.views.telemetry import DetailedTelemetryView
 from dlbench.views.view import Views
 

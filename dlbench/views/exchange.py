@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.costs import overlap
-from dlbench.costs.fit.least_errors import fit_line
+from dlbench.costs.lines import fit_line
 from dlbench.reading.measures import PARTS
 from dlbench.reading.scaling import Group as Runs
 from dlbench.reading.scaling import Point
@@ -41,7 +41,7 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_bytes, format_seconds

@@ -23,9 +23,8 @@ from dlbench.records.record import NoiseScale
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import figure_text, percent, repeat_text, runs_text, times_value
-from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdicts import placed
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dlbench.reading.comparability import averaged_id
 from dlbench.reading.samples.energy_sources import Kind
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group
-from dlbench.reading.side_by_side import Comparison, Side, alike, compare, compared, last_loss, pair_key
+from dlbench.reading.side_by_side import (
+    Comparison,
+    Side,
+    alike,
+    at_last_place,
+    best_at_last,
+    compare,
+    compared,
+    last_loss,
+    pair_key,
+)
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
-from dlbench.report.charts.style import IDEAL, INK, WIDE
+from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals
+from dlbench.report.charts.style import WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import (
     basis_text,
     figure_text,
     interval_text,
     number_text,
     optional_figure,
-    place_text,
     runs_text,
     times_text,
     times_value,
@@ -31,9 +41,8 @@ from dlbench.report.wording import (
 )
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, placed
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
 from dlbench.views.view import ReportSource, ReportView, engine_title, place_columns, place_of
@@ -49,33 +58,33 @@ PRECISION_KEYS = ("precision", "allow_emulation", "initial_loss_scale", "loss_sc
 class PrecisionRow:
     """One precision at one rank count, compared with the reference at the same rank count."""
 
-    precision: str
+    precision: str = field(metadata=column("Precision", is_brief=True))
     in_force: str
     """The precision that records report, each text once."""
     ranks: int
     nodes: int
     is_reference: bool
-    is_paired: bool
+    is_paired: bool = field(metadata=column(name="interleaved"))
     """Whether its repeats and the reference's ran interleaved."""
-    throughput: Estimate
-    ratio: Estimate | None
+    throughput: Estimate = field(metadata=column("Throughput", is_brief=True))
+    ratio: Estimate | None = field(metadata=column("Over", "throughput_ratio", text=times_cell, is_brief=True))
     """Throughput over the reference's; None for the reference itself."""
-    peak: Estimate
+    peak: Estimate = field(metadata=column("Peak memory per rank", "peak_bytes"))
     """Memory of the rank that held most, bytes; see `dlbench.views.memory`."""
-    memory_ratio: Estimate | None
+    memory_ratio: Estimate | None = field(metadata=column("Over", "peak_ratio", text=times_cell))
     energy_per_sample: Estimate | None
     """None where it was not measured."""
     energy_of: Kind | Literal[""]
-    energy_ratio: Estimate | None
+    energy_ratio: Estimate | None = field(metadata=column("Over", text=times_cell))
     loss: Estimate | None
     """Of the last step, mean over ranks; None where it was finite in no run."""
-    num_not_finite: int
+    num_not_finite: int = field(metadata=column(name="runs_not_finite"))
     """Runs whose last loss was not finite."""
     quality: Estimate | None
     """Last evaluation of runs to a quality."""
-    num_reached: int | None
+    num_reached: int | None = field(metadata=column(name="runs_reached"))
     """Runs that reached their target; None for runs that measure speed."""
-    num_runs: int
+    num_runs: int = field(metadata=column(name="runs"))
     overflow_steps: Estimate | None
     """Steps that were skipped because a gradient overflowed; fp16 only."""
 
@@ -129,10 +138,9 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
         rows += [
             _row(base if side is found.references[place] else _Side(side, readings, table), base) for side in sides
         ]
-    last = [row for row in rows if (row.ranks, row.nodes) == (rows[-1].ranks, rows[-1].nodes)]
     parts = [
         f"{row.precision} {_judged(row.ratio)} {reference}, {times_text(row.ratio)} ({basis_text(row.ratio)})"
-        for row in last
+        for row in at_last_place(rows)
         if row.ratio is not None
     ]
     return PrecisionComparison(
@@ -261,65 +269,28 @@ def _notes(rows: Sequence[PrecisionRow]) -> Iterator[str]:
 
 def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
     """A line per rank count and precision."""
-    has_energy = any(row.energy_per_sample for row in found.rows)
-    has_quality = any(row.quality or row.num_reached is not None for row in found.rows)
+    joules = "J per sample" if any(row.energy_per_sample for row in found.rows) else ""
     over = f"Over {found.reference}"
-    columns: tuple[Column[PrecisionRow], ...] = (
+    reached = any(row.quality or row.num_reached is not None for row in found.rows)
+    quality = "Accuracy at the end" if reached else ""
+    columns = columns_of(
+        PrecisionRow,
         Column("comparison", "", lambda row: found.id),
         Column("reference", "", lambda row: found.reference),
         *place_columns(),
-        Column("precision", "Precision", lambda row: row.precision, is_brief=True),
-        Column("in_force", "", lambda row: row.in_force),
-        Column(
-            "throughput",
-            f"Throughput, {found.sample_unit}/s",
-            lambda row: row.throughput,
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column(
-            "throughput_ratio",
-            over,
-            lambda row: row.ratio,
-            lambda row: times_cell(row.ratio),
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("runs", "", lambda row: row.num_runs),
-        Column("interleaved", "", lambda row: row.is_paired),
-        Column("peak_bytes", "Peak memory per rank", lambda row: row.peak, has_interval=True),
-        Column(
-            "peak_ratio",
-            over,
-            lambda row: row.memory_ratio,
-            lambda row: times_cell(row.memory_ratio),
-            has_interval=True,
-        ),
-        Column(
-            "energy_per_sample_j",
-            "J per sample" if has_energy else "",
-            lambda row: row.energy_per_sample,
-            _energy,
-            has_interval=True,
-        ),
-        Column("energy_of", "", lambda row: row.energy_of),
-        Column(
-            "energy_ratio",
-            over if has_energy else "",
-            lambda row: row.energy_ratio,
-            lambda row: times_cell(row.energy_ratio),
-            has_interval=True,
-        ),
+        *("precision", "in_force", "throughput", "ratio", "num_runs", "is_paired", "peak", "memory_ratio"),
+        Column("energy_per_sample_j", joules, lambda row: row.energy_per_sample, _energy, has_interval=True),
+        *("energy_of", "energy_ratio"),
         Column("last_loss", "Loss of the last step", lambda row: row.loss, _loss_text, has_interval=True),
-        Column("runs_not_finite", "", lambda row: row.num_not_finite),
-        Column(
-            "last_quality",
-            "Accuracy at the end" if has_quality else "",
-            lambda row: row.quality,
-            _quality,
-            has_interval=True,
-        ),
-        Column("runs_reached", "", lambda row: row.num_reached),
+        "num_not_finite",
+        Column("last_quality", quality, lambda row: row.quality, _quality, has_interval=True),
+        "num_reached",
+        titles={
+            "throughput": f"Throughput, {found.sample_unit}/s",
+            "throughput_ratio": over,
+            "peak_ratio": over,
+            "energy_ratio": over if joules else "",
+        },
     )
     return Sheet(
         name="precision", title=found.label, columns=columns, rows=found.rows, caption=found.caption, in_terminal=True
@@ -353,45 +324,28 @@ PRECISION_COLOURS = {"fp32": "#8a8f98", "tf32": "#009e73", "bf16": "#0072b2", "f
 
 
 def _chart(found: PrecisionComparison, place: int) -> Chart:
-    import altair as alt
-
+    over = f"throughput over {found.reference}"
     rows: Rows = [
         {
-            "at": f"{place_text(row.ranks, row.nodes)}, {row.precision}",
+            "at": f"{place_of(row)}, {row.precision}",
             "precision": row.precision,
-            "ratio": row.ratio.value,
-            "low": row.ratio.low,
-            "high": row.ratio.high,
+            **figure_row(row.ratio),
             "shown": times_text(row.ratio),
-            "basis": basis_text(row.ratio),
         }
         for row in found.rows
         if row.ratio is not None
     ]
-    present = list(dict.fromkeys(row["precision"] for row in rows))
-    colour = alt.Color("precision:N", title=None).scale(
-        domain=present, range=[PRECISION_COLOURS.get(name, INK) for name in present]
-    )
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        y=alt.Y("at:N", title=None, sort=[row["at"] for row in rows]).axis(labelLimit=200)
-    )
-    tooltip = [
-        alt.Tooltip("at:N", title="at"),
-        alt.Tooltip("shown:N", title=f"throughput over {found.reference}"),
-        alt.Tooltip("basis:N", title="interval"),
-    ]
-    x = alt.X("ratio:Q", title=f"throughput over {found.reference}").scale(domainMin=0).axis(tickCount=6, format=".4~g")
-    bars = base.mark_bar(height={"band": 0.6}).encode(
-        x=x, color=colour.legend(orient="bottom", columns=3), tooltip=tooltip
-    )
-    one = alt.Chart(alt.InlineData(values=[{"one": 1}]))
-    layers = [bars]
-    if any(row["low"] is not None for row in rows):
-        layers.append(base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"))
-    layers.append(one.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("one:Q")))
     words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
+    drawn = intervals(
+        rows,
+        Axis(over, scale={"domainMin": 0}, axis={"tickCount": 6}),
+        Series("precision", PRECISION_COLOURS, columns=3),
+        {"at": "at", "shown": over, "basis": "interval"},
+        band=0.6,
+        reference=1.0,
+    )
     return finish(
-        alt.layer(*layers),
+        drawn,
         ReportSubject(id=f"report-{place}", label=found.label),
         name="precision",
         title=f"Throughput over {found.reference}",
@@ -435,12 +389,11 @@ class PrecisionView(ReportView):
 
 def _headline(found: PrecisionComparison) -> str:
     """The largest ratio at the largest rank count."""
-    last = (found.rows[-1].ranks, found.rows[-1].nodes)
-    rows = [(row.ratio, row.precision) for row in found.rows if (row.ranks, row.nodes) == last and row.ratio]
-    if not rows:
+    best = best_at_last(found.rows, lambda row: row.ratio)
+    if best is None:
         return f"nothing to compare with {found.reference}"
-    ratio, precision = max(rows, key=lambda row: row[0].value)
-    return f"{precision} {times_value(ratio)} the throughput of {found.reference} at {place_text(*last)}"
+    ratio, row = best
+    return f"{row.precision} {times_value(ratio)} the throughput of {found.reference} at {place_of(row)}"
 
 
 def _sentences(found: PrecisionComparison) -> tuple[str, ...]:

@@ -24,8 +24,7 @@ from dlbench.report.wording import (
     units_text,
     value_text,
 )
-from dlbench.stats.estimates import Estimate, ratio_estimate
-from dlbench.stats.verdicts import placed
+from dlbench.stats.estimates import Estimate, placed, ratio_estimate
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, CausePoint, LostPercent
 from dlbench.views.model import Group
 from dlbench.views.view import GroupView

@@ -22,20 +22,21 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal
 
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.report.wording import POINTS, interval_text, points, value_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, interval
-from dlbench.stats.run_draws import LEAST_RUNS, resampled
+from dlbench.stats.pairing import LEAST_RUNS, resampled
 from dlbench.views.next_step import most_ranks
 
-Array = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
 
 Term = Literal["saturating", "logarithmic", "linear", "quadratic", "edge"]
 Scaling = Literal["weak", "strong"]
@@ -138,10 +139,14 @@ class ForecastPoint:
 
 def ideal_time(scaling: Scaling, ratios: Array) -> Array:
     """Time of the ideal over the baseline's at `ratios` times its ranks."""
+    import numpy as np
+
     return 1 / ratios if scaling == "strong" else np.ones_like(ratios)
 
 
 def _term(name: Term, ratios: Array) -> Array:
+    import numpy as np
+
     found: Array = {
         "saturating": 1 - 1 / ratios,
         "logarithmic": np.log2(ratios),
@@ -164,6 +169,8 @@ def fit_terms(scaling: Scaling, terms: tuple[Term, ...], ratios: Array, times: A
     Returns:
         Shape (..., terms).
     """
+    import numpy as np
+
     target = (times - ideal_time(scaling, ratios)) / times
     rows = [_term(name, ratios) / times for name in terms]
     alone = [np.maximum(0.0, (row * target).sum(-1) / (row * row).sum(-1)) for row in rows]
@@ -189,6 +196,8 @@ def time_at(scaling: Scaling, terms: tuple[Term, ...], coefficients: Array, rati
 
 def efficiency_at(law: Law, ratio: float) -> float:
     """Efficiency by a law (1) at `ratio` times the baseline's ranks."""
+    import numpy as np
+
     coefficients, ratios = np.array([one.value for one in law.coefficients]), np.array([float(ratio)])
     return float((ideal_time(law.scaling, ratios) / time_at(law.scaling, law.terms, coefficients, ratios))[0])
 
@@ -248,6 +257,8 @@ def usable_points(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 def law_of(group: Group, table: RunTable) -> Fitted | None:
     """The law of a group's scaling; None where fewer rank counts than `MIN_POINTS` belong together."""
+    import numpy as np
+
     used = usable_points(group.points)
     if not used:
         return None
@@ -269,6 +280,8 @@ def law_of(group: Group, table: RunTable) -> Fitted | None:
 
 def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table: RunTable) -> Array | None:
     """Times over the baseline's in each resample of the runs."""
+    import numpy as np
+
     throughput = table.figures.set_index("run_id")["throughput"]
     by_run = [
         {table.keys[run_id]: float(throughput.loc[run_id]) for run_id in point.run_ids} for point in (baseline, *points)
@@ -293,6 +306,8 @@ def _candidate(data: _Data, terms: tuple[Term, ...]) -> _Candidate:
 
 def _likelihood(data: _Data, terms: tuple[Term, ...], coefficients: Array) -> float:
     """How often points that follow the law, and scatter as the runs do, would miss it as far as these (1)."""
+    import numpy as np
+
     assert data.drawn is not None
     fitted = data.law(terms, coefficients)
     misses = np.log(data.times / fitted)
@@ -305,6 +320,8 @@ def _likelihood(data: _Data, terms: tuple[Term, ...], coefficients: Array) -> fl
 
 def _hindcast(data: _Data, terms: tuple[Term, ...]) -> tuple[float, float, float]:
     """Efficiency of the largest point less that of the law fitted to the others, and ends of its 95 % over runs."""
+    import numpy as np
+
     earlier = data.ratios < data.ratios[-1]
 
     def missed(times: Array) -> Array:
@@ -325,6 +342,8 @@ def _name(scaling: Scaling, terms: tuple[Term, ...]) -> str:
 def _law(
     group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, ...], missed: tuple[float, float, float]
 ) -> Law:
+    import numpy as np
+
     fitted = data.law(chosen.terms, chosen.coefficients)
     by_law = (ideal_time(data.scaling, data.ratios) / fitted).tolist()
     points = tuple(
@@ -409,6 +428,8 @@ def ranks_of_a_node(plan: RunPlan) -> int | None:
 
 def forecasts(group: Group, fitted: Fitted) -> tuple[ForecastPoint, ...]:
     """What the law says of `FACTOR` times the largest rank count of its group; empty where there is a doubt."""
+    import numpy as np
+
     law = fitted.law
     if law.doubt:
         return ()

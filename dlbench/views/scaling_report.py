@@ -33,7 +33,6 @@ from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView, account_sheet
 from dlbench.views.controls import controls, is_control
 from dlbench.views.data_path import DataPathView
-from dlbench.views.differences import DifferencesView
 from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView
 from dlbench.views.forecast import ForecastView
@@ -49,14 +48,13 @@ from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import QualityView, quality_verdict
 from dlbench.views.reading import ReadingView
-from dlbench.views.runs import EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
+from dlbench.views.runs import DifferencesView, EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
 from dlbench.views.scaling import ScalingView, baseline_note, points_sheet, verdict
 from dlbench.views.shuffling import ShuffleAuditView, ShufflingView
-from dlbench.views.slow_nodes import SlowNodesView
 from dlbench.views.staging import BreakEvenView, StagingView
 from dlbench.views.stalls import StallsView
-from dlbench.views.steps.view import RanksView, StepsView
-from dlbench.views.stragglers import StragglersView
+from dlbench.views.steps import RanksView, StepsView
+from dlbench.views.stragglers import SlowNodesView, StragglersView
 from dlbench.views.summary import SummaryView, short_names
 from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems import SystemsView

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dlbench.reading import scaling
 from dlbench.reading.comparability import averaged_id_without
 from dlbench.reading.scaling import Point
-from dlbench.reading.side_by_side import Side, compare, compared
+from dlbench.reading.side_by_side import Side, at_last_place, best_at_last, compare, compared
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import HEIGHT, RANK_COLOURS, WIDE
 from dlbench.report.document import Mark, Section
-from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns, times_cell
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns, times_cell
 from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import METRIC_TITLES
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
 MAX_EPOCHS = 50
 """Epochs of a table, of each rank count."""
@@ -29,6 +30,10 @@ MAX_ERRORS = 20
 """Errors that are listed."""
 MAX_CURVES = 8
 """Runs of one setting that are drawn."""
+
+
+def _three(value: float) -> Cell:
+    return Cell(f"{value:.3f}", number=value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +52,27 @@ class AuditPoint:
 
     ranks: int
     nodes: int
-    num_runs: int
-    num_bad: int
+    num_runs: int = field(metadata=column("Runs", "audited_runs", is_brief=True))
+    num_bad: int = field(metadata=column("With errors", "bad_runs", is_brief=True))
     """Runs with errors."""
-    whole_epochs: int
+    whole_epochs: int = field(metadata=column("Whole epochs"))
     """Epochs that were read whole, over all runs."""
-    twice: int
+    twice: int = field(metadata=column("Read twice", is_brief=True))
     """Samples read more than once in an epoch, over all runs."""
-    never: int
-    sent: int
-    received: int
-    exchanged_share: float
+    never: int = field(metadata=column("Never read", is_brief=True))
+    sent: int = field(metadata=column("Sent"))
+    received: int = field(metadata=column("Received"))
+    exchanged_share: float = field(metadata=column("Exchanged per epoch", unit="fraction"))
     """Q in force, mean over runs."""
-    novelty: float | None
+    novelty: float | None = field(metadata=column("Novelty", text=_three, is_brief=True))
     """Mean over whole epochs and runs; None where there is none."""
-    label_distance: float | None
-    held_samples_peak: int | None
-    exchange_wait_s: float
+    label_distance: float | None = field(
+        metadata=column("Label distance", text=_three, missing="no classes", is_brief=True)
+    )
+    held_samples_peak: int | None = field(metadata=column("Held by a rank at most"))
+    exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))
     """Longest wait of any run."""
-    audit_s: Estimate
+    audit_s: Estimate = field(metadata=column())
     """What the audit cost, mean over ranks."""
     audit_share: float | None
     """The same over the time of the measured steps, largest of any run; None: not known."""
@@ -172,25 +179,30 @@ class ShuffleRow:
     group: str
     ranks: int
     nodes: int
-    shuffle: str
-    partition: str
+    shuffle: str = field(metadata=column("Shuffling", is_brief=True))
+    partition: str = field(metadata=column("First parts", text=lambda found: found or None))
     """Empty under global shuffling."""
-    staging: str
+    staging: str = field(metadata=column("Staging", is_brief=True))
     is_reference: bool
     """Whether it is global shuffling."""
-    epoch_s: Estimate | None
+    epoch_s: Estimate | None = field(metadata=column("Epoch", is_brief=True))
     """None where the record names no size of the data set."""
-    factor: Estimate | None
+    factor: Estimate | None = field(metadata=column("Against global", text=times_cell, is_brief=True))
     """Epoch of global shuffling over epoch here: above 1, epochs are faster here."""
     is_paired: bool
-    novelty: float | None
-    label_distance: float | None
+    novelty: float | None = field(metadata=column("Novelty", text=_three))
+    label_distance: float | None = field(metadata=column("Label distance", text=_three))
     metric: str
     """Of runs to a quality; empty otherwise."""
-    final: Estimate | None
+    final: Estimate | None = field(metadata=column("Last value", "final_value"))
     """Last value of the metric, median over runs."""
     curves: tuple[Learning, ...]
     """At most `MAX_CURVES`."""
+
+    @property
+    def way(self) -> str:
+        """``local, contiguous parts``."""
+        return f"{self.shuffle}, {self.partition} parts" if self.partition else self.shuffle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,37 +315,14 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
     points = found.points
     mixed = any(point.novelty is not None for point in points)
     is_telling = mixed or any(point.num_bad or point.whole_epochs or point.sent for point in points)
-
-    columns: tuple[Column[AuditPoint], ...] = (
+    columns = columns_of(
+        AuditPoint,
         *place_columns(),
         Column("shuffle", "", lambda point: found.shuffle),
         Column("partition", "", lambda point: found.partition),
-        Column("exchanged_share", "Exchanged per epoch", lambda point: point.exchanged_share, unit="fraction"),
-        Column("audited_runs", "Runs", lambda point: point.num_runs, is_brief=True),
-        Column("bad_runs", "With errors", lambda point: point.num_bad, is_brief=True),
-        Column("whole_epochs", "Whole epochs", lambda point: point.whole_epochs),
-        Column("twice", "Read twice", lambda point: point.twice, is_brief=True),
-        Column("never", "Never read", lambda point: point.never, is_brief=True),
-        Column("sent", "Sent", lambda point: point.sent),
-        Column("received", "Received", lambda point: point.received),
-        Column(
-            "novelty",
-            "Novelty" if mixed else "",
-            lambda point: point.novelty,
-            lambda point: _three(point.novelty),
-            is_brief=True,
-        ),
-        Column(
-            "label_distance",
-            "Label distance",
-            lambda point: point.label_distance,
-            lambda row: _three(row.label_distance) or Cell("no classes"),
-            is_brief=True,
-        ),
-        Column("held_samples_peak", "Held by a rank at most", lambda point: point.held_samples_peak),
-        Column("exchange_wait_s", "Longest wait for samples", lambda point: point.exchange_wait_s, unit="s"),
-        Column("audit_s", "", lambda point: point.audit_s, has_interval=True),
-        Column("audit_share", "", lambda point: point.audit_share, unit="fraction"),
+        *("exchanged_share", "num_runs", "num_bad", "whole_epochs", "twice", "never", "sent", "received"),
+        *("novelty", "label_distance", "held_samples_peak", "exchange_wait_s", "audit_s", "audit_share"),
+        titles={} if mixed else {"novelty": ""},
     )
     return Sheet(
         name="shuffle-audit",
@@ -345,16 +334,16 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
     )
 
 
-def _three(value: float | None) -> Cell | None:
-    return None if value is None else Cell(f"{value:.3f}", number=value)
-
-
 def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
     """Epoch by epoch."""
+
+    def epoch(row: AuditRow) -> Cell:
+        return Cell(f"{row.audit.epoch}{'' if row.audit.is_whole else ' (a part)'}", number=row.audit.epoch)
+
     columns: tuple[Column[AuditRow], ...] = (
         *place_columns(),
         Column("run_id", "", lambda row: row.run_id),
-        Column("epoch", "Epoch", lambda row: row.audit.epoch, _epoch, is_brief=True),
+        Column("epoch", "Epoch", lambda row: row.audit.epoch, epoch, is_brief=True),
         Column("is_whole", "", lambda row: row.audit.is_whole),
         Column("visits", "Read", lambda row: row.audit.visits, is_brief=True),
         Column("left_out", "Left out", lambda row: row.audit.left_out),
@@ -363,13 +352,7 @@ def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
         Column("sent", "Sent", lambda row: row.audit.sent),
         Column("received", "Received", lambda row: row.audit.received),
         Column("sent_bytes", "Bytes sent", lambda row: row.audit.sent_bytes, unit="bytes"),
-        Column("novelty", "Novelty", lambda row: row.audit.novelty, lambda row: _three(row.audit.novelty)),
-        Column(
-            "label_distance",
-            "Label distance",
-            lambda row: row.audit.label_distance,
-            lambda row: _three(row.audit.label_distance),
-        ),
+        *columns_of(ShuffleRow, "novelty", "label_distance", of=lambda row: row.audit),
     )
     return Sheet(
         name="shuffle-epochs",
@@ -381,40 +364,19 @@ def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
     )
 
 
-def _epoch(row: AuditRow) -> Cell:
-    return Cell(str(row.audit.epoch) + ("" if row.audit.is_whole else " (a part)"), number=row.audit.epoch)
-
-
 def compared_sheet(found: ShuffleComparison) -> Sheet[ShuffleRow]:
-    """Ways of shuffling beside each other."""
-    has_metric = any(row.final is not None for row in found.rows)
-    columns: tuple[Column[ShuffleRow], ...] = (
+    """Ways of shuffling side by side."""
+
+    def paired(row: ShuffleRow) -> str | None:
+        return None if row.is_reference else "yes" if row.is_paired else "no"
+
+    columns = columns_of(
+        ShuffleRow,
         *place_columns(),
-        Column("group", "", lambda row: row.group),
-        Column("shuffle", "Shuffling", lambda row: row.shuffle, is_brief=True),
-        Column("partition", "First parts", lambda row: row.partition, lambda row: row.partition or None),
-        Column("staging", "Staging", lambda row: row.staging, is_brief=True),
-        Column("epoch_s", "Epoch", lambda row: row.epoch_s, has_interval=True, is_brief=True),
-        Column(
-            "factor",
-            "Against global",
-            lambda row: row.factor,
-            lambda row: times_cell(row.factor),
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("novelty", "Novelty", lambda row: row.novelty, lambda row: _three(row.novelty)),
-        Column(
-            "label_distance", "Label distance", lambda row: row.label_distance, lambda row: _three(row.label_distance)
-        ),
-        Column("metric", "", lambda row: row.metric),
-        Column("final_value", "Last value" if has_metric else "", lambda row: row.final, has_interval=True),
-        Column(
-            "is_paired",
-            "In pairs",
-            lambda row: row.is_paired,
-            lambda row: None if row.is_reference else "yes" if row.is_paired else "no",
-        ),
+        *("group", "shuffle", "partition", "staging", "epoch_s", "factor", "novelty", "label_distance", "metric"),
+        "final",
+        Column("is_paired", "In pairs", lambda row: row.is_paired, paired),
+        titles={} if any(row.final is not None for row in found.rows) else {"final_value": ""},
     )
     return Sheet(
         name="shuffling",
@@ -433,52 +395,40 @@ def samples_text(count: int) -> str:
 MAX_CHARTS = 4
 
 
-def way_text(row: ShuffleRow) -> str:
-    """``local, contiguous parts``."""
-    return f"{row.shuffle}, {row.partition} parts" if row.partition else row.shuffle
-
-
 def learning_charts(found: Sequence[ShuffleComparison]) -> list[Chart]:
     """The metric over epochs at the largest rank count with curves; none where nothing was trained to a quality."""
     drawn = []
     for comparison in found[:MAX_CHARTS]:
-        places = [(row.ranks, row.nodes) for row in comparison.rows if row.curves]
-        if places:
-            drawn.append(_chart(comparison, [row for row in comparison.rows if (row.ranks, row.nodes) == max(places)]))
+        with_curves = [row for row in comparison.rows if row.curves]
+        if with_curves:
+            drawn.append(_chart(comparison, at_last_place(with_curves)))
     return drawn
 
 
 def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
-    import altair as alt
-
     values: Rows = [
-        {"way": way_text(row), "run": curve.run_id, "epoch": epoch, "value": value}
+        {"way": row.way, "run": curve.run_id, "epoch": epoch, "value": value}
         for row in rows
         for curve in row.curves
         for epoch, value in zip(curve.epochs, curve.values, strict=True)
     ]
-    ways = list(dict.fromkeys(way_text(row) for row in rows if row.curves))
-    metric = next(row.metric for row in rows if row.curves)
-    title = METRIC_TITLES[metric]
-    base = alt.Chart(alt.InlineData(values=values)).encode(
-        x=alt.X("epoch:Q", title="epoch").axis(tickCount=6),
-        y=alt.Y("value:Q", title=title).axis(format="~g" if metric == "mae" else ".0%", tickCount=6),
-        color=alt.Color("way:N", title=None, sort=ways)
-        .scale(domain=ways, range=[RANK_COLOURS[place % len(RANK_COLOURS)] for place in range(len(ways))])
-        .legend(orient="bottom", columns=2),
-        detail="run:N",
-        tooltip=[
-            alt.Tooltip("way:N", title="shuffling"),
-            alt.Tooltip("epoch:Q", title="epoch"),
-            alt.Tooltip("value:Q", title=title, format=".4~g"),
-            alt.Tooltip("run:N", title="run"),
-        ],
+    ways = dict.fromkeys(row.way for row in rows)
+    colours = {way: RANK_COLOURS[number % len(RANK_COLOURS)] for number, way in enumerate(ways)}
+    title = METRIC_TITLES[rows[0].metric]
+    drawn = scatter(
+        values,
+        Axis("epoch", "epoch", format="", axis={"tickCount": 6}),
+        Axis(title, format="~g" if rows[0].metric == "mae" else ".0%", axis={"tickCount": 6}),
+        Series("way", colours),
+        {"way": "shuffling", "epoch:Q": "epoch", "value:Q:.4~g": title, "run": "run"},
+        detail="run",
+        line=1.5,
+        size=30,
     )
-    shape = alt.Shape("way:N", title=None, sort=ways).scale(domain=ways).legend(orient="bottom", columns=2)
-    last = "; ".join(f"{way_text(row)}: {figure_text(row.final)}" for row in rows if row.final is not None)
+    last = "; ".join(f"{row.way}: {figure_text(row.final)}" for row in rows if row.final is not None)
     return finish(
-        alt.layer(base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, size=30).encode(shape=shape)),
-        replace(found, label=f"{found.label}, {place_text(rows[0].ranks, rows[0].nodes)}"),
+        drawn,
+        replace(found, label=f"{found.label}, {place_of(rows[0])}"),
         name="learning",
         title=f"{title[:1].upper()}{title[1:]} by way of shuffling",
         alt=f"{title} over epochs, a line for each run, a colour for each way of shuffling. Last values: {last}.",
@@ -583,31 +533,26 @@ class ShufflingView(ReportView):
 
 def _compared(found: Sequence[ShuffleComparison]) -> str:
     """The way that gains most against global shuffling at the largest rank count of the first set."""
-    first = found[0]
-    last = (first.rows[-1].ranks, first.rows[-1].nodes)
-    rows = [
-        (row.factor, row)
-        for row in first.rows
-        if (row.ranks, row.nodes) == last and row.factor is not None and row.shuffle != "global"
-    ]
-    if not rows:
+    rows = found[0].rows
+    best = best_at_last(rows, lambda row: None if row.shuffle == "global" else row.factor)
+    if best is None:
         return "nothing to compare: other shuffling, or global shuffling, did not run"
-    factor, row = max(rows, key=lambda item: item[0].value)
-    return f"{place_text(*last)}: epochs {times_value(factor)} as fast with {way_text(row)} as with global shuffling"
+    factor, row = best
+    return f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.way} as with global shuffling"
 
 
 def _findings(found: ShuffleComparison) -> Iterator[str]:
     """At the largest rank count: each way against global shuffling."""
-    last = (found.rows[-1].ranks, found.rows[-1].nodes)
-    rows = [row for row in found.rows if (row.ranks, row.nodes) == last]
+    rows = at_last_place(found.rows)
+    start = f"{found.label}, {place_of(rows[0])}"
     if not any(row.is_reference for row in rows):
-        yield f"{found.label}, {place_text(*last)}: global shuffling did not run: there is nothing to compare with."
+        yield f"{start}: global shuffling did not run: there is nothing to compare with."
         return
-    told = []
+    parts = []
     for row in rows:
         if row.factor is not None and not row.is_reference:
             value = "" if row.final is None else f", last value {figure_text(row.final)}"
             staged = "" if row.staging == "none" else f" ({row.staging} staging)"
-            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{staged}{value}")
-    if told:
-        yield (f"{found.label}, {place_text(*last)}: an epoch with global shuffling takes {'; '.join(told)}.")
+            parts.append(f"{times_text(row.factor)} the time of one with {row.way}{staged}{value}")
+    if parts:
+        yield f"{start}: an epoch with global shuffling takes {'; '.join(parts)}."

@@ -1,27 +1,40 @@
-"""The view `stragglers`: who keeps the others waiting."""
+"""The views `stragglers` and `slow-nodes`: who keeps the others waiting at a rank count, and over all runs."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dlbench.reading.hosts.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
 from dlbench.reading.late_ranks import Straggler
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import INK, WIDE, si_label
+from dlbench.reading.sessions import MIN_SESSIONS
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, short
+from dlbench.report.charts.shapes import Axis, Series, intervals
+from dlbench.report.charts.style import INK, MEASURED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import basis_text, number_text, percent, place_text, runs_text
+from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
+from dlbench.report.wording import (
+    basis_text,
+    clean,
+    number_text,
+    percent,
+    runs_text,
+    sessions_text,
+    shown,
+    slow_link_text,
+)
+from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.numbers import CausePoint, LostPercent
-from dlbench.views.causes.view import CAUSE_COLOURS, VARIANT, place, short
-from dlbench.views.model import Group
+from dlbench.views.causes.view import CAUSE_COLOURS, VARIANT
+from dlbench.views.model import Group, Report
 from dlbench.views.next_step import second_rank
-from dlbench.views.slow_nodes import ratio_text
-from dlbench.views.view import GroupView
+from dlbench.views.view import GroupView, ReportSource, ReportView, place_of
 
 MAX_SHOWN = 10
-"""Late ranks, or hosts, in a table for people and in a chart."""
+"""Late ranks, or hosts, in a table for people (of slow hosts all) and in a chart."""
 MAX_LISTED = 64
-"""The same in a table for programs, at each rank count."""
+"""Late ranks, or hosts, in a table for programs, at each rank count."""
 
 
 @dataclass(frozen=True)
@@ -33,40 +46,40 @@ class _Row:
     """From 1, longest waited for first."""
     late: Straggler
 
+    @property
+    def cost_s(self) -> float:
+        """Its share of what the account calls waiting for stragglers, seconds per step."""
+        return self.late.waited_share * self.point.cause("straggler").seconds.value
+
 
 def _sheet(points: Sequence[CausePoint], *, by_host: bool = False) -> Sheet[_Row]:
     """Ranks, or hosts, that the others waited for; the largest rank count for people."""
     largest = points[-1]
-    where, left = place_text(largest.ranks, largest.nodes), len(largest.waiting_ranks) - MAX_SHOWN
+    where, left = place_of(largest), len(largest.waiting_ranks) - MAX_SHOWN
     more = ", mean over the ranks of a host." if by_host else "."
     if left > 0 and not by_host:
         more += f" {left} more ranks were late at times."
-    rank: Column[_Row] = Column("rank", "Rank", lambda row: row.late.rank)
+
+    def late_by(row: _Row) -> str:
+        late = row.late
+        times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
+        return f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by
+
+    def share(name: str, title: str, field: str) -> Column[_Row]:
+        return Column(
+            name, title, lambda row: getattr(row.late, field), lambda row: percent(getattr(row.late, field), 0)
+        )
+
     columns: tuple[Column[_Row], ...] = (
-        Column("ranks", "", lambda row: row.point.ranks),
-        Column("nodes", "", lambda row: row.point.nodes),
-        Column("is_baseline", "", lambda row: row.point.is_baseline),
-        Column("position", "", lambda row: row.position),
-        *(() if by_host else (rank,)),
+        *columns_of(_Row, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
+        *(() if by_host else (Column("rank", "Rank", lambda row: row.late.rank),)),
         Column("host", "Host", lambda row: row.late.host, limit=64),
-        Column(
-            "last_share_fraction",
-            "Last in",
-            lambda row: row.late.last_share,
-            lambda row: percent(row.late.last_share, 0),
-        ),
-        Column("waited_s_per_step", "", lambda row: row.late.waited_s, unit="s"),
-        Column("costs_s_per_step", "Costs per step", lambda row: _cost(row.point, row.late), unit="s"),
-        Column(
-            "waited_share_fraction",
-            "Of all waiting",
-            lambda row: row.late.waited_share,
-            lambda row: percent(row.late.waited_share, 0),
-        ),
-        Column("late_input_s_per_step", "", lambda row: row.late.input_s),
-        Column("late_compute_s_per_step", "", lambda row: row.late.compute_s),
-        Column("late_host_s_per_step", "", lambda row: row.late.host_s),
-        Column("late_by", "Late by", lambda row: row.late.late_by, _late_by),
+        share("last_share_fraction", "Last in", "last_share"),
+        Column("waited_s_per_step", "", lambda row: row.late.waited_s),
+        Column("costs_s_per_step", "Costs per step", lambda row: row.cost_s, unit="s"),
+        share("waited_share_fraction", "Of all waiting", "waited_share"),
+        *columns_of(_Row, *(f"late_{name}_s_per_step=late.{name}_s" for name in ("input", "compute", "host"))),
+        Column("late_by", "Late by", lambda row: row.late.late_by, late_by),
         Column("runs", "", lambda row: len(row.point.run_ids)),
     )
     return Sheet(
@@ -85,23 +98,8 @@ def _sheet(points: Sequence[CausePoint], *, by_host: bool = False) -> Sheet[_Row
     )
 
 
-def _cost(point: CausePoint, late: Straggler) -> float:
-    """Its share of what the account calls waiting for stragglers, seconds per step."""
-    return late.waited_share * point.cause("straggler").seconds.value
-
-
-def _late_by(row: _Row) -> str:
-    late = row.late
-    times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
-    return f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by
-
-
-_LATE_COLOURS = {
-    "input": CAUSE_COLOURS["input"],
-    "compute": CAUSE_COLOURS["compute"],
-    "host": CAUSE_COLOURS["host"],
-    "unexplained": CAUSE_COLOURS["rest"],
-}
+_LATE_COLOURS = {name: CAUSE_COLOURS[name] for name in ("input", "compute", "host")}
+_LATE_COLOURS["unexplained"] = CAUSE_COLOURS["rest"]
 
 
 def _charts(group: Group, point: CausePoint) -> list[Chart]:
@@ -109,34 +107,24 @@ def _charts(group: Group, point: CausePoint) -> list[Chart]:
         return []
     import altair as alt
 
+    late = [_Row(point, 0, one) for one in point.waiting_ranks[:MAX_SHOWN]]
     rows: Rows = [
         {
-            "rank": _who(late),
-            "seconds": short(_cost(point, late)),
-            "by": late.late_by,
-            "shown": number_text(_cost(point, late), "s"),
-            "last": percent(late.last_share, 0),
-            "share": percent(late.waited_share, 0),
+            "rank": _who(row.late),
+            "seconds": short(row.cost_s),
+            "by": row.late.late_by,
+            "shown": number_text(row.cost_s, "s"),
+            "last": percent(row.late.last_share, 0),
+            "share": percent(row.late.waited_share, 0),
         }
-        for late in point.waiting_ranks[:MAX_SHOWN]
+        for row in late
     ]
-    present = [name for name in _LATE_COLOURS if any(row["by"] == name for row in rows)]
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        y=alt.Y("rank:N", title=None, sort=[row["rank"] for row in rows]).axis(labelLimit=200)
-    )
-    x = alt.X("seconds:Q", title="waiting for it per step").axis(labelExpr=si_label("s"), tickCount=5)
-    colour = alt.Color("by:N", title="late by").scale(domain=present, range=[_LATE_COLOURS[name] for name in present])
-    tooltip = [
-        alt.Tooltip("rank:N", title="rank"),
-        alt.Tooltip("shown:N", title="costs per step"),
-        alt.Tooltip("share:N", title="of all waiting"),
-        alt.Tooltip("last:N", title="last in"),
-        alt.Tooltip("by:N", title="late by"),
-    ]
-    bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=x, color=colour.legend(orient="bottom", columns=4), tooltip=tooltip
-    )
-    text = base.mark_text(align="left", dx=4, color=INK, fontSize=11).encode(x=x, text="share:N")
+    x = Axis("waiting for it per step", "seconds", unit="s")
+    titles = {"rank": "rank", "shown": "costs per step", "share": "of all waiting", "last": "last in", "by": "late by"}
+    series = Series("by", _LATE_COLOURS, columns=4, title="late by")
+    chart = intervals(rows, x, series, titles, y="rank", band=0.7)
+    text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", dx=4, color=INK, fontSize=11)
+    labels = text.encode(x="seconds:Q", y=alt.Y("rank:N", sort=[row["rank"] for row in rows]), text="share:N")
     words = "; ".join(
         f"{row['rank']}: {row['shown']} per step, {row['share']} of all waiting, last in {row['last']} of the steps, "
         f"late by {row['by']}"
@@ -144,10 +132,10 @@ def _charts(group: Group, point: CausePoint) -> list[Chart]:
     )
     return [
         finish(
-            alt.layer(bars, text),
+            alt.layer(*chart.layer, labels),
             group,
             name="stragglers",
-            title=f"Stragglers at {place(point)} (label: share of all waiting)",
+            title=f"Stragglers at {place_of(point)} (label: share of all waiting)",
             alt=f"Waiting for single ranks, longest first. {words}.",
             table=_sheet([point]),
             size=(WIDE - 60, max(60, 24 * len(rows))),
@@ -170,16 +158,21 @@ class StragglersView(GroupView):
         if found is None or group.largest.ranks == 1:
             return None
         points = found.diagnosed.points
-        has_late = any(point.waiting_ranks for point in points)
-        has_hosts = has_late and any(point.num_hosts > 1 for point in points)
+        headline, sheets = "No rank waited for another one", [_sheet(points), _sheet(points, by_host=True)]
+        if all(point.num_hosts <= 1 for point in points):
+            sheets.pop()
+        if points[-1].waiting_ranks:
+            first = points[-1].waiting_ranks[0]
+            headline = f"{percent(first.waited_share, 0)} of all waiting is for {_who(first)}"[:80]
+            headline += f", late by {first.late_by}"
         return Section(
             id=self.id,
             title=self.title,
-            headline=_headline(points[-1]),
+            headline=headline,
             caption=f"{group.parts_caption}.",
             words=tuple(_words(found)),
             charts=lambda: _charts(group, points[-1]),
-            sheets=(*((_sheet(points),) if has_late else ()), *((_sheet(points, by_host=True),) if has_hosts else ())),
+            sheets=tuple(sheets) if any(point.waiting_ranks for point in points) else (),
         )
 
     def remedy(self, group: Group) -> str:
@@ -190,30 +183,159 @@ class StragglersView(GroupView):
 
 def _words(found: LostPercent) -> Iterator[str]:
     """Who is waited for most at each rank count but the largest (the headline); slow hosts of all runs."""
-    yield from (_waited_for(point) for point in reversed(found.diagnosed.points[:-1]) if point.ranks > 1)
-    for one in (slow := [one for one in found.nodes.hosts if one.verdict == "slow"]):
+    for point in reversed(found.diagnosed.points[:-1]):
+        if point.ranks > 1 and not point.waiting_ranks:
+            yield f"{place_of(point)}: no rank waited for another one."
+        elif point.ranks > 1:
+            first = point.waiting_ranks[0]
+            yield (
+                f"{place_of(point)}: {percent(first.waited_share, 0)} of all waiting is for {_who(first)}, last in "
+                f"{percent(first.last_share, 0)} of the steps, late by {first.late_by}."
+            )
+    slow = [one for one in found.nodes.hosts if one.verdict == "slow"]
+    for one in slow:
         yield (
-            f"Over all runs of this folder {one.host} is slow: {ratio_text(one.ratio)} times the work of the other "
+            f"Over all runs of this folder {one.host} is slow: {_ratio_cell(one.ratio)} times the work of the other "
             f"hosts ({basis_text(one.ratio)})."
         )
     if slow and found.nodes.option:
         yield f"To keep jobs off all slow hosts: sbatch {found.nodes.option}"
 
 
-def _waited_for(point: CausePoint) -> str:
-    where = place_text(point.ranks, point.nodes)
-    if not point.waiting_ranks:
-        return f"{where}: no rank waited for another one."
-    first = point.waiting_ranks[0]
-    return (
-        f"{where}: {percent(first.waited_share, 0)} of all waiting is for {_who(first)}, last in "
-        f"{percent(first.last_share, 0)} of the steps, late by {first.late_by}."
+# Slow nodes, over all runs
+
+
+def _host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
+    slowest = found.hosts[:MAX_SHOWN]
+    left = sum(one.verdict not in ACCUSED for one in found.hosts[MAX_SHOWN:])
+    columns: tuple[Column[HostHistory], ...] = (
+        Column("host", "Host", lambda one: one.host, limit=64),
+        Column(
+            "own_work_ratio", "Own work", lambda one: one.ratio, lambda one: _ratio_cell(one.ratio), has_interval=True
+        ),
+        Column(
+            "leaves_later_fraction",
+            "Leaves later",
+            lambda one: one.later,
+            lambda one: None if one.later is None else unit_cell(one.later),
+            has_interval=True,
+        ),
+        Column("sessions", "Sessions", lambda one: one.ratio.n),
+        Column("runs", "Runs", lambda one: one.num_runs),
+        Column("interval", "", lambda one: one.ratio.kind),
+        Column("last_share_fraction", "Last in", lambda one: one.last_share, lambda one: percent(one.last_share, 0)),
+        Column("fair_share_fraction", "Fair share", lambda one: one.fair_share, lambda one: percent(one.fair_share, 0)),
+        Column("verdict", "Verdict", lambda one: one.verdict, _verdict_text),
+    )
+    return Sheet(
+        name="slow-nodes",
+        title="Hosts, over all runs of the folder",
+        columns=columns,
+        rows=found.hosts,
+        is_shown=lambda one: one.verdict in ACCUSED or one in slowest,
+        caption=(
+            f"Own work: the slowest rank's step without exchange, over the other hosts'; slow: above "
+            f"{found.threshold:g} by a t test over sessions (false discovery rate {FALSE_SHARE * 100:.0f} %)."
+            + (f" The {left} fastest hosts are left out." if left else "")
+        ),
     )
 
 
-def _headline(point: CausePoint) -> str:
-    """The rank that is waited for most."""
-    if not point.waiting_ranks:
-        return "No rank waited for another one"
-    first = point.waiting_ranks[0]
-    return f"{percent(first.waited_share, 0)} of all waiting is for {_who(first)}"[:80] + f", late by {first.late_by}"
+def _ratio_cell(ratio: Estimate) -> Cell:
+    """A ratio near 1 with its interval."""
+    number, interval, _ = shown(ratio, 3)
+    return Cell(number, interval, number=ratio.value)
+
+
+def _verdict_text(one: HostHistory) -> str:
+    """With fewer than five sessions a host is suspected at most."""
+    if one.verdict == "suspected":
+        return f"suspected ({sessions_text(one.ratio.n)}: insufficient)"
+    return one.verdict.replace("slow link", "slow link or NIC")
+
+
+def _host_charts(found: SlowNodes) -> list[Chart]:
+    """The slowest hosts over all runs, with their intervals."""
+    slowest = found.hosts[:MAX_SHOWN]
+    rows: Rows = [
+        {
+            "host": one.host,
+            "ratio": short(one.ratio.value),
+            "low": short(one.ratio.low),
+            "high": short(one.ratio.high),
+            "shown": str(_ratio_cell(one.ratio)),
+            "verdict": _verdict_text(one),
+        }
+        for one in slowest
+    ]
+    colours = {one.host: PART_COLOURS["exchange"] if one.verdict in ACCUSED else MEASURED for one in slowest}
+    over = "own work over that of the other hosts"
+    x = Axis(over, "ratio", format=".2~f", scale={"zero": False}, axis={"tickCount": 6})
+    titles = {"host": "host", "shown": "own work", "verdict": "verdict"}
+    series = Series("host", colours, columns=0)
+    words = "; ".join(f"{row['host']} {row['shown']}, {row['verdict']}" for row in rows)
+    return [
+        finish(
+            intervals(rows, x, series, titles, y="host", mark="dot", reference=found.threshold),
+            ReportSubject("folder", "all runs of the folder, of any workload"),
+            name="slow-nodes",
+            title=f"Own work by host (dashed: slow is above {found.threshold:g})",
+            alt=f"Own work of each host's slowest rank over that of the other hosts, slowest first. {words}.",
+            table=_host_sheet(dataclasses.replace(found, hosts=slowest)),
+            size=(WIDE, max(60, 26 * len(rows))),
+        )
+    ]
+
+
+class SlowNodesView(ReportView):
+    """Slow nodes, as an option for sbatch."""
+
+    id = "slow-nodes"
+    title = "Slow nodes"
+    key = "slow_nodes"
+
+    def numbers(self, source: ReportSource) -> SlowNodes:
+        return slow_nodes(source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        found = report.of(SlowNodes)
+        if found is None or not found.hosts:
+            return ()
+        accused = [f"{clean(one.host, 30)} ({one.verdict})" for one in found.hosts if one.verdict in ACCUSED]
+        more = f" and {len(accused) - 2} more" if len(accused) > 2 else ""
+        headline = f"{', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
+        if not accused:
+            headline = f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
+        section = Section(
+            id=self.id,
+            title=self.title,
+            headline=headline,
+            words=tuple(_of_hosts(found)),
+            charts=lambda: _host_charts(found),
+            sheets=(_host_sheet(found),),
+        )
+        return (section,)
+
+    def remedy(self, report: Report) -> str:
+        found = report.of(SlowNodes)
+        faulty = f" {_faulty_text(found)}" if found and found.num_faulty else ""
+        return f"unknown: no run had ranks on two hosts or more.{faulty}"
+
+
+def _faulty_text(found: SlowNodes) -> str:
+    return f"{runs_text(found.num_faulty)} with a planted fault left out."
+
+
+def _of_hosts(found: SlowNodes) -> Iterator[str]:
+    """The option for Slurm, slow links, and what weakens the comparison."""
+    if found.option:
+        yield found.option
+    for one in found.hosts:
+        if one.later is not None and one.verdict in ("slow link", "slow and slow link"):
+            yield f"Slow link or NIC at host {clean(one.host, 253)}: {slow_link_text(one.later)}."
+    yield from (f"Left out of the list, no name for an option: {host}" for host in found.unsafe)
+    if found.num_faulty:
+        yield _faulty_text(found)
+    if found.num_sessions < MIN_SESSIONS:
+        needed = f"{MIN_SESSIONS} are needed (other jobs or days)"
+        yield f"Suspected at most: {sessions_text(found.num_sessions)}, and {needed}."

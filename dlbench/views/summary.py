@@ -25,7 +25,7 @@ from dlbench.report.wording import (
     value_text,
 )
 from dlbench.specs.engine import engine_title
-from dlbench.stats.verdicts import placed
+from dlbench.stats.estimates import placed
 from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.exchange import ExchangePoint

@@ -18,7 +18,7 @@ from dlbench.errors import UserError
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import (
     basis_text,
     clean,
@@ -31,9 +31,8 @@ from dlbench.report.wording import (
     units_text,
     value_text,
 )
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, ratio_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdicts import placed
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
 from dlbench.views.noise import noise_share
@@ -78,19 +77,19 @@ class TrainingPoint:
     nodes: int
     held: int
     """GPUs, nodes, cores or ranks, as `TimeToTrain.held`, that the runs held."""
-    place: str
+    place: str = field(metadata=column("At", ""))
     """Ranks and nodes in words; GPUs where each rank holds one."""
     global_batch: int
-    throughput: Estimate
+    throughput: Estimate = field(metadata=column("Throughput", "throughput_per_s"))
     efficiency: Estimate
     is_baseline: bool
     samples: float | None
     """Trained, all ranks together; None where runs trained to a target."""
     time: Estimate
     """Seconds."""
-    hours: Estimate
+    hours: Estimate = field(metadata=column("Hours"))
     """`held` times `time`, hours."""
-    price: Estimate | None
+    price: Estimate | None = field(metadata=column("Price"))
     seconds: Mapping[RunKey, float] = field(repr=False, metadata={HIDDEN: False})
     """The time of each run."""
 
@@ -355,24 +354,24 @@ def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> 
         over = [(figure(one).low, most) for figure, most in limits.values() if figure(one).value > most]
         is_better = chosen is None or best([one, chosen], wanted) is one
         if over and is_better and all(low is not None and low <= most for low, most in over):
-            remarks.append(f"{one.place} may do as well: {_told(one)}.")
+            remarks.append(f"{one.place} may do as well: {_summary(one)}.")
     if chosen is None:
         more = [f"More than {max(points, key=lambda one: one.ranks).place} were not tried."] if points else []
         text = f"None of the measured rank counts is {' and '.join(limits)}"
         if near:
-            text += f"; the {'fastest' if wanted == 'cheapest' else 'cheapest'}, {near.place}, takes {_told(near)}"
+            text += f"; the {'fastest' if wanted == 'cheapest' else 'cheapest'}, {near.place}, takes {_summary(near)}"
         return Answer(wanted=wanted, is_met=False, ranks=None, nodes=None, text=text, remarks=(*remarks, *more))
     return Answer(
         wanted=wanted,
         is_met=True,
         ranks=chosen.ranks,
         nodes=chosen.nodes,
-        text=f"{chosen.place}: {_told(chosen)}: {' '.join([wanted, ' and '.join(limits)]).rstrip()}",
-        remarks=(*_sure(chosen, points, limits), *remarks, *_alike(chosen, wanted, meeting)),
+        text=f"{chosen.place}: {_summary(chosen)}: {' '.join([wanted, ' and '.join(limits)]).rstrip()}",
+        remarks=(*_certainty(chosen, points, limits), *remarks, *_indistinguishable(chosen, wanted, meeting)),
     )
 
 
-def _told(point: TrainingPoint) -> str:
+def _summary(point: TrainingPoint) -> str:
     """E.g. ``2.10 days [2.02, 2.18] for 806 GPU-hours [776, 837], 2,015 EUR [1,940, 2,093]``."""
     size, name = unit_of(point.time.value)
     costs = [point.hours] + ([point.price] if point.price else [])
@@ -383,7 +382,7 @@ def _told(point: TrainingPoint) -> str:
     return f"{time} for {', '.join(cost)}"
 
 
-def _sure(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Limits) -> Iterator[str]:
+def _certainty(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Limits) -> Iterator[str]:
     """How far the runs decide that a point meets the limits, in the mean of what was measured."""
     left = "start-up and queue" if chosen.samples is None else "evaluations, checkpoints and queue"
     for words, (figure, most) in limits.items():
@@ -399,7 +398,7 @@ def _sure(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Limits
             yield f"Not sure to be {words}: the interval of the mean reaches over it{then}."
 
 
-def _alike(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
+def _indistinguishable(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
     """Which other points the runs cannot tell from the chosen one in what it was chosen for."""
     few = []
     for other in (point for point in meeting if point is not chosen):
@@ -417,11 +416,7 @@ def _alike(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoin
 
 
 class TimeToTrainView(GroupView):
-    """What a training takes and costs at each measured rank count.
-
-    Args:
-        asked: what a person says of it; the report asks nothing.
-    """
+    """What a training takes and costs at each measured rank count; of a report nothing is `asked`."""
 
     id = "time-to-train"
     title = "How many ranks?"
@@ -455,11 +450,9 @@ class TimeToTrainView(GroupView):
 def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
     size, name = unit_of(max((point.time.value for point in found.points), default=0.0))
     price = f"Price, {found.currency}".rstrip(", ") if any(point.price for point in found.points) else ""
-    columns: tuple[Column[TrainingPoint], ...] = (
-        Column("ranks", "", lambda point: point.ranks),
-        Column("nodes", "", lambda point: point.nodes),
-        Column("", "At", lambda point: point.place),
-        Column("throughput_per_s", f"Throughput, {unit}/s", lambda point: point.throughput, has_interval=True),
+    columns = columns_of(
+        TrainingPoint,
+        *("ranks", "nodes", "place", "throughput"),
         Column(
             "efficiency",
             "Efficiency",
@@ -467,18 +460,17 @@ def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
             lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
             has_interval=True,
         ),
-        Column("global_batch", "", lambda point: point.global_batch),
-        Column("trained_samples", "", lambda point: point.samples),
+        *("global_batch", "trained_samples=samples"),
         Column(
-            "time_s",
-            f"Time, {name}",
-            lambda point: point.time,
-            lambda one: one.time.scaled(1 / size),
-            has_interval=True,
+            "time_s", f"Time, {name}", lambda one: one.time, lambda one: one.time.scaled(1 / size), has_interval=True
         ),
-        Column("held", "", lambda point: point.held),
+        "held",
         Column("hours_of", "", lambda point: found.held),
-        Column("hours", f"{found.held[0].upper()}{found.held[1:]}-hours", lambda point: point.hours, has_interval=True),
-        Column("price", price, lambda point: point.price, has_interval=True),
+        *("hours", "price"),
+        titles={
+            "throughput_per_s": f"Throughput, {unit}/s",
+            "hours": f"{found.held[0].upper()}{found.held[1:]}-hours",
+            "price": price,
+        },
     )
     return Sheet(name="time-to-train", title="Time to train", columns=columns, rows=found.points)

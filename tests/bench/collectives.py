@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dlbench.costs.collectives import Layout, counts
-from dlbench.costs.fit.link_fit import Observation, Sharing, choose_sharing, fit_network
+from dlbench.costs.link_fit import Observation, Sharing, choose_sharing, fit_network
 from dlbench.costs.predictions import predict
 from dlbench.jobs.box.box import Box
 from dlbench.records.collectives_scan import CommRun, scan_comm

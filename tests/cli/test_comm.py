@@ -24,9 +24,9 @@ from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run, scan
 from dlbench.records.status import write_failure, write_status
-from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, CommPlan
-from dlbench.specs.collectives.request import CommRequest, CommRuns, expand_comm
-from dlbench.specs.collectives.sizes import parse_sizes
+from dlbench.specs.collectives import ALGORITHMS, ELEMENT_BYTES, CommPlan
+from dlbench.specs.expand import CommRuns, expand_comm
+from dlbench.specs.requests import CommRequest, parse_sizes
 from tests.cli.test_cli import everything_below, without
 from tests.conftest import Cli
 from tests.support import run_factory

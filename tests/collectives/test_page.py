@@ -28,7 +28,7 @@ from dlbench.records.collectives_scan import scan_comm
 from dlbench.report.formats import terminal
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.wording import clean, figure_text, optional, value_text
-from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.collectives import NetworkModel
 from tests.report.test_report import PAYLOAD, Outline
 from tests.support import collectives_factory as factory
 from tests.support.browser import Visit

@@ -35,7 +35,7 @@ from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.collectives_scan import scan_comm
 from dlbench.records.network import read_network
-from dlbench.specs.collectives.network import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias
+from dlbench.specs.collectives import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
 from tests.support.run_factory import edit_json

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.collectives import Layout, closed_form, closed_form_bytes, closed_form_steps, counts
-from dlbench.costs.fit.link_fit import Observation, Sharing, choose_sharing, fit_line, fit_network, held_out
+from dlbench.costs.link_fit import Observation, Sharing, choose_sharing, fit_line, fit_network, held_out
 from dlbench.costs.predictions import (
     bus_factor,
     crossovers,
@@ -21,10 +21,9 @@ from dlbench.costs.predictions import (
     recommend,
     ring_doubling_crossover,
 )
-from dlbench.costs.schedules.schedule import pipeline_chunks
+from dlbench.costs.schedules import pipeline_chunks
 from dlbench.errors import UserError
-from dlbench.specs.collectives.network import Level, NetworkModel, Piece
-from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective
+from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
 
 ALLREDUCE = ALGORITHMS["allreduce"]
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlbench.costs.data_sheets import SHEETS, sheet_of
-from dlbench.costs.utilisation import datasheet_peak, why_no_peak
+from dlbench.costs.utilisation import SHEETS, datasheet_peak, sheet_of, why_no_peak
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_what_a_name_does_not_tell_has_no_peak_and_a_reason(device: str, precisi
 @pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.product)
 def test_every_sheet_is_dense_and_names_its_source(sheet: object) -> None:
     """A figure with sparsity would be twice its dense one: tf32 is half of bf16 on tensor cores, as printed."""
-    from dlbench.costs.data_sheets import Sheet
+    from dlbench.costs.utilisation import Sheet
 
     assert isinstance(sheet, Sheet)
     assert sheet.source.startswith(("NVIDIA", "AMD"))

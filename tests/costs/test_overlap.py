@@ -18,7 +18,7 @@ from dlbench.costs.overlap import (
     merge,
     merged,
 )
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 
 
 def line(startup: float, per_byte: float) -> LineCost:

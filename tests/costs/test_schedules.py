@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dlbench.costs.schedules.schedule import Schedule, all_to_all_block, block, pipeline_chunks, schedule
-from dlbench.costs.schedules.tree import double_tree_place, in_order_tree
+from dlbench.costs.algorithms import double_tree_place, in_order_tree
+from dlbench.costs.schedules import Schedule, all_to_all_block, block, pipeline_chunks, schedule
 from dlbench.errors import UserError
-from dlbench.specs.collectives.plan import ALGORITHMS, Collective
+from dlbench.specs.collectives import ALGORITHMS, Collective
 
 Vectors = list[npt.NDArray[np.float64]]
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]

@@ -1,4 +1,4 @@
-"""JSON schemas of reports and files of runs: `docs/schemas` is the code's, and what is written holds to it."""
+"""JSON schemas of reports and files of runs: a change of one is seen, and what is written holds to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from dlbench.cli.show import schema, schemas
 from dlbench.gate.comparison import compare_sides
-from dlbench.gate.page import assemble as compared
 from dlbench.gate.page import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
@@ -23,19 +23,24 @@ from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import Asked
 from tests import reference
+from tests.conftest import Cli
 from tests.support.run_factory import write_scaling
 
-SCHEMAS = reference.schemas()
+
+def test_a_change_of_a_schema_is_seen() -> None:
+    assert reference.DIGESTS.read_text(encoding="utf-8") == reference.digests(), "on purpose? python -m tests.reference"
 
 
-@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
-def test_the_schema_of_each_report_is_current(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == SCHEMAS[path], "on purpose? python -m tests.reference, then read it"
-    jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMAS[path]))
+@pytest.mark.parametrize("name", schemas())
+def test_every_schema_is_one(cli: Cli, name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(cli("show", "--schema", name).stdout))
 
 
-def test_every_schema_is_of_a_report_or_a_file_of_runs() -> None:
-    assert set((reference.ROOT / "docs" / "schemas").iterdir()) == set(SCHEMAS)
+def test_a_wrong_name_is_answered_with_the_nearest(cli: Cli) -> None:
+    found = cli("show", "--schema", "records")
+    assert found.returncode == 2
+    assert "record" in found.stderr
+    assert cli("show", "--schema", "record", "resnet50").returncode == 2
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +52,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def holds(name: str, document: Document) -> dict[str, Any]:
     """The document's JSON, valid by its schema."""
-    path = next(path for path in SCHEMAS if path.name == f"{name}.schema.json")
     content: dict[str, Any] = json.loads(to_json(document))
-    jsonschema.validate(content, json.loads(SCHEMAS[path]), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(content, schema(name), cls=jsonschema.Draft202012Validator)
     return content
 
 
@@ -59,23 +63,21 @@ def test_what_reports_write_holds_to_their_schemas(runs: Path, tmp_path: Path) -
     assert holds("estimate", estimate(scan(runs), Asked(deadline_s=60))[1])["groups"]
     write_scaling(tmp_path, points=(1, 2, 4), series="s2")
     a, b = (side_of_runs(scan(folder), "runs", {}, "--where") for folder in (runs, tmp_path))
-    found = compared(compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule()))
+    found = compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule())
     assert holds("comparison", comparison_document(found))["points"]
 
 
 @pytest.mark.parametrize("name", ["plan", "record"])
 def test_files_of_runs_hold_to_their_schemas(runs: Path, name: str) -> None:
-    path = next(path for path in SCHEMAS if path.name == f"{name}.schema.json")
     for file in runs.glob(f"*/{name}.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        jsonschema.validate(content, json.loads(SCHEMAS[path]), cls=jsonschema.Draft202012Validator)
+        jsonschema.validate(content, schema(name), cls=jsonschema.Draft202012Validator)
         with pytest.raises(jsonschema.ValidationError, match="of_no_file"):
-            jsonschema.validate(content | {"of_no_file": 1}, json.loads(SCHEMAS[path]))
+            jsonschema.validate(content | {"of_no_file": 1}, schema(name))
 
 
 def test_a_wrong_key_is_found(runs: Path) -> None:
     content = json.loads(to_json(document_of(assemble(scan(runs)))))
     content["groups"][0]["time_to_train"]["points"][0]["hours"]["values"] = 1
-    path = next(path for path in SCHEMAS if path.name == "report.schema.json")
     with pytest.raises(jsonschema.ValidationError, match="values"):
-        jsonschema.validate(content, json.loads(SCHEMAS[path]), cls=jsonschema.Draft202012Validator)
+        jsonschema.validate(content, schema("report"), cls=jsonschema.Draft202012Validator)

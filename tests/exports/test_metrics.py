@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 
 from dlbench.cli import cli
+from dlbench.cli.show import schema
 from dlbench.errors import IncompleteDataError
 from dlbench.exports.metrics import FIGURES, LABELS
 from dlbench.reading.scaling import groups
@@ -147,8 +148,8 @@ def test_labels_hold_any_text_and_one_commit_or_none(tmp_path: Path) -> None:
 
 def test_one_json_line_a_run_holds_to_its_schema(runs: Path) -> None:
     lines = [json.loads(line) for line in export(runs, "--format", "jsonl").splitlines()]
-    schema = json.loads((ROOT / "docs" / "schemas" / "report.schema.json").read_text(encoding="utf-8"))
-    row, figure = ({**schema, "$ref": f"#/$defs/{name}"} for name in ("RunRow", "Estimate"))
+    report = schema("report")
+    row, figure = ({**report, "$ref": f"#/$defs/{name}"} for name in ("RunRow", "Estimate"))
     for line in lines:
         added = {name: line.pop(name) for name in ("format", "version", "dlbench_version", "system", "commit", "point")}
         jsonschema.validate(line, {key: value for key, value in row.items() if key in ("$defs", "$ref", "$schema")})

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from dlbench.gate.page import ComparisonReport, MetricResult, PointResult, to_junit
+from dlbench.gate.page import to_junit
+from dlbench.gate.report import ComparisonReport, MetricResult, PointResult
 from dlbench.gate.verdicts import TTest
 from dlbench.stats.estimates import Estimate
 

@@ -26,9 +26,8 @@ from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
-from dlbench.specs.collectives.request import CommRequest, expand_comm
-from dlbench.specs.expand import expand
-from dlbench.specs.requests import Request
+from dlbench.specs.expand import expand, expand_comm
+from dlbench.specs.requests import CommRequest, Request
 from tests.support.programs import Program, calls
 from tests.support.run_factory import status
 

@@ -41,7 +41,7 @@ def system(folder: Path, **lines: str) -> Path:
 def report_of(folder: Path) -> PreflightReport:
     (file,) = folder.glob("preflight/*/preflight.json")
     content = json.loads(file.read_text())
-    jsonschema.validate(content, json.loads((ROOT / "docs/schemas/preflight.schema.json").read_text()))
+    jsonschema.validate(content, PreflightReport.model_json_schema())
     return PreflightReport.model_validate(content)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlbench.report.charts.chart import ReportSubject, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, lines, points, stacked
+from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, lines, scatter, stacked
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.stats.estimates import Estimate
 
@@ -114,7 +114,7 @@ def test_bars_and_dots_stand_in_the_order_of_rows() -> None:
 
 
 def test_points_may_have_lines_and_shapes() -> None:
-    drawn = points(ROWS, Axis("step", "ranks"), Axis("time"), SERIES, {"kind": "of"}, detail="place", line=1.5)
+    drawn = scatter(ROWS, Axis("step", "ranks"), Axis("time"), SERIES, {"kind": "of"}, detail="place", line=1.5)
     line, marks = spec_of(drawn)["layer"]
     assert line["encoding"]["detail"]["field"] == "place"
     assert marks["encoding"]["shape"]["scale"] == {"domain": ["a", "b"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlbench.stats.components import between_and_within
+from dlbench.stats.estimates import between_and_within
 
 
 def test_both_scatters_are_found_again() -> None:

@@ -20,11 +20,11 @@ from dlbench.stats.estimates import (
     geometric_mean_estimate,
     mean_estimate,
     median_estimate,
+    placed,
     places,
     ratio_estimate,
 )
 from dlbench.stats.pairing import KnownKey, RunKey, pairing
-from dlbench.stats.verdicts import placed
 
 
 def _keyed(values: list[float], block: str = "s") -> dict[RunKey, float]:

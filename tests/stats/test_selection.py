@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from dlbench.stats.selection import gain_of_best
+from dlbench.stats.estimates import gain_of_best
 
 SETTINGS, REPEATS, SCATTER = 15, 5, 0.02
 

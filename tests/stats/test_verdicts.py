@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dlbench.stats.estimates import Estimate
+from dlbench.stats.estimates import Estimate, is_other_than, placed
 from dlbench.stats.multiplicity import LEVEL, POWER, repeats_for
-from dlbench.stats.verdicts import is_other_than, placed
 
 ends = st.floats(-10, 10)
 

@@ -17,9 +17,18 @@ from dlbench.records.collectives_scan import CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status
-from dlbench.specs.collectives.network import Level, NetworkModel, Piece
-from dlbench.specs.collectives.plan import ELEMENT_BYTES, IN_PLACE, LIBRARY, OUT_OF_PLACE, CommPlan
-from dlbench.specs.collectives.request import CommRequest, expand_comm
+from dlbench.specs.collectives import (
+    ELEMENT_BYTES,
+    IN_PLACE,
+    LIBRARY,
+    OUT_OF_PLACE,
+    CommPlan,
+    Level,
+    NetworkModel,
+    Piece,
+)
+from dlbench.specs.expand import expand_comm
+from dlbench.specs.requests import CommRequest
 from tests.support.run_factory import NOW, status
 
 LIBRARY_CARRIERS = {"gloo": "torch-gloo", "mpi": "mpi", "nccl": "torch-nccl", "horovod": "horovod-gloo"}

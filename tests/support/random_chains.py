@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from dlbench.costs.memory.planner import fixed_plan
-from dlbench.costs.memory.smallest import smallest_capacity
+from dlbench.costs.memory.search import smallest_capacity
 from dlbench.specs.memory import Chain, TransferRates, Unit
 
 SHAPES = ("equal", "cnn", "growing", "random", "spiky")

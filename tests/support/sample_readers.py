@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.staging.samples import SampleStore
-from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample
+from dlbench.node.data.reader import BadSampleError, Raw, Sample, SampleReader
 from dlbench.node.data.sharding import Key
 
 
@@ -15,7 +15,7 @@ def number_bytes(index: int) -> bytes:
     return str(index).encode() * (1 + index % 7)
 
 
-class NumberReader(InHalves):
+class NumberReader(SampleReader):
     """Samples with their number in them, of four classes in the order of storage; some may be unreadable."""
 
     def __init__(self, num_samples: int, bad: frozenset[int] = frozenset()) -> None:

@@ -22,7 +22,7 @@ from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.table import Sheet
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.exchange import (

@@ -17,7 +17,7 @@ from dlbench.views.causes.numbers import lost_percent
 from dlbench.views.exchange import exchange_points
 from dlbench.views.quality.numbers import group_quality
 from dlbench.views.shuffling import audit, comparisons
-from dlbench.views.steps.numbers import StepQuantile, step_times
+from dlbench.views.steps import StepQuantile, step_times
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.data_path_factory import shuffle_result
 from tests.support.run_factory import (

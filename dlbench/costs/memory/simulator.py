@@ -59,8 +59,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from dlbench.costs.memory.blocks import BlockCost, BlockCosts
-from dlbench.costs.memory.schedule import Kind, Lane, Operation, Schedule
+from dlbench.costs.memory.blocks import BlockCost, BlockCosts, Kind, Lane, Operation, Schedule
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates
 
 Prefetch = Literal["room", "one-block", "blocking"]

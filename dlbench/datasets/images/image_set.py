@@ -63,18 +63,13 @@ class ImageSet(Protocol):
         """The label of one sample."""
 
     def num_bytes(self, index: int) -> int:
-        """Length of what `read` gives.
-
-        Raises:
-            OSError: its file is missing.
-        """
+        """Length of what `read` gives. Raises OSError: its file is missing."""
 
     def read(self, index: int) -> bytes:
         """The encoded bytes of one sample.
 
-        Raises:
-            OSError: its file is missing or cannot be read.
-            ValueError: its file is shorter than the index says, or a checksum differs.
+        Raises OSError: its file is missing or cannot be read. ValueError: its file is shorter than the index says, or a
+        checksum differs.
         """
 
     def name(self, index: int) -> str:
@@ -93,8 +88,7 @@ class ImageSet(Protocol):
 def open_image_set(folder: Path) -> ImageSet:
     """Opens a folder of class folders, or a folder of shards; see jpeg_tree and image_shards.
 
-    Raises:
-        UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
+    Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
     from dlbench.datasets.images.shards import holds_shards, open_image_shards
 
@@ -154,7 +148,6 @@ class JpegTree:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        """The file of one sample."""
         name = self.names[int(self.offsets[index]) : int(self.offsets[index + 1])]
         return self.root / self.classes[int(self.labels[index])] / os.fsdecode(name)
 
@@ -211,9 +204,8 @@ def _images(folder: Path, passed_over: list[str]) -> list[bytes]:
 def index_jpeg_tree(folder: Path) -> JpegTree:
     """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order.
 
-    Raises:
-        UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has
-            no JPEGs (labels would shift if it were passed over); or its folders are splits.
+    Raises UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has no
+    JPEGs (labels would shift if it were passed over); or its folders are splits.
     """
     import numpy as np
 

@@ -86,15 +86,10 @@ class Encoded:
 
         Grey images get three equal channels; CMYK and other forms that Pillow knows are converted by Pillow. A pixel is
         `factor` pixels of the whole image wide and high; those of the last row and column may reach beyond it.
-
-        Args:
-            factor: one of `FACTORS`, no larger than width and height; 1 if the image is not scalable.
-            rows: of the whole image, from its top, that are needed: these are as without it, bit for bit, and there may
-                be fewer below them. Damage in what is left out is not seen, and that a code is wrong may not be; None:
-                all are.
-
-        Raises:
-            ValueError: it is truncated or damaged.
+        `factor`: one of `FACTORS`, no larger than width and height; 1 if the image is not scalable. `rows`: of the
+        whole image, from its top, that are needed: these are as without it, bit for bit, and there may be fewer below
+        them. Damage in what is left out is not seen, and that a code is wrong may not be; None: all are.
+        Raises ValueError: it is truncated or damaged.
         """
         if not self.fast:
             return self._by_pillow(factor)
@@ -181,9 +176,8 @@ def _one_line(error: Exception) -> str:
 def inspect(data: bytes) -> Encoded:
     """Reads the header of an encoded image.
 
-    Raises:
-        ValueError: it is empty, no image, its header is damaged, or it claims more pixels than any photograph has.
-        EnvironmentLacksError: Pillow is not installed.
+    Raises ValueError: it is empty, no image, its header is damaged, or it claims more pixels than any photograph has.
+    EnvironmentLacksError: Pillow is not installed.
     """
     if not data:
         raise ValueError("empty file")
@@ -227,8 +221,6 @@ def _any_header(data: bytes) -> Encoded:
 def decode(data: bytes) -> tuple[NDArray[np.uint8], str | None]:
     """An encoded image as (H, W, 3) RGB, and a remark if it was not stored as a sound JPEG of three colour channels.
 
-    Raises:
-        ValueError: it is empty, truncated or no image.
-        EnvironmentLacksError: Pillow is not installed.
+    Raises ValueError: it is empty, truncated or no image. EnvironmentLacksError: Pillow is not installed.
     """
     return inspect(data).pixels()

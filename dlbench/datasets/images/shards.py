@@ -97,7 +97,6 @@ class _Rows:
     passed_over: int = 0
 
     def add(self, record: int, offset: int, length: int, label: int) -> None:
-        """Takes one sample."""
         if not 0 <= label < _MOST_CLASSES:
             raise ValueError(f"label {label} of the image at byte {offset}: no class number")
         if length > MAX_IMAGE:
@@ -111,8 +110,7 @@ class _Rows:
 def shard_names(folder: Path) -> tuple[str, list[str]] | None:
     """The container and the sorted file names of the shards in a folder; None if it holds none.
 
-    Raises:
-        UserError: it holds tar and TFRecord files.
+    Raises UserError: it holds tar and TFRecord files.
     """
     try:
         files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
@@ -138,14 +136,10 @@ def scan_shards(
 ) -> ShardIndex:
     """Reads the headers of all shards of a folder.
 
-    Args:
-        folder: with shards of one container.
-        classes: names of the classes; None: as the shards name them, or digits.
-        first_label: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
-        progress: told the number of shards read, and of all, after each.
-
-    Raises:
-        UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
+    `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
+    `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
+    `progress`: told the number of shards read, and of all, after each.
+    Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
     import numpy as np
 
@@ -327,9 +321,7 @@ class ImageShards:
 
     Files are opened at first use in each copy. They are only read at given positions, so that a forked process may go
     on with those of its parent.
-
-    Args:
-        open_at_most: shards kept open; None: a quarter of what the process may open.
+    `open_at_most`: shards kept open; None: a quarter of what the process may open.
     """
 
     def __init__(self, root: Path, index: ShardIndex, open_at_most: int | None = None) -> None:
@@ -363,7 +355,6 @@ class ImageShards:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of names and sizes of shards, and of length and label of each image."""
         digest = hashlib.sha256(index_text(self.index))
         digest.update(self.index.lengths.tobytes())
         digest.update(self.index.labels.tobytes())
@@ -382,10 +373,8 @@ class ImageShards:
     def read(self, index: int) -> bytes:
         """The encoded bytes of one sample; of a TFRecord the checksum is compared.
 
-        Raises:
-            OSError: the shard is missing or cannot be read.
-            ValueError: the shard is cut off, or the checksum of the record differs.
-            EnvironmentLacksError: google-crc32c is not installed (TFRecord).
+        Raises OSError: the shard is missing or cannot be read. ValueError: the shard is cut off, or the checksum of the
+        record differs. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
         """
         table = self.index
         descriptor = self._descriptor(int(table.shard[index]))
@@ -444,9 +433,8 @@ def holds_shards(folder: Path) -> bool:
 def open_image_shards(folder: Path) -> ImageShards:
     """Opens a folder of shards by its index, or by reading all headers if it has none.
 
-    Raises:
-        UserError: no shards; the index is damaged; or a shard is missing, damaged or not of the size that the index
-            says.
+    Raises UserError: no shards; the index is damaged; or a shard is missing, damaged or not of the size that the index
+    says.
     """
     if not (folder / INDEX).is_file():
         return ImageShards(folder, scan_shards(folder))
@@ -462,11 +450,7 @@ def open_image_shards(folder: Path) -> ImageShards:
 
 
 def save_index(index: ShardIndex, folder: Path) -> None:
-    """Writes `index.npz` into a folder, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes `index.npz` into a folder, whole or not at all. Raises OSError: it cannot be written."""
     import numpy as np
 
     about = json.dumps({**_FORMAT, **json.loads(index_text(index))}).encode("ascii")
@@ -480,11 +464,7 @@ def save_index(index: ShardIndex, folder: Path) -> None:
 
 
 def load_index(folder: Path) -> ShardIndex:
-    """Reads `index.npz`.
-
-    Raises:
-        UserError: it is missing, damaged, or of another form.
-    """
+    """Reads `index.npz`. Raises UserError: it is missing, damaged, or of another form."""
     import numpy as np
 
     path = folder / INDEX
@@ -508,8 +488,7 @@ def load_index(folder: Path) -> ShardIndex:
 def index_size(folder: Path) -> tuple[int, int]:
     """Images and classes that `index.npz` says, without reading its arrays.
 
-    Raises:
-        UserError: it is missing, damaged, or of another form.
+    Raises UserError: it is missing, damaged, or of another form.
     """
     import numpy as np
 

@@ -70,9 +70,8 @@ class BuildPlan:
 def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
     """Decides a recipe.
 
-    Raises:
-        UserError: an unknown kind, an option that the kind does not have, or a value that does not fit.
-        EnvironmentLacksError: a package of the extra `data` or `demo` is not installed.
+    Raises UserError: an unknown kind, an option that the kind does not have, or a value that does not fit.
+    EnvironmentLacksError: a package of the extra `data` or `demo` is not installed.
     """
     if kind not in KINDS:
         raise UserError(f"unknown kind of data {kind!r}: {nearest(kind, KINDS)}")
@@ -204,8 +203,7 @@ def packing(
 ) -> BuildPlan:
     """Images become shards, both splits if the source holds both.
 
-    Raises:
-        UserError: the source holds no images, or is damaged.
+    Raises UserError: the source holds no images, or is damaged.
     """
     from dlbench.datasets.images.image_set import open_image_set
     from dlbench.datasets.making.image_recipes import SAMPLES_PER_SHARD, PackRecipe
@@ -242,8 +240,7 @@ def pretraining(
 ) -> BuildPlan:
     """Text becomes BERT samples; validation text of its own stays apart.
 
-    Raises:
-        UserError: the text or the vocabulary is missing, or numbers do not fit.
+    Raises UserError: the text or the vocabulary is missing, or numbers do not fit.
     """
     from dlbench.datasets.making.text_recipes import SamplesRecipe
 
@@ -337,10 +334,8 @@ def prepare_demo_data(
     """Makes what is missing of `<folder>/images`, `<folder>/text` and `<folder>/density`; `progress` gets a line for
     each.
 
-    Raises:
-        UserError: a folder of that name is not ours or was made with another seed, or the disk refuses; nothing is
-            made then.
-        EnvironmentLacksError: a package of the extra `demo` is not installed.
+    Raises UserError: a folder of that name is not ours or was made with another seed, or the disk refuses; nothing is
+    made then. EnvironmentLacksError: a package of the extra `demo` is not installed.
     """
     wanted = recipes(seed)
     there = {name: _is_there(recipe, folder / name, seed) for name, recipe in wanted.items()}

@@ -79,9 +79,7 @@ def shard_parts(split: Split, num_samples: int, container: Container, samples_pe
 def write_shard(path: Path, container: Container, samples: Iterable[Packed], classes: Sequence[str]) -> None:
     """Writes one shard; the same samples give the same bytes. One sample at a time is in memory.
 
-    Raises:
-        OSError: it cannot be written.
-        EnvironmentLacksError: google-crc32c is not installed (TFRecord).
+    Raises OSError: it cannot be written. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
     """
     if container == "tar":
         _write_tar(path, samples)
@@ -118,9 +116,7 @@ def _write_records(path: Path, samples: Iterable[Packed], classes: Sequence[str]
 def index_split(folder: Path, container: Container, classes: Sequence[str]) -> None:
     """Scans the shards of one split, which `write_shard` has written, and writes their index.
 
-    Raises:
-        UserError: a shard is damaged.
-        OSError: the index cannot be written.
+    Raises UserError: a shard is damaged. OSError: the index cannot be written.
     """
     save_index(scan_shards(folder, classes=classes, first_label=FIRST_LABEL[container]), folder)
 
@@ -128,11 +124,8 @@ def index_split(folder: Path, container: Container, classes: Sequence[str]) -> N
 def index_foreign(folder: Path, progress: Callable[[int, int], None] | None = None) -> int:
     """Writes the index of shards that dlbench did not write, so that opening them need not read all headers.
 
-    Returns:
-        The number of samples.
-
-    Raises:
-        UserError: a shard is damaged or not of a known form, or the folder cannot be written.
+    Returns the number of samples.
+    Raises UserError: a shard is damaged or not of a known form, or the folder cannot be written.
     """
     index = scan_shards(folder, progress=progress)
     try:
@@ -187,8 +180,7 @@ class PackRecipe:
     def parts(self) -> Sequence[Part]:
         """All shards of all splits.
 
-        Raises:
-            UserError: a source is missing or damaged, or a validation class is not among the training classes.
+        Raises UserError: a source is missing or damaged, or a validation class is not among the training classes.
         """
         parts: list[Part] = []
         for split, images in self._sets.items():
@@ -231,8 +223,7 @@ class PackRecipe:
 def class_labels(images: ImageSet, classes: Sequence[str]) -> tuple[int, ...]:
     """Of each class of a set, its label among other classes, by name.
 
-    Raises:
-        UserError: a class is not among them; up to three are named.
+    Raises UserError: a class is not among them; up to three are named.
     """
     known = {name: label for label, name in enumerate(classes)}
     strange = [name for name in images.classes if name not in known]
@@ -310,8 +301,7 @@ PHOTOS = (
 def photo_path(photo: Photo) -> Path:
     """Where an installed package keeps a photograph; the package itself is not imported.
 
-    Raises:
-        EnvironmentLacksError: the package is not installed, or its wheel lacks the file.
+    Raises EnvironmentLacksError: the package is not installed, or its wheel lacks the file.
     """
     spec = importlib.util.find_spec(photo.package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -387,7 +377,6 @@ class PhotoRecipe:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, sorted; the position is the label."""
         return tuple(sorted(_regions(self.num_classes)))
 
     def parts(self) -> Sequence[Part]:

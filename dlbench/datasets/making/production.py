@@ -91,9 +91,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 class Journal:
     """The journal of one folder, locked while it is open (a context manager).
 
-    Raises:
-        UserError: another process holds it, or it is damaged, or of another form.
-        OSError: the disk refuses.
+    Raises UserError: another process holds it, or it is damaged, or of another form. OSError: the disk refuses.
     """
 
     NAME = ".production.jsonl"
@@ -132,7 +130,6 @@ class Journal:
         os.close(self._file)
 
     def begin(self, kind: str, made_with: Mapping[str, str | int | float | bool]) -> None:
-        """Writes the first line."""
         self.recipe = (kind, made_with)
         self._append({"format": FORMAT, "version": VERSION, "kind": kind, "made_with": dict(made_with)})
 
@@ -203,19 +200,13 @@ def produce(
 ) -> Manifest:
     """Makes a data set, or the rest of one; at once if it is there.
 
-    Args:
-        folder: made if it is not there. Otherwise empty, or holding this very set, finished or begun.
-        workers: processes that write; with 1 this one writes.
-        estimated_bytes: what the set will need on disk, where the recipe itself does not say.
-
-    Returns:
-        The manifest of the finished set.
-
-    Raises:
-        UserError: the folder holds something else or is being written, or a part cannot be made from its sources.
-        EnvironmentLacksError: the disk has no room.
-        RunError: a worker process died.
-        KeyboardInterrupt: after the workers have ended; the same call continues.
+    `folder`: made if it is not there. Otherwise empty, or holding this very set, finished or begun. `workers`:
+    processes that write; with 1 this one writes. `estimated_bytes`: what the set will need on disk, where the recipe
+    itself does not say.
+    Returns the manifest of the finished set.
+    Raises UserError: the folder holds something else or is being written, or a part cannot be made from its sources.
+    EnvironmentLacksError: the disk has no room. RunError: a worker process died. KeyboardInterrupt: after the workers
+    have ended; the same call continues.
     """
     if workers < 1:
         raise UserError(f"workers {workers}: must be 1 or more")
@@ -236,11 +227,7 @@ def produce(
 
 
 def require_ours(recipe: Recipe, folder: Path) -> bool:
-    """Whether a folder holds this very set, finished; touches nothing.
-
-    Raises:
-        UserError: it holds something else.
-    """
+    """Whether a folder holds this very set, finished; touches nothing. Raises UserError: it holds something else."""
     # What a set is made with may take seconds to find out.
     return folder.exists() and _finished(recipe.kind, dict(recipe.made_with), folder) is not None
 
@@ -271,8 +258,7 @@ def _require_same(
 ) -> None:
     """Compares two recipes, each its kind and `made_with`.
 
-    Raises:
-        UserError: they differ; names the first key that does, and both values.
+    Raises UserError: they differ; names the first key that does, and both values.
     """
     ours, theirs = {"kind": wanted[0], **wanted[1]}, {"kind": there[0], **there[1]}
     for key in [*ours, *(k for k in theirs if k not in ours)]:
@@ -378,11 +364,8 @@ def _require_space(needed: int, folder: Path) -> None:
 def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
     """Writes and syncs one part below a temporary folder.
 
-    Returns:
-        Its files, relative to the data set.
-
-    Raises:
-        DlbenchError: as the recipe, with the part's name; UserError for a system error.
+    Returns its files, relative to the data set.
+    Raises DlbenchError: as the recipe, with the part's name; UserError for a system error.
     """
     path = temporary / part.name
     try:

@@ -113,8 +113,7 @@ def python_version() -> str:
 def python_documents() -> tuple[Document, ...]:
     """All documents of the running Python, sorted by name; parsed once a process, some seconds.
 
-    Raises:
-        EnvironmentLacksError: the sources of the standard library are not there.
+    Raises EnvironmentLacksError: the sources of the standard library are not there.
     """
     library = Path(sysconfig.get_path("stdlib"))
     found = [Document(f"topic/{name}", tuple(topic_sentences(text))) for name, text in named_topics()]
@@ -189,9 +188,7 @@ def split_documents(num_documents: int, validation_share: float, seed: int) -> d
     """Deals whole documents out to `train` and `validation`, in an order drawn from the seed.
 
     With a share above 0 each split has two documents or more, because a random next sentence needs another document.
-
-    Raises:
-        UserError: the share is not in [0, 1), or there are too few documents.
+    Raises UserError: the share is not in [0, 1), or there are too few documents.
     """
     if not 0 <= validation_share < 1:
         raise UserError(f"validation share {validation_share} is not from 0 up to, not including, 1")
@@ -255,8 +252,7 @@ class TextRecipe:
     def parts(self) -> Sequence[Part]:
         """Files of documents, numbered within their split over all passes.
 
-        Raises:
-            UserError: sizes are not positive, or the share does not fit.
+        Raises UserError: sizes are not positive, or the share does not fit.
         """
         if self.passes_per_file < 1 or self._num_bytes < 1:
             raise UserError("a text needs at least one byte, and files at least one pass")
@@ -304,7 +300,6 @@ class TextRecipe:
         return count
 
     def _pass(self, split: Split, number: int) -> list[Sequence[str]]:
-        """The documents of one pass, each a list of sentences."""
         documents, mine = python_documents(), self._split[split]
         if number == 0:
             return [documents[i].sentences for i in mine.tolist()]
@@ -368,7 +363,6 @@ class SamplesRecipe:
 
     @property
     def estimated_bytes(self) -> int:
-        """Of all files, from the average number of samples."""
         row = 6 * self.sequence_length + 8 * self.max_predictions + 1
         samples = sum(self._expected(split) for split in SPLITS)
         return round(row * samples)
@@ -394,8 +388,7 @@ class SamplesRecipe:
     def parts(self) -> Sequence[Part]:
         """Files of samples. Draws all pairs once to count them: about 10 µs a sample.
 
-        Raises:
-            UserError: the text, the vocabulary, the share or a size does not fit.
+        Raises UserError: the text, the vocabulary, the share or a size does not fit.
         """
         if self.duplicates < 1 or self.samples_per_file < 1:
             raise UserError("duplicates and samples_per_file must be 1 or more")
@@ -457,7 +450,6 @@ class SamplesRecipe:
         return [block for block in np.split(documents, cuts) if len(block)]
 
     def _tokens(self, documents: Numbers) -> Numbers:
-        """Tokens of each document."""
         corpus = _corpus(self.source, self.vocabulary)
         ends: Numbers = corpus.sentence_offsets[corpus.document_offsets]
         return ends[documents + 1] - ends[documents]
@@ -495,13 +487,10 @@ _ALPHABET_AT_MOST = 1000
 def train_vocabulary(source: Path | None, size: int, lowercase: bool, path: Path) -> Vocabulary:
     """Trains a vocabulary with BERT's normaliser and word splitter and writes `path` and `<path>.sha256`.
 
-    Args:
-        source: a text file or a folder of .txt files; none: the embedded text (`dlbench.datasets.making.text_recipes`).
-        path: a new file, ending in .txt.
-
-    Raises:
-        UserError: the file or its digest exists or cannot be written, the text is missing or too small for so many
-            entries, or cased entries were asked for and the text has no capitals.
+    `source`: a text file or a folder of .txt files; none: the embedded text (`dlbench.datasets.making.text_recipes`).
+    `path`: a new file, ending in .txt.
+    Raises UserError: the file or its digest exists or cannot be written, the text is missing or too small for so many
+    entries, or cased entries were asked for and the text has no capitals.
     """
     if path.suffix != ".txt":
         raise UserError(f"{str(path)!r}: a vocabulary's name ends in .txt")

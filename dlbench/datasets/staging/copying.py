@@ -66,21 +66,13 @@ class Tally:
         self.moved: list[Moved] = []
 
     def look(self, num: int = 1) -> None:
-        """So many files were looked at, for listing or checking.
-
-        Raises:
-            CancelledError: staging is to end.
-        """
+        """So many files were looked at, for listing or checking. Raises CancelledError: staging is to end."""
         self._go_on()
         with self._lock:
             self.looked += num
 
     def add(self, num_bytes: int) -> None:
-        """Bytes were copied.
-
-        Raises:
-            CancelledError: staging is to end.
-        """
+        """Bytes were copied. Raises CancelledError: staging is to end."""
         self._go_on()
         with self._lock:
             self.copied += num_bytes
@@ -111,8 +103,7 @@ class Tally:
 def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) -> None:
     """Does all tasks, `num` at a time, begun in their order; `work` gets the stream's number and a task.
 
-    Raises:
-        Exception: what the first failing task raised; the others have ended then.
+    Raises Exception: what the first failing task raised; the others have ended then.
     """
     waiting, lock = iter(tasks), threading.Lock()
     failures: list[BaseException] = []
@@ -191,13 +182,11 @@ class Journal:
         self._file.write(b"\n" if self.known else json.dumps(_HEAD).encode() + b"\n")
 
     def add(self, copied: CopiedFile) -> None:
-        """A file is there; OSError if the disk refuses."""
         line = json.dumps(asdict(copied), ensure_ascii=True).encode("ascii") + b"\n"
         with self._lock:
             self._file.write(line)
 
     def close(self) -> None:
-        """No more is added."""
         self._file.close()
 
 
@@ -238,14 +227,10 @@ def copy_file(
 ) -> CopiedFile:
     """Copies one file under another name, and then renames it.
 
-    Args:
-        source: a regular file, or a link to one.
-        partial: the other name, on the same file system.
-        sha256: what its digest must be; None: unknown.
-
-    Raises:
-        IncompleteDataError: the source changed meanwhile, or its digest is another one.
-        OSError: reading or writing failed; nothing of the copy is left.
+    `source`: a regular file, or a link to one. `partial`: the other name, on the same file system. `sha256`: what its
+    digest must be; None: unknown.
+    Raises IncompleteDataError: the source changed meanwhile, or its digest is another one. OSError: reading or writing
+    failed; nothing of the copy is left.
     """
     opened = descriptor(source)
     try:
@@ -328,13 +313,10 @@ class SourceFile:
 def list_files(parts: Mapping[str, Path], within: Path, tally: Tally) -> list[SourceFile]:
     """The files of a data set, in the order of their names.
 
-    Args:
-        parts: folders, or single files, by their names in the copy; empty: the data itself.
-        within: the data set, which links may not leave.
-
-    Raises:
-        UserError: something in it is no file and no folder, or a link that leads out of it.
-        OSError: it cannot be listed.
+    `parts`: folders, or single files, by their names in the copy; empty: the data itself. `within`: the data set, which
+    links may not leave.
+    Raises UserError: something in it is no file and no folder, or a link that leads out of it. OSError: it cannot be
+    listed.
     """
     found: list[SourceFile] = []
     for name, folder in parts.items():
@@ -404,15 +386,11 @@ def replicate(
 ) -> Replica:
     """Copies a data set.
 
-    Args:
-        parts: folders, or single files, by their names in the copy; empty: the data itself.
-        within: the data set, which links may not leave.
-        require: given the bytes and files still to be written before the first is; raises if they do not fit.
-
-    Raises:
-        UserError: as `list_files`.
-        IncompleteDataError: a file changed meanwhile, or is not what the manifest says.
-        OSError: reading or writing failed.
+    `parts`: folders, or single files, by their names in the copy; empty: the data itself. `within`: the data set, which
+    links may not leave. `require`: given the bytes and files still to be written before the first is; raises if they do
+    not fit.
+    Raises UserError: as `list_files`. IncompleteDataError: a file changed meanwhile, or is not what the manifest says.
+    OSError: reading or writing failed.
     """
     files = list_files(parts, within, tally)
     root = folder.path / _DATA

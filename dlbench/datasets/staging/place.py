@@ -48,13 +48,9 @@ def tier_path(
 ) -> Path:
     """The folder of a tier on this node.
 
-    Args:
-        variables: of the job on this node; $TMPDIR means what it was before dlbench gave the rank its own.
-        host: stands for {host}.
-        where: the setting that names it, for messages; None: `storage.<key>.path`.
-
-    Raises:
-        EnvironmentLacksError: a variable is not set, or the folder is missing, not a folder or not writable.
+    `variables`: of the job on this node; $TMPDIR means what it was before dlbench gave the rank its own. `host`: stands
+    for {host}. `where`: the setting that names it, for messages; None: `storage.<key>.path`.
+    Raises EnvironmentLacksError: a variable is not set, or the folder is missing, not a folder or not writable.
     """
     where = f"{where or f'storage.{key}.path'} {tier.path!r}"
     text = tier.path.replace("{host}", host)
@@ -88,13 +84,9 @@ def tier_path(
 class StagingFolder:
     """A private folder for staged samples, held by this process.
 
-    Args:
-        identity: the same for the same data, staged in the same way.
-        keep: leave it for the next run.
-        host: this node; folders of others at the same place, if it is shared, are never touched.
-
-    Raises:
-        EnvironmentLacksError: it cannot be made, or what has its name is not this user's alone.
+    `identity`: the same for the same data, staged in the same way. `keep`: leave it for the next run. `host`: this
+    node; folders of others at the same place, if it is shared, are never touched.
+    Raises EnvironmentLacksError: it cannot be made, or what has its name is not this user's alone.
     """
 
     def __init__(self, place: Path, key: StagingTier, identity: str, *, keep: bool, host: str) -> None:
@@ -149,12 +141,9 @@ class StagingFolder:
     def require(self, needed: int, files: int, capacity: int | None, room_in_memory: int | None) -> Room:
         """What is free, after this job has reserved what it needs.
 
-        Args:
-            capacity: `capacity_bytes` of the tier.
-            room_in_memory: bytes that memory limits allow where the place is in memory; None elsewhere.
-
-        Raises:
-            EnvironmentLacksError: there is not enough; nothing has been copied.
+        `capacity`: `capacity_bytes` of the tier. `room_in_memory`: bytes that memory limits allow where the place is in
+        memory; None elsewhere.
+        Raises EnvironmentLacksError: there is not enough; nothing has been copied.
         """
         self.reserve(needed)
         room = self.room(room_in_memory)
@@ -196,7 +185,6 @@ class StagingFolder:
         return found
 
     def empty(self) -> None:
-        """Removes everything in it."""
         for entry in os.scandir(self.path):
             if entry.name == _LOCK:
                 continue

@@ -36,22 +36,19 @@ class DamagedSampleError(Exception):
 class SampleStore:
     """Samples by their number in the data set. Survives pickling.
 
-    Args:
-        folder: where they are; made when the first is put, if the folder above it is there.
+    `folder`: where they are; made when the first is put, if the folder above it is there.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, index: int) -> Path:
-        """The file of a sample, there or not."""
         return self.folder / str(index // _PER_FOLDER) / str(index)
 
     def put(self, index: int, data: bytes) -> None:
         """Keeps a sample; one that is there is replaced.
 
-        Raises:
-            OSError: the disk refuses; nothing of the sample is left.
+        Raises OSError: the disk refuses; nothing of the sample is left.
         """
         # Texts and plain calls: a million samples are put, and objects for their paths would take half of the time.
         folder = f"{self.folder}/{index // _PER_FOLDER}"
@@ -89,9 +86,7 @@ class SampleStore:
     def get(self, index: int) -> bytes | None:
         """The bytes of a sample; None if it is not there.
 
-        Raises:
-            DamagedSampleError: they are not what was put.
-            OSError: they cannot be read.
+        Raises DamagedSampleError: they are not what was put. OSError: they cannot be read.
         """
         path = self.path(index)
         try:
@@ -111,7 +106,6 @@ class SampleStore:
         return data
 
     def has(self, index: int) -> bool:
-        """Whether a sample is there."""
         return self.path(index).exists()
 
     def remove(self, index: int) -> None:
@@ -204,14 +198,9 @@ def fill(
 ) -> None:
     """Copies samples into the stores of ranks, in the order of storage.
 
-    Args:
-        missing: sample numbers, by rank.
-        open_fetch: a new reader for one stream, which gives a sample's bytes.
-        on_bad: given the error of a sample that cannot be read; whether to go on without it.
-
-    Raises:
-        OSError: a store's disk refuses.
-        Exception: a sample cannot be read.
+    `missing`: sample numbers, by rank. `open_fetch`: a new reader for one stream, which gives a sample's bytes.
+    `on_bad`: given the error of a sample that cannot be read; whether to go on without it.
+    Raises OSError: a store's disk refuses. Exception: a sample cannot be read.
     """
     pairs = sorted((int(index), rank) for rank, indices in missing.items() for index in indices)
     fetches = [open_fetch() for _ in range(streams)]
@@ -245,13 +234,8 @@ def choose_kept(sizes: NDArray[np.int64], capacity: int, *, seed: int, block: in
     All processes of all nodes with the same capacity choose the same. Nothing is ever put out for another: every sample
     is read once an epoch, so that any kept one is worth as much as any other (Mohan et al., "Analyzing and Mitigating
     Data Stalls in DNN Training", 2021: MinIO).
-
-    Args:
-        sizes: (N,) bytes of each sample.
-        capacity: bytes that may be taken.
-
-    Returns:
-        (N,) whether a sample is kept.
+    `sizes`: (N,) bytes of each sample. `capacity`: bytes that may be taken.
+    Returns (N,) whether a sample is kept.
     """
     taken = -(-(sizes + STORE_BYTES) // block) * block
     order = np.random.default_rng([seed, _CHOICE]).permutation(len(sizes))
@@ -278,7 +262,6 @@ class Keeping:
         (self._folder / self._ON).touch()
 
     def stop(self) -> None:
-        """The disk is full."""
         with suppress(OSError):
             (self._folder / self._ON).rename(self._folder / self._OFF)
 

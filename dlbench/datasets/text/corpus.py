@@ -53,7 +53,6 @@ class Vocabulary:
         return len(self.entries)
 
     def id_of(self, entry: str) -> int:
-        """The id of an entry that is there."""
         return self.entries.index(entry)
 
     def tokenizer(self) -> Tokenizer:
@@ -80,9 +79,7 @@ def load_vocabulary(name: str) -> Vocabulary:
     """A vocabulary by path (a text with a slash or ending in .txt) or by name.
 
     If `<file>.sha256` lies beside the file (one line, as `sha256sum` writes it), it must match.
-
-    Raises:
-        UserError: no such vocabulary, a damaged file, a duplicate entry, or a special token missing.
+    Raises UserError: no such vocabulary, a damaged file, a duplicate entry, or a special token missing.
     """
     if os.sep in name or name.endswith(".txt"):
         path = Path(name).expanduser()
@@ -155,12 +152,10 @@ class TextCorpus:
 
     @property
     def num_documents(self) -> int:
-        """Documents in the corpus."""
         return len(self.document_offsets) - 1
 
     @property
     def num_sentences(self) -> int:
-        """Sentences in the corpus."""
         return len(self.sentence_offsets) - 1
 
     def files(self) -> list[Path]:
@@ -181,9 +176,7 @@ def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:
     """Tokenises a text, or opens a saved corpus (a folder with `corpus.json`).
 
     Text is streamed; besides the arrays only some thousand sentences, and one whole document, are in memory.
-
-    Raises:
-        UserError: nothing there, not UTF-8, no text in it, or a corpus saved with another vocabulary.
+    Raises UserError: nothing there, not UTF-8, no text in it, or a corpus saved with another vocabulary.
     """
     if (source / SAVED).is_file():
         return open_corpus(source, vocabulary)
@@ -197,11 +190,8 @@ def tokenise(
 ) -> TextCorpus:
     """Tokenises documents of sentences; lines are split no further.
 
-    Args:
-        digest: asked for `sha256` when all documents have been read.
-
-    Raises:
-        UserError: there is not a single token.
+    `digest`: asked for `sha256` when all documents have been read.
+    Raises UserError: there is not a single token.
     """
     import numpy as np
 
@@ -266,8 +256,7 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def text_files(source: Path) -> list[Path]:
     """The text files at a path: the file itself, or the `.txt` files of a folder, sorted.
 
-    Raises:
-        UserError: there are none, or folders of splits instead.
+    Raises UserError: there are none, or folders of splits instead.
     """
     if source.is_file():
         return [source]
@@ -283,8 +272,7 @@ def text_files(source: Path) -> list[Path]:
 def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[str]]:
     """The documents of text files as lists of sentences; a digest, if given, is updated with names and bytes.
 
-    Raises:
-        UserError: a file cannot be read or is not UTF-8; file and line are named.
+    Raises UserError: a file cannot be read or is not UTF-8; file and line are named.
     """
     digest = digest or hashlib.sha256()
     for path in files:
@@ -313,8 +301,7 @@ def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[s
 def save_corpus(corpus: TextCorpus, folder: Path) -> None:
     """Writes a tokenised corpus that `read_corpus` maps into memory: tokenise a large text once, not on every rank.
 
-    Raises:
-        UserError: the folder exists already or cannot be made.
+    Raises UserError: the folder exists already or cannot be made.
     """
     import numpy as np
 
@@ -341,8 +328,7 @@ def save_corpus(corpus: TextCorpus, folder: Path) -> None:
 def open_corpus(folder: Path, vocabulary: Vocabulary) -> TextCorpus:
     """Maps a saved corpus into memory, read-only.
 
-    Raises:
-        UserError: the folder is damaged, or was tokenised with another vocabulary.
+    Raises UserError: the folder is damaged, or was tokenised with another vocabulary.
     """
     try:
         about = read_json(folder / SAVED, MAX_ABOUT, follow=True)

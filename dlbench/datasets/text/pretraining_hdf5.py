@@ -75,11 +75,9 @@ class SamplesIndex:
 
     @property
     def num_samples(self) -> int:
-        """Rows in all files."""
         return int(self.offsets[-1])
 
     def locate(self, index: int) -> tuple[Path, int]:
-        """The file of a sample and its row."""
         import numpy as np
 
         file = int(np.searchsorted(self.offsets, index, side="right")) - 1
@@ -95,8 +93,7 @@ def sample_files(source: Path) -> list[Path]:
 def index_samples(source: Path) -> SamplesIndex:
     """Opens each file once, to learn how many samples of which shape it holds; samples are not read.
 
-    Raises:
-        UserError: there are no HDF5 files, or one is damaged, empty or of another shape; file and dataset are named.
+    Raises UserError: there are no HDF5 files, or one is damaged, empty or of another shape; file and dataset are named.
     """
     import numpy as np
 
@@ -136,11 +133,7 @@ def _first_line(error: Exception) -> str:
 
 
 def inspect_samples(file: Any) -> FileShape:
-    """The shape of an open file.
-
-    Raises:
-        ValueError: it has neither layout; the message names the dataset.
-    """
+    """The shape of an open file. Raises ValueError: it has neither layout; the message names the dataset."""
     import h5py
 
     def found(key: str) -> Any:
@@ -192,16 +185,13 @@ class SampleRows:
     def read(self, index: int) -> dict[str, NDArray[np.int64]]:
         """One sample as arrays (1, S), (1, P) and (1,) int64, by the names of the fixed layout.
 
-        Raises:
-            OSError: the file is damaged or has gone.
-            ValueError: a row of variable length is too long.
+        Raises OSError: the file is damaged or has gone. ValueError: a row of variable length is too long.
         """
         path, row = self.index.locate(index)
         with damage_told():
             return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:
-        """Closes all files; reading again opens them again."""
         self._datasets.clear()
         self._files.close()
 
@@ -221,9 +211,7 @@ def read_rows(
     """Rows of an open file, or of its datasets by name, as (stop - start, S), (.., P) and (..,) int64.
 
     Predictions beyond P are cut off, missing ones are 0; the number of tokens of the fixed layout is left as it is.
-
-    Raises:
-        ValueError: a row of variable length has more than S tokens, or parts of different lengths.
+    Raises ValueError: a row of variable length has more than S tokens, or parts of different lengths.
     """
     import h5py
     import numpy as np
@@ -327,9 +315,7 @@ def write_samples(path: Path, samples: list[dict[str, NDArray[Any]]]) -> None:
 
     Uncompressed, with a checksum for every few rows: a flipped byte is found, and a row is read without unpacking many
     others. The bytes depend on the samples and the version of the HDF5 library alone.
-
-    Raises:
-        OSError: the file exists already, or the disk refuses.
+    Raises OSError: the file exists already, or the disk refuses.
     """
     import numpy as np
 

@@ -56,11 +56,7 @@ class Masking:
 
 
 def masking_for(vocabulary: Vocabulary, max_predictions: int, probability: float) -> Masking:
-    """The masking rule of a vocabulary.
-
-    Raises:
-        UserError: the vocabulary has special tokens only.
-    """
+    """The masking rule of a vocabulary. Raises UserError: the vocabulary has special tokens only."""
     special = [vocabulary.id_of(token) for token in SPECIAL]
     words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
     if not len(words):
@@ -80,13 +76,9 @@ def mask_tokens(
 ) -> tuple[Ids, Ids, Ids]:
     """Hides tokens of one sequence.
 
-    Args:
-        ids: (S,) the sequence, left as it is.
-        candidates: places that may be chosen, ascending: all but [CLS], [SEP] and padding.
-        num_tokens: tokens of the sequence without padding.
-
-    Returns:
-        The sequence with tokens hidden (S,); the chosen places (k,), ascending; their ids before (k,).
+    `ids`: (S,) the sequence, left as it is. `candidates`: places that may be chosen, ascending: all but [CLS], [SEP]
+    and padding. `num_tokens`: tokens of the sequence without padding.
+    Returns the sequence with tokens hidden (S,); the chosen places (k,), ascending; their ids before (k,).
     """
     count = min(num_predictions(num_tokens, masking.max_predictions, masking.probability), len(candidates))
     positions = np.sort(generator.permutation(candidates)[:count])
@@ -102,9 +94,7 @@ def most_frequent_share(ids: NDArray[Any]) -> float:
     """The share of the most frequent id: the accuracy of a predictor that always says this one token.
 
     Taken over the hidden tokens of an evaluation set it is the baseline of masked-LM accuracy.
-
-    Raises:
-        ValueError: there are no ids.
+    Raises ValueError: there are no ids.
     """
     if not ids.size:
         raise ValueError("no ids, no most frequent one")
@@ -146,12 +136,9 @@ class Pair(NamedTuple):
 class SampleMaker:
     """Makes the samples of a corpus, or of some of its documents. Everything drawn comes from the caller's generator.
 
-    Args:
-        documents: numbers of the documents that samples, random B included, are made from; none: all.
-
-    Raises:
-        UserError: the sequence is too short for two segments, there is one document only, or the vocabulary has no
-            words.
+    `documents`: numbers of the documents that samples, random B included, are made from; none: all.
+    Raises UserError: the sequence is too short for two segments, there is one document only, or the vocabulary has no
+    words.
     """
 
     def __init__(self, corpus: TextCorpus, rule: SampleRule, documents: Ids | None = None) -> None:

@@ -35,11 +35,11 @@ from dlbench.jobs.campaign.series_file import (
     submission_status,
     write_series,
 )
-from dlbench.jobs.scheduler import Queue, QueuedJob, Scheduler, Submission, UnansweredError, array_of, read_submission
+from dlbench.jobs.scheduler import Queue, Scheduler, Submission, UnansweredError, array_of, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.job.log import was_cancelled
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 
@@ -91,9 +91,8 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
         for number, (entry, state, job_id) in enumerate(zip(now.series.jobs, now.states, now.ids, strict=True)):
             if state == "missing":
                 continue
-            own = _submitted_from(
-                queue, root / entry.runs[0], {entry.comment, *(job.comment for job in queue.of(job_id))}
-            )
+            comments = {entry.comment, *(job.comment for job in queue.of(job_id))}
+            own = _submitted_from(queue, root / entry.runs[0], comments)
             if not own and state == "written":
                 unsubmitted += [RunFolder(root / run_id) for run_id in entry.runs]
                 continue
@@ -101,7 +100,7 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
             if own and number in unknown:
                 keep_found(root, scheduler, all_jobs[number], entry, own[0])
             mine += own
-            if not own and _active(queue, job_id):
+            if not own and queue.active(job_id):
                 strangers.append(job_id)
             elif not own:
                 unsure += state == "unsure"
@@ -134,7 +133,7 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
             f"or all of them: scancel {submission.job_id}"
         )
     queue = _queue(scheduler, [submission.cluster])
-    active = _active(queue, submission.reference)
+    active = queue.active(submission.reference)
     if array_of(submission.reference):
         mine = [submission.reference] if active and _is_element(scheduler, submission.reference, folder.path) else []
     else:
@@ -150,10 +149,6 @@ def _queue(scheduler: Scheduler, clusters: Collection[str]) -> Queue:
     if queue.unanswered:
         raise UnansweredError(f"{queue.unanswered}: nothing was cancelled; try again")
     return queue
-
-
-def _active(queue: Queue, job_id: str) -> list[QueuedJob]:
-    return [job for job in queue.of(job_id) if job.phase != "over"]
 
 
 def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
@@ -275,14 +270,8 @@ def _unfinished(root: Path, now: SubmissionStatus, number: int) -> list[_Waiting
         submission = read_submission(folder)
         job_id = now.ids[number] if submission is None else submission.reference
         log = None if submission is None else root / submission.log
-        found.append(
-            _Waiting(
-                run_id=run_id,
-                job_id=job_id,
-                log=log if log is not None and log.exists() else None,
-                has_begun=not never_began(folder),
-            )
-        )
+        log = log if log is not None and log.exists() else None
+        found.append(_Waiting(run_id=run_id, job_id=job_id, log=log, has_begun=not never_began(folder)))
     return found
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -28,7 +28,7 @@ from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.scan import refused_file
 from dlbench.sharing import WithheldError, may_not_read, other_owner, user_name
 from dlbench.specs.base import Flag, Name, RunName, Spec
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 JobState = Literal["submitted", "begun", "unsure", "written", "missing"]
@@ -103,10 +103,8 @@ def submission_status(root: Path, series_id: str) -> SubmissionStatus:
     """
     series = read_series(root, series_id)
     known = known_jobs(root, series_id)
-    told = [_state(root, job, known) for job in series.jobs]
-    return SubmissionStatus(
-        series=series, states=tuple(state for state, _ in told), ids=tuple(job_id for _, job_id in told)
-    )
+    states, ids = zip(*(_state(root, job, known) for job in series.jobs), strict=True) if series.jobs else ((), ())
+    return SubmissionStatus(series=series, states=tuple(states), ids=tuple(ids))
 
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
@@ -249,11 +247,7 @@ def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
             plan = kind.model_validate(content)
             plans[plan.run_id] = plan
         return [
-            Job(
-                plans=tuple(plans[run_id] for run_id in job.runs),
-                time_limit=job.time_limit,
-                array_limit=job.array_limit,
-            )
+            Job(plans=tuple(plans[one] for one in job.runs), time_limit=job.time_limit, array_limit=job.array_limit)
             for job in series.jobs
         ]
     except ValidationError as error:
@@ -307,28 +301,20 @@ def owner_of_other(root: Path, series_id: str) -> str:
 
 
 @contextmanager
-def held(root: Path, series_id: str) -> Iterator[int]:
+def held(root: Path, series_id: str, suffix: str = "plans") -> Iterator[int]:
     """Keeps other processes from submitting the series; where the file system has no locks, nothing does.
 
-    Yields:
-        A descriptor: a program that inherits it keeps the lock as long as it runs.
-
+    Yields a descriptor: a program that inherits it keeps the lock as long as it runs.
     Raises `BusyError`: another one does. `RunError`: the file cannot be made.
     """
-    with _appending(series_path(root, series_id, "plans")) as file:
+    with _appending(series_path(root, series_id, suffix)) as file:
         _lock(file.fileno(), series_id)
         yield file.fileno()
 
 
-@contextmanager
-def feeding(root: Path, series_id: str) -> Iterator[None]:
-    """Says to others that this process goes on with the series, also while it waits.
-
-    Raises `BusyError`: another one does. `RunError`: the file cannot be made.
-    """
-    with _appending(series_path(root, series_id, "jobs")) as file:
-        _lock(file.fileno(), series_id)
-        yield
+def feeding(root: Path, series_id: str) -> AbstractContextManager[int]:
+    """Says to others that this process goes on with the series, also while it waits; errors as of `held`."""
+    return held(root, series_id, "jobs")
 
 
 def _lock(number: int, series_id: str) -> None:

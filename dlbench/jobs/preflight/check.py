@@ -25,12 +25,12 @@ from dlbench.jobs.processes import Interruption, RankProcesses
 from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
 from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, shell_command, told_options
-from dlbench.jobs.slurm.environment import call, job_environment
+from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
 from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.records.files import write_atomic, write_json
-from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
+from dlbench.specs.collectives import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.series import Counts
 from dlbench.specs.system import SystemSpec
@@ -123,12 +123,9 @@ def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
 def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> Finding:
     """What `sbatch --test-only` says to the arguments of the submission itself."""
     program, *rest = sbatch_arguments(job, folder.run)
-    try:
-        done = call([program, "--test-only", *rest], environment)
-    except subprocess.TimeoutExpired as late:
-        return _tried("unknown", f"gave no answer within {late.timeout:g} s")
-    except OSError as error:
-        return _tried("unknown", f"cannot be started: {error.strerror or error}")
+    done = asked([program, "--test-only", *rest], environment)
+    if isinstance(done, str):
+        return _tried("unknown", done)
     said = " ".join(f"{done.stdout} {done.stderr}".split())
     if done.returncode != 0:
         why = re.sub(r"(sbatch|allocation failure): (error: )?", "", said)
@@ -150,7 +147,7 @@ def submit_preflight(job: Job, folder: PreflightFolder) -> str:
     if answer.doubt:
         with suppress(OSError, subprocess.TimeoutExpired):
             for cluster in job.shape.system.slurm.clusters or ("",):
-                call(["scancel", *_where(cluster), f"--name={job.name}", "--me"])
+                call(["scancel", *on_cluster(cluster), f"--name={job.name}", "--me"])
     if not answer.job_id:
         raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
     return answer.job_id
@@ -194,17 +191,13 @@ def _state(job_id: str) -> tuple[str, str]:
     """State and reason of a job that is queued or runs; empty of one that has ended."""
     try:
         number, _, cluster = job_id.partition(";")
-        text = ask("squeue", *_where(cluster), "--noheader", f"--jobs={number}", "--format=%T|%r")
+        text = ask("squeue", *on_cluster(cluster), "--noheader", f"--jobs={number}", "--format=%T|%r")
     except UnansweredError as error:
         # squeue's words for a job that Slurm has forgotten; a controller that is busy answers later.
         return ("", "") if "invalid job id" in str(error).lower() else ("UNKNOWN", "")
     # Of a cluster that was named, squeue says its name before.
     state, _, reason = next((line for line in text.split("\n") if "|" in line), "").strip().partition("|")
     return ("", "") if state in ("", "COMPLETING") else (state, "" if reason == "None" else reason)
-
-
-def _where(cluster: str) -> list[str]:
-    return [f"--clusters={cluster}"] if cluster else []
 
 
 def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from dlbench.records.answers.preflight import Finding, PreflightFolder, Prefligh
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, read_comm_run
 from dlbench.records.folder import MAX_JSON
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 

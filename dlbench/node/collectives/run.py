@@ -13,10 +13,9 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
 from dlbench.node import rendezvous
 from dlbench.node.collectives.contestants import Contestant
-from dlbench.node.collectives.control import Control
-from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives.control import Control, Deadline
+from dlbench.node.collectives.lineup import Lineup
 from dlbench.node.collectives.measure import Measurement
-from dlbench.node.collectives.participants import Lineup
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.devices import rank_gpu, require_own_gpu
 from dlbench.node.ranks import RankPlace
@@ -24,7 +23,7 @@ from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.units import format_bytes, utc_now
 
 

@@ -22,13 +22,8 @@ class Delivery:
 
     The copy of a batch waits for nothing that computes, and what computes waits for the copy, on the device alone. The
     memory on the host is let go when its copy is done: a loader process may write to it then.
-
-    Args:
-        batches: on the host, page-locked; each is taken when its step begins.
-        ahead: looks at those that come next.
-        device: the GPU.
-        prefetch: batches that are copied ahead; 0: each is copied in its step, on the stream that computes.
-        decode: makes of a batch what is trained with; None: it is copied as it is.
+    `ahead`: looks at those that come next. `prefetch`: batches that are copied ahead; 0: each is copied in its step, on
+    the stream that computes. `decode`: makes of a batch what is trained with; None: it is copied as it is.
     """
 
     def __init__(

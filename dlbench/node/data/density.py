@@ -15,7 +15,7 @@ from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.node.models.cosmoflow import logarithms
 from dlbench.specs.workload import CosmoFlowModel
@@ -42,28 +42,21 @@ def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = N
     return out
 
 
-class VolumeReader(InHalves):
+class VolumeReader(SampleReader):
     """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32.
 
-    Args:
-        index: of the folder.
-        counts: the device takes the logarithm: volume is (S, S, S, C) int16.
+    `counts`: the device takes the logarithm: volume is (S, S, S, C) int16.
     """
 
     def __init__(self, index: DensityIndex, *, counts: bool = False) -> None:
         self._counts = counts
         self._index, self._files = index, DensityReader(index)
-
-    @property
-    def num_samples(self) -> int:
-        """Volumes in all files."""
-        return self._index.num_samples
+        self.num_samples = index.num_samples
 
     def fetch(self, index: int) -> Raw:
         """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.
 
-        Raises:
-            BadSampleError: it cannot be read.
+        Raises BadSampleError: it cannot be read.
         """
         try:
             counts, target = self._files.read(index)
@@ -78,8 +71,7 @@ class VolumeReader(InHalves):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One volume; the epoch makes no difference.
 
-        Raises:
-            BadSampleError: it has a negative count or a target that is no number, or is cut off.
+        Raises BadSampleError: it has a negative count or a target that is no number, or is cut off.
         """
         index = self._index
         shape = (index.size, index.size, index.size, index.channels)
@@ -97,15 +89,10 @@ class VolumeReader(InHalves):
         return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
 
     def num_bytes(self, index: int) -> int:
-        """Of unpacked counts and parameters, the same for all samples."""
         del index
         return 2 * self._index.size**3 * self._index.channels + 4 * self._index.num_targets
 
-    def labels(self) -> None:
-        """Volumes have no classes."""
-
     def name(self, index: int) -> str:
-        """File, and number in it."""
         path, place, _num = self._index.place(index)
         return f"{str(path)!r}, sample {place}"
 
@@ -113,11 +100,9 @@ class VolumeReader(InHalves):
         return BadSampleError(f"{self.name(index)}: {reason}")
 
     def files(self) -> list[Path]:
-        """The volumes' files."""
         return self._index.paths()
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, shape, digest of file names and counts; for TFRecord also what takes gzip apart."""
         index = self._index
         about: dict[str, object] = {
             "kind": f"{index.container}-density",
@@ -131,7 +116,6 @@ class VolumeReader(InHalves):
         return about | ({"decompressor": decompressor()} if index.container == "tfrecord" else {})
 
     def close(self) -> None:
-        """Closes the files of this process."""
         self._files.close()
 
 
@@ -140,16 +124,9 @@ def open_density(
 ) -> SampleReader:
     """The volumes of one split, for a network.
 
-    Args:
-        source: folder of the split.
-        model: whose input and targets they must fit.
-        seed: without effect, for nothing is drawn.
-        training: without effect, for volumes are not augmented.
-        lister: through which the ranks of a node list the folder once.
-        counts: leave the logarithm to the device.
-
-    Raises:
-        UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
+    `seed`: without effect, for nothing is drawn. `training`: without effect, for volumes are not augmented. `counts`:
+    leave the logarithm to the device.
+    Raises UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
     """
     del seed, training
     index = lister.index(lambda: index_density(source), (DensityIndex,))

@@ -33,7 +33,7 @@ from dlbench.datasets.images.shards import ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import ResNetModel
 
@@ -82,9 +82,7 @@ def decode_factor(width: int, height: int, least_width: int, least_height: int) 
 def scaled_box(box: Box, factor: int) -> Box:
     """A box on an image that was decoded smaller, to whole pixels: each edge off by half a pixel of it at most.
 
-    Args:
-        box: on the whole image; no smaller than `factor` pixels.
-        factor: how many times smaller the decoded image is.
+    `box`: on the whole image; no smaller than `factor` pixels. `factor`: how many times smaller the decoded image is.
     """
     if factor == 1:
         return box
@@ -115,15 +113,8 @@ def training_image(
 ) -> tuple[NDArray[np.uint8], str | None]:
     """A random part of an encoded image, perhaps mirrored, as (size, size, 3), and a remark as from `decode`.
 
-    Args:
-        data: the encoded image.
-        size: pixels of each edge of the result.
-        generator: of crop and flip; what is drawn does not depend on the rest.
-        decoding: see `dlbench.specs.workload`.
-        out: (size, size, 3), to be filled and returned; None: a new array.
-
-    Raises:
-        ValueError: the image is empty, truncated, or none.
+    `decoding`: see `dlbench.specs.workload`. `out`: (size, size, 3), to be filled and returned; None: a new array.
+    Raises ValueError: the image is empty, truncated, or none.
     """
     encoded = inspect(data)
     box, is_mirrored = training_crop(encoded.width, encoded.height, generator)
@@ -147,9 +138,7 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
 
     The shorter edge becomes round(size * 256 / 224) pixels, the longer one keeps the form, rounded down. The image is
     decoded whole, whatever its size: accuracies are compared with those of others.
-
-    Raises:
-        ValueError: the image is empty, truncated, or none.
+    Raises ValueError: the image is empty, truncated, or none.
     """
     pixels, remark = decode(data)
     height, width = pixels.shape[:2]
@@ -160,16 +149,11 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
     return np.ascontiguousarray(resized[top : top + size, left : left + size]), remark
 
 
-class JpegReader(InHalves):
+class JpegReader(SampleReader):
     """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64.
 
-    Args:
-        images: the set.
-        image_size: S, pixels.
-        seed: of crops and flips.
-        training: random crops, or else the centre.
-        labels: of each class of the set, its label; None: as the set counts.
-        decoding: what of an image is decoded in training.
+    `image_size`: S, pixels. `labels`: of each class of the set, its label; None: as the set counts. `decoding`: what of
+    an image is decoded in training.
     """
 
     def __init__(
@@ -185,18 +169,10 @@ class JpegReader(InHalves):
         self._decoding = decoding
         self._images, self._size, self._seed = images, image_size, seed
         self._training, self._labels = training, labels
-
-    @property
-    def num_samples(self) -> int:
-        """Images in the set."""
-        return self._images.num_samples
+        self.num_samples = images.num_samples
 
     def fetch(self, index: int) -> Raw:
-        """The encoded image.
-
-        Raises:
-            BadSampleError: the file is missing, unreadable or cut off.
-        """
+        """The encoded image. Raises BadSampleError: the file is missing, unreadable or cut off."""
         try:
             return Raw(self._images.read(index))
         except OSError as error:
@@ -207,8 +183,7 @@ class JpegReader(InHalves):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One image; in training augmented by a generator of the seed and the key.
 
-        Raises:
-            BadSampleError: the image is empty or damaged.
+        Raises BadSampleError: the image is empty or damaged.
         """
         epoch, index = key
         try:
@@ -228,26 +203,21 @@ class JpegReader(InHalves):
         return np.asarray(label if self._labels is None else self._labels[label], dtype=np.int64)
 
     def num_bytes(self, index: int) -> int:
-        """Bytes of the encoded image."""
         try:
             return self._images.num_bytes(index)
         except OSError as error:
             raise BadSampleError(f"{self._images.name(index)}: {error.strerror or error}") from None
 
     def labels(self) -> NDArray[np.int32]:
-        """The class of each image, as the set counts them."""
         return self._images.labels
 
     def name(self, index: int) -> str:
-        """File, and place in it."""
         return self._images.name(index)
 
     def files(self) -> list[Path]:
-        """Images or shards."""
         return self._images.files()
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, classes, digest of the index, remarks on how the set was understood, decoder and decoding."""
         is_region = self._training and self._decoding == "region" and decodes_regions()
         return {
             "kind": self._images.kind,
@@ -260,7 +230,6 @@ class JpegReader(InHalves):
         }
 
     def close(self) -> None:
-        """Closes files; reading again opens them again."""
         self._images.close()
 
 
@@ -278,8 +247,7 @@ class EncodedReader(JpegReader):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One image; augmented as dlbench's own reader would.
 
-        Raises:
-            BadSampleError: the image is empty, or its header is damaged.
+        Raises BadSampleError: the image is empty, or its header is damaged.
         """
         epoch, index = key
         try:
@@ -298,17 +266,12 @@ class EncodedReader(JpegReader):
         return Sample(arrays, None if encoded.kind is None else f"{self.name(index)}: {encoded.kind}, converted to RGB")
 
     def describe(self) -> dict[str, object]:
-        """As the reader of images, with the decoder."""
         version = getattr(nvimagecodec(), "__version__", "unknown")
         return {**super().describe(), "decoder": f"{NAME} {version}", "decode": self._decoding}
 
 
 def nvimagecodec() -> Any:
-    """The library.
-
-    Raises:
-        EnvironmentLacksError: it is not installed, or cannot be loaded.
-    """
+    """The library. Raises EnvironmentLacksError: it is not installed, or cannot be loaded."""
     try:
         from nvidia import nvimgcodec
     except ImportError as error:
@@ -322,14 +285,9 @@ def nvimagecodec() -> Any:
 class RegionDecoder:
     """Batches of `EncodedReader` become batches of pixels: image (N, S, S, 3) uint8, and label (N,) int64.
 
-    Args:
-        device: which decodes; for tests also the CPU.
-        image_size: S, pixels.
-        is_whole: decode all of an image and crop it then.
-        name: file, and place in it, of a sample.
-
-    Raises:
-        EnvironmentLacksError: nvImageCodec is not installed.
+    `device`: which decodes; for tests also the CPU. `is_whole`: decode all of an image and crop it then. `name`: file,
+    and place in it, of a sample.
+    Raises EnvironmentLacksError: nvImageCodec is not installed.
     """
 
     def __init__(self, device: torch.device, image_size: int, *, is_whole: bool, name: Callable[[int], str]) -> None:
@@ -349,8 +307,7 @@ class RegionDecoder:
     def __call__(self, batch: Batch) -> tuple[Batch, object]:
         """The batch on the device, in the order of its current stream, and what must live until that stream is there.
 
-        Raises:
-            UserError: an image is damaged; its file is named.
+        Raises UserError: an image is damaged; its file is named.
         """
         boxes = batch["box"].tolist()
         decoded = self._decoded(batch["encoded"].numpy(), batch["ends"].tolist(), boxes)
@@ -411,22 +368,13 @@ def open_images(
 ) -> SampleReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
-    Args:
-        source: the folder of the split.
-        model: gives the size of the image and the number of classes.
-        seed: of the augmentation.
-        training: random-resized crops and flips, or else the centre crop.
-        classes: names by label, for a set whose own classes may be fewer (validation); None: the set's own.
-        lister: through which the ranks of a node list the set once.
-        decoding: what of an image is decoded in training.
-        by_gpu: images are not decoded here, but by the GPU (see `dlbench.node.data.images`).
-
-    Returns:
-        Samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
-
-    Raises:
-        UserError: the set is missing or damaged, has more classes than the model, or a class that is not in `classes`.
-        EnvironmentLacksError: a library that its form needs is not installed.
+    `model`: gives the size of the image and the number of classes. `seed`: of the augmentation. `training`:
+    random-resized crops and flips, or else the centre crop. `classes`: names by label, for a set whose own classes may
+    be fewer (validation); None: the set's own. `decoding`: what of an image is decoded in training. `by_gpu`: images
+    are not decoded here, but by the GPU (see `dlbench.node.data.images`).
+    Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
+    Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
+    `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
     images = _listed(source, lister)
     known = images.classes if classes is None else classes
@@ -456,7 +404,6 @@ def _listed(source: Path, lister: Lister) -> ImageSet:
 def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
     """The names of the classes of a set, by label; see `open_images`.
 
-    Raises:
-        UserError: the set is missing or damaged.
+    Raises UserError: the set is missing or damaged.
     """
     return lister.index(lambda: open_image_set(source).classes, ())

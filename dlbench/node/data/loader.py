@@ -43,7 +43,6 @@ class ReadSums:
     prepare_ns: int = 0
 
     def add(self, fetched: Fetched) -> None:
-        """One batch more."""
         self.batches += 1
         self.samples += len(fetched.visited)
         for tier, num in fetched.tier_bytes.items():
@@ -62,7 +61,6 @@ class EpochReads(ReadSums):
     wait_ns: int = 0
 
     def told(self) -> dict[str, Any]:
-        """The same, ready for JSON."""
         return asdict(self)
 
 
@@ -94,13 +92,10 @@ def read_epochs(
 ) -> tuple[ReadEpoch, ...]:
     """What all ranks read, epoch by epoch.
 
-    Args:
-        told: of each rank, its `EpochReads` as JSON gives them back.
-        step_s: length of each step of rank 0, seconds; the steps take the batches in order.
-        batches_per_epoch: of each rank in a whole epoch.
-        counts_storage: whether the kernel is sure to count what comes from storage; otherwise it is taken to if any
-            byte was counted.
-        cached_shares: by epoch, share of the data set's pages in the page cache at its beginning, where looked at.
+    `told`: of each rank, its `EpochReads` as JSON gives them back. `step_s`: length of each step of rank 0, seconds;
+    the steps take the batches in order. `counts_storage`: whether the kernel is sure to count what comes from storage;
+    otherwise it is taken to if any byte was counted. `cached_shares`: by epoch, share of the data set's pages in the
+    page cache at its beginning, where looked at.
     """
     found, first = [], 0
     moved = any(epoch["storage_bytes"] for rank in told for epoch in rank)
@@ -192,7 +187,6 @@ class _SlottedPass(Iterator[Fetched]):
         return fetched
 
     def end(self) -> None:
-        """Ends the loader processes and lets go of the slots."""
         end_workers(self._fetched)
         self._slots.close()
 
@@ -317,9 +311,7 @@ class Read:
 class Ledger:
     """What went wrong while reading, what was read in another form than it was stored in, and when.
 
-    Args:
-        loader_workers: of the rank.
-        on_taken: told of each batch that is handed out.
+    `on_taken`: told of each batch that is handed out.
     """
 
     def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
@@ -340,10 +332,8 @@ class Ledger:
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
         """The next batch with what is known of its reading; None at the end of the pass.
 
-        Raises:
-            UserError: a sample is unreadable and on_bad_sample is stop.
-            EnvironmentLacksError: a batch does not fit into shared memory.
-            RunError: a loader process died.
+        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
+        into shared memory. RunError: a loader process died.
         """
         return self.hand_out(self.read(fetched))
 
@@ -390,11 +380,9 @@ class Ledger:
 
     @property
     def num_taken(self) -> int:
-        """Batches handed out so far."""
         return self._taken
 
     def recent_reads(self) -> list[ReadSpan]:
-        """When the last batches were read, in the order of handing out."""
         return [
             ReadSpan(number=number, worker=worker, start_ns=start_ns, end_ns=end_ns)
             for number, worker, start_ns, end_ns in self._recent
@@ -438,23 +426,83 @@ def end_workers(iterator: object) -> None:
         end()
 
 
-class LoadedSource:
-    """Endless batches of one rank from a SampleReader; see `dlbench.node.data.source.BatchSource`.
+class BatchSource:
+    """Batches of one rank on the CPU, without end: epochs follow each other. What is here is of a source that reads
+    nothing.
 
-    Args:
-        reader: the data set.
-        order: what this rank reads when.
-        loader_workers: loader processes; 0 reads in the calling process when a batch is asked for.
-        prefetch_batches: batches that each of them reads ahead.
-        on_bad_sample: stop the run, or take the next sample of the data set instead.
-        pin_memory: hand out page-locked tensors (needs a GPU).
-        in_slots: see `fetch_batches`.
-        is_held: whether the reader has this rank's samples alone: then one of the same batch is taken instead.
-        audit: told of everything that is handed out.
-        exchange: brings samples of other ranks, and is told how far training is; its owner closes it.
-        epoch_by_epoch: read nothing ahead across the border of epochs; what comes before the next epoch is read can be
-            done where `is_between_epochs` says so.
-        arrange: what is done last with each batch, where it is read.
+    The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
+    """
+
+    num_samples: int
+    """In the data set, or in a synthetic pool."""
+    order: ShardedOrder | None = None
+    """What this rank reads when; None where nothing is read."""
+    audit: ReadAudit | None = None
+    """Who read what; None where nothing is read."""
+    exchange: SampleExchange | None = None
+    """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
+
+    @property
+    def failures(self) -> list[str]:
+        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
+        return []
+
+    def sample_name(self, index: int) -> str:
+        """File, and place in it, of one sample; made samples have none."""
+        return f"sample {index}"
+
+    def recent_reads(self) -> list[ReadSpan]:
+        """When the last `RECENT_READS` batches were read."""
+        return []
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether, read epoch by epoch, the last batch of one has been handed out and none of the next is read."""
+        return False
+
+    def begin_epoch(self) -> None:
+        """Begins to read the next epoch, where `is_between_epochs`; asking for a batch does it, too."""
+
+    def epoch_reads(self) -> list[EpochReads]:
+        """What was read for the batches handed out so far, epoch by epoch."""
+        return []
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch; blocks until it is read.
+
+        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
+        into /dev/shm. RunError: a loader process died, the source is closed, or a sample of another rank does not come.
+        """
+        raise NotImplementedError
+
+    def ahead(self) -> Batch | None:
+        """The batch after those that were handed out or looked at, without handing it out: to be copied ahead.
+
+        Blocks until it is there; nothing counts as read by it. None: the next cannot be read, which `next` will say, or
+        is of an epoch that is not to begin yet.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, object]:
+        """What was read and what went wrong, for the record; ready for JSON, also after `close`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends loader processes and closes files; twice does no harm."""
+
+
+class LoadedSource(BatchSource):
+    """Endless batches of one rank from a SampleReader.
+
+    `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
+    `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
+    told of everything that is handed out. `exchange`: brings samples of other ranks, and is told how far training is;
+    its owner closes it. `epoch_by_epoch`: read nothing ahead across the border of epochs; what comes before the next
+    epoch is read can be done where `is_between_epochs` says so. `arrange`: what is done last with each batch, where it
+    is read.
     """
 
     def __init__(
@@ -474,6 +522,8 @@ class LoadedSource:
         arrange: Callable[[Batch], Batch] = dict,
     ) -> None:
         self.order, self.audit, self.exchange = order, audit, exchange
+        self._order = order
+        self.num_samples = reader.num_samples
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers, self._taken)
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
@@ -494,43 +544,23 @@ class LoadedSource:
 
     @property
     def failures(self) -> list[str]:
-        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
         return self._ledger.failures
 
     @property
-    def num_samples(self) -> int:
-        """Samples in the data set, over all ranks."""
-        return self._reader.num_samples
-
-    @property
     def is_between_epochs(self) -> bool:
-        """Whether, read epoch by epoch, the last batch of one has been handed out and none of the next is read."""
         return self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken
 
     def begin_epoch(self) -> None:
-        """Begins to read the next epoch, where `is_between_epochs`; asking for a batch does it, too."""
         if self.is_between_epochs:
             self._fetched = iter(self._loader)
 
     def epoch_reads(self) -> list[EpochReads]:
-        """What was read for the batches handed out so far, epoch by epoch."""
         return self._ledger.epochs.reads
 
     def recent_reads(self) -> list[ReadSpan]:
-        """When the last `RECENT_READS` batches were read."""
         return self._ledger.recent_reads()
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
     def __next__(self) -> Batch:
-        """The next batch; blocks until it is read.
-
-        Raises:
-            UserError: a sample is unreadable and on_bad_sample is stop.
-            EnvironmentLacksError: a batch does not fit into /dev/shm.
-            RunError: a loader process died, the source is closed, or a sample of another rank does not come.
-        """
         if self._fetched is None:
             raise RunError("a batch was asked for from a closed data source")
         if self.exchange is not None:
@@ -541,10 +571,6 @@ class LoadedSource:
         return item.batch
 
     def ahead(self) -> Batch | None:
-        """The batch after those that were handed out or looked at, read but not handed out; blocks until it is there.
-
-        None: the next cannot be read, which `next` will say, or is of an epoch that is not to begin yet.
-        """
         is_last = self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken + len(self._looked)
         if self._fetched is None or is_last or (self._looked and not self._looked[-1].is_good):
             return None
@@ -557,12 +583,11 @@ class LoadedSource:
             if fetched.not_arrived is not None:
                 (epoch, index), waited_s = fetched.not_arrived
                 raise self.exchange.missing(epoch, index, waited_s)
-            self.exchange.consumed(self.order.position(self._ledger.num_taken).epoch)
+            self.exchange.consumed(self._order.position(self._ledger.num_taken).epoch)
         if self.audit is not None:
             self.audit.take(fetched)
 
     def sample_name(self, index: int) -> str:
-        """File, and place in it, of one sample."""
         return self._reader.name(index)
 
     def describe(self) -> dict[str, object]:
@@ -570,8 +595,8 @@ class LoadedSource:
         return {
             **self._reader.describe(),
             "num_samples": self._reader.num_samples,
-            "batches_per_epoch": self.order.batches_per_epoch,
-            "dropped_per_epoch": self.order.dropped_per_epoch,
+            "batches_per_epoch": self._order.batches_per_epoch,
+            "dropped_per_epoch": self._order.dropped_per_epoch,
             "loader_workers": self._loader_workers,
             "bad_samples": len(self.failures),
             "converted_samples": self._ledger.num_converted,
@@ -579,7 +604,6 @@ class LoadedSource:
         }
 
     def close(self) -> None:
-        """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._fetched = self._fetched, None
         self._looked.clear()
         RankCores.release()
@@ -590,14 +614,10 @@ class LoadedSource:
 class EvaluationSource:
     """One rank's share of a validation set, pass by pass; loader processes stay between passes.
 
-    Args:
-        reader: the validation set, without augmentation.
-        num_samples: how many of its samples, from the first on, are evaluated over all ranks.
-        batch_size: samples of one batch; the last of a pass may be smaller.
-        rank, world_size: this rank's number, and how many there are.
-        loader_workers, prefetch_batches: as in `LoadedSource`.
-        on_bad_sample: stop the run, or leave the sample out.
-        pin_memory: hand out page-locked tensors (needs a GPU).
+    `reader`: the validation set, without augmentation. `num_samples`: how many of its samples, from the first on, are
+    evaluated over all ranks. `batch_size`: samples of one batch; the last of a pass may be smaller. `rank`,
+    `world_size`: this rank's number, and how many there are. `loader_workers`, `prefetch_batches`: as in
+    `LoadedSource`. `on_bad_sample`: stop the run, or leave the sample out.
     """
 
     def __init__(
@@ -630,14 +650,12 @@ class EvaluationSource:
 
     @property
     def failures(self) -> list[str]:
-        """File and reason of each unreadable sample met so far."""
         return self._ledger.failures
 
     def batches(self) -> Iterator[Batch]:
         """One pass; a batch without a readable sample is passed over.
 
-        Raises:
-            UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
+        Raises UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
         self._iterator = iter(self._loader)
         while (batch := self._ledger.take(self._iterator)) is not None:
@@ -645,7 +663,6 @@ class EvaluationSource:
                 yield batch
 
     def close(self) -> None:
-        """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._iterator = self._iterator, None
         end_workers(iterator)
         self._reader.close()

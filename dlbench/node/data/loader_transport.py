@@ -108,12 +108,7 @@ class LoaderQueue(_Queue):
         self._theirs, self._from_them = [], []
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next item.
-
-        Raises:
-            Empty: none came in time.
-            EOFError: a process has ended that could put one.
-        """
+        """The next item. Raises Empty: none came in time. EOFError: a process has ended that could put one."""
         # They have been started; a pipe that is written to here, too, would not end with them.
         while self._theirs:
             self._theirs.pop().close()
@@ -134,25 +129,18 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
     """Processes from a fork server, with such queues and events between."""
 
     def Queue(self, maxsize: int = 0) -> LoaderQueue:  # noqa: N802  (multiprocessing's name)
-        """A queue without a bound.
-
-        Raises:
-            ValueError: one with a bound is asked for.
-        """
+        """A queue without a bound. Raises ValueError: one with a bound is asked for."""
         if maxsize > 0:
             raise ValueError("a queue of loader processes has no bound")
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802
-        """For the ends of queues."""
         return _NoLock()
 
     def BoundedSemaphore(self, value: int = 1) -> Any:  # noqa: N802
-        """For the places of queues."""
         return _NoLock()
 
     def Event(self) -> Any:  # noqa: N802
-        """That loader processes are to end."""
         return _Event()
 
 
@@ -173,8 +161,7 @@ class MadeSlots:
     def room(self, slot: int, num: int, forms: Forms) -> dict[str, NDArray[Any]]:
         """Room for `num` samples in a slot, which is made where there is none of these forms.
 
-        Raises:
-            NoRoomError: there is no shared memory left.
+        Raises NoRoomError: there is no shared memory left.
         """
         most, known, batch = self._slots.get(slot, (0, {}, {}))
         if num > most or known != forms:
@@ -217,9 +204,8 @@ class _Slot:
 class Slots:
     """The slots of all loader processes of a rank, in the training process.
 
-    Args:
-        loader_workers: processes; batches go to them in turn, as torch's DataLoader deals them out.
-        pin_memory: page-lock them (needs a GPU).
+    `loader_workers`: processes; batches go to them in turn, as torch's DataLoader deals them out. `pin_memory`:
+    page-lock them (needs a GPU).
     """
 
     def __init__(self, loader_workers: int, *, pin_memory: bool) -> None:
@@ -234,7 +220,6 @@ class Slots:
         """Process and slot of each tensor that is gone; appended to by any thread, without a lock."""
 
     def turns(self) -> Iterator[int]:
-        """The slot for each batch of a pass."""
         for worker in itertools.cycle(range(self._workers)):
             self._collect()
             if self._free[worker]:
@@ -247,8 +232,7 @@ class Slots:
     def take(self, fetched: Fetched) -> None:
         """Gives a batch from a loader process its tensors, which lie in its slot.
 
-        Raises:
-            EnvironmentLacksError: a slot cannot be page-locked.
+        Raises EnvironmentLacksError: a slot cannot be page-locked.
         """
         asked = fetched.asked_slot
         if fetched.slot is None:

@@ -44,11 +44,8 @@ _KINDS = frozenset("biuf")
 def packed(value: Any) -> Iterator[bytes | memoryview]:
     """Pieces that make up an index when written one behind the other.
 
-    Args:
-        value: None, a bool, an int, a str, bytes, a Path, an array of numbers, or a tuple or a dataclass of such.
-
-    Raises:
-        TypeError: it is, or holds, something else.
+    `value`: None, a bool, an int, a str, bytes, a Path, an array of numbers, or a tuple or a dataclass of such.
+    Raises TypeError: it is, or holds, something else.
     """
     blocks: list[bytes | memoryview] = []
     text = json.dumps(_described(value, blocks)).encode("ascii")
@@ -89,12 +86,8 @@ def _described(value: Any, blocks: list[bytes | memoryview]) -> Any:
 def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
     """What `packed` was given. Arrays are views of `data`.
 
-    Args:
-        data: all bytes.
-        expected: the dataclasses that may be in it.
-
-    Raises:
-        ValueError: they are not of this form, or cut off.
+    `data`: all bytes. `expected`: the dataclasses that may be in it.
+    Raises ValueError: they are not of this form, or cut off.
     """
     try:
         (length,) = _HEAD.unpack_from(data)
@@ -169,12 +162,9 @@ class ListerFailedError(PeerLostError):
 class Lister:
     """What the ranks of one node call to get the same index. All of them must ask for the same indexes in turn.
 
-    Args:
-        name: the same on all ranks of one node in one start of a run, different anywhere else on the machine.
-        first_rank: number of the rank that lists.
-        local_rank: this rank's number on the node; 0 lists.
-        local_size: ranks of the node.
-        timeout_s: how long one rank waits for another.
+    `name`: the same on all ranks of one node in one start of a run, different anywhere else on the machine.
+    `local_rank`: this rank's number on the node; 0 lists. `local_size`: ranks of the node. `timeout_s`: how long one
+    rank waits for another.
     """
 
     def __init__(self, *, name: str, first_rank: int, local_rank: int, local_size: int, timeout_s: float) -> None:
@@ -185,14 +175,10 @@ class Lister:
     def index(self, make: Callable[[], T], expected: Sequence[type]) -> T:
         """What `make` gives on the node's first rank.
 
-        Args:
-            make: called on that rank alone; its result is of what `dlbench.node.data.one_lister` takes.
-            expected: dataclasses in the result.
-
-        Raises:
-            ListerFailedError: on another rank, where `make` raised; on the first rank that is raised itself.
-            PeerLostError: a rank ended, or did not come in time.
-            RunError: somebody else listens under the name.
+        `make`: called on that rank alone; its result is of what `dlbench.node.data.one_lister` takes. `expected`:
+        dataclasses in the result.
+        Raises ListerFailedError: on another rank, where `make` raised; on the first rank that is raised itself.
+        PeerLostError: a rank ended, or did not come in time. RunError: somebody else listens under the name.
         """
         if self._local_size == 1:
             return make()

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, evict, fill
 from dlbench.machine.storage import counts_reads
-from dlbench.node.data.loader import read_epochs
+from dlbench.node.data.loader import BatchSource, read_epochs
 from dlbench.node.data.reader import SampleReader
-from dlbench.node.data.reader_trials import Choice, Ranks, Readers, Search, Surroundings, choose
+from dlbench.node.data.reader_trials import Choice, Ranks, Readers, Search, TrialContext, choose
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.record import Setting
@@ -49,13 +49,8 @@ class CacheState:
 class NodeCache:
     """The page caches of all nodes, for one data set.
 
-    Args:
-        files: of the data set, as the ranks of this node read them; none where nothing is read from files.
-        wanted: data.cache.
-        acts: whether this rank acts for its node.
-        ranks: all of them.
-        beat: told that something moves.
-        drop_caches: the kernel's file for dropping caches; None: where it has it.
+    `files`: of the data set, as the ranks of this node read them; none where nothing is read from files. `acts`:
+    whether this rank acts for its node. `drop_caches`: the kernel's file for dropping caches; None: where it has it.
     """
 
     def __init__(
@@ -128,23 +123,8 @@ def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> Ca
     )
 
 
-class RestingSource(Protocol):
-    """What a rest needs of a source of batches."""
-
-    @property
-    def is_between_epochs(self) -> bool:
-        """Whether an epoch has been handed out and nothing of the next is read."""
-
-    def begin_epoch(self) -> None:
-        """Begins to read it."""
-
-
 def planned_readers(data: DataSpec) -> Readers:
-    """The readers of a plan that says how many.
-
-    Raises:
-        ValueError: it leaves that to measurement.
-    """
+    """The readers of a plan that says how many. Raises ValueError: it leaves that to measurement."""
     workers, prefetch = data.loader_workers, data.prefetch_batches
     if workers == "auto" or (prefetch == "auto" and workers):
         raise ValueError("data.loader_workers and data.prefetch_batches auto are settled by `RankReading`")
@@ -154,13 +134,7 @@ def planned_readers(data: DataSpec) -> Readers:
 class RankReading:
     """Readers and page cache of one rank. All ranks call the same methods in the same order.
 
-    Args:
-        data: of the workload; not synthetic.
-        cores: of a rank.
-        is_node_first: whether this rank acts for its node.
-        ranks: all of them.
-        device: where this rank computes.
-        beat: told that something moves.
+    `data`: of the workload; not synthetic. `is_node_first`: whether this rank acts for its node.
     """
 
     def __init__(
@@ -189,13 +163,8 @@ class RankReading:
     def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
         """Makes the page cache as asked for and finds the readers; outside of any step.
 
-        Args:
-            reader: what this rank will read, opened.
-            order: when.
-            batch_size: samples of this rank in one batch.
-
-        Raises:
-            UserError, EnvironmentLacksError, RunError: a trial could not read, or not start its readers.
+        `reader`: what this rank will read, opened.
+        Raises UserError, EnvironmentLacksError, RunError: a trial could not read, or not start its readers.
         """
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
@@ -221,7 +190,7 @@ class RankReading:
             [(epoch, int(index)) for index in mine[start : start + batch]]
             for start in range(0, len(mine) - len(mine) % batch, batch)
         ]
-        around = Surroundings(
+        around = TrialContext(
             reader=reader,
             keys=keys,
             cores=self._cores,
@@ -283,12 +252,6 @@ class RankReading:
         return told
 
     def result(self, told: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
-        """For the record, on rank 0.
-
-        Args:
-            told: of each rank, its `EpochReads` as JSON gives them back.
-            step_s: length of each step of rank 0, seconds.
-        """
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
         return ReadingResult(
@@ -312,7 +275,7 @@ class RankReading:
 class EpochRest:
     """The rest between two epochs where each begins with a cold page cache, called by the training loop."""
 
-    def __init__(self, reading: RankReading, source: RestingSource) -> None:
+    def __init__(self, reading: RankReading, source: BatchSource) -> None:
         self._reading, self._source = reading, source
 
     @property

@@ -32,12 +32,7 @@ NAMED = 20
 class ReadAudit:
     """The visits of one rank.
 
-    Args:
-        order: by which it should read.
-        num_samples: of the data set.
-        ranks: of the run.
-        labels: (num_samples,) the class of each sample; None where samples have none.
-        start: where it begins to read.
+    `order`: by which it should read. `labels`: (num_samples,) the class of each sample; None where samples have none.
     """
 
     def __init__(
@@ -164,12 +159,7 @@ def _by_epoch(everyone: Sequence[Told]) -> dict[int, list[Told]]:
 
 
 def doubtful_epochs(everyone: Sequence[Told], num_samples: int) -> list[int]:
-    """Epochs whose digests are not what they must be; the same on every rank.
-
-    Args:
-        everyone: `ReadAudit.told` of every rank.
-        num_samples: of the data set.
-    """
+    """Epochs whose digests are not what they must be; the same on every rank."""
     whole = Digest.of(np.arange(num_samples))
     found = []
     for epoch, ranks in _by_epoch(everyone).items():
@@ -183,13 +173,9 @@ def doubtful_epochs(everyone: Sequence[Told], num_samples: int) -> list[int]:
 class Audited:
     """What all ranks together read.
 
-    Args:
-        everyone: `ReadAudit.told` of every rank.
-        lists: `ReadAudit.lists` of every rank, of the doubtful epochs.
-        num_samples: of the data set.
-        exchanged: `SampleExchange.told` of every rank; empty where nothing was exchanged.
-        name: of a sample, for a person.
-        may_replace: whether another sample stands in for one that is unreadable.
+    `everyone`: `ReadAudit.told` of every rank. `lists`: `ReadAudit.lists` of every rank, of the doubtful epochs.
+    `exchanged`: `SampleExchange.told` of every rank; empty where nothing was exchanged. `name`: of a sample, for a
+    person. `may_replace`: whether another sample stands in for one that is unreadable.
     """
 
     def __init__(

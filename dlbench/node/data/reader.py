@@ -65,39 +65,35 @@ class Raw:
 class SampleReader(Protocol):
     """A data set, sample by sample. It must survive pickling: loader processes get a copy."""
 
-    @property
-    def num_samples(self) -> int:
-        """Samples in the data set."""
+    num_samples: int
+
+    def read(self, key: Key) -> Sample:
+        """One sample, fetched and prepared. Raises BadSampleError: it cannot be read."""
+        return self.prepare(key, self.fetch(key[1]).data)
 
     def fetch(self, index: int) -> Raw:
         """The stored bytes of one sample, in a form of the reader's own that `prepare` takes.
 
-        Raises:
-            BadSampleError: it cannot be read, or a checksum differs.
+        Raises BadSampleError: it cannot be read, or a checksum differs.
         """
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """A sample ready for training, of its bytes; a function of them, the seed and the key.
 
-        Args:
-            key: of the sample.
-            data: what `fetch` gave.
-            out: arrays of the right shapes, by name, that it may write into instead of making its own, which saves
-                copying large ones into the batch; None: there are none.
-
-        Raises:
-            BadSampleError: the bytes are damaged.
+        `key`: of the sample. `data`: what `fetch` gave. `out`: arrays of the right shapes, by name, that it may write
+        into instead of making its own, which saves copying large ones into the batch; None: there are none.
+        Raises BadSampleError: the bytes are damaged.
         """
 
     def num_bytes(self, index: int) -> int:
         """Bytes that `fetch` gives of a sample, known without reading it (0: the sample needs none).
 
-        Raises:
-            BadSampleError: its file is not there.
+        Raises BadSampleError: its file is not there.
         """
 
     def labels(self) -> NDArray[np.int32] | None:
         """(num_samples,) the class of each sample; None where samples have none."""
+        return None
 
     def name(self, index: int) -> str:
         """File, and place in it, of one sample, for messages; never fails."""
@@ -110,60 +106,35 @@ class SampleReader(Protocol):
 
     def close(self) -> None:
         """Lets go of open files."""
+        return
 
 
-class InHalves:
-    """What a `SampleReader` that fetches and prepares has for nothing."""
-
-    fetch: Callable[[int], Raw]
-    prepare: Callable[..., Sample]
-
-    def read(self, key: Key) -> Sample:
-        """One sample, fetched and prepared.
-
-        Raises:
-            BadSampleError: it cannot be read.
-        """
-        return self.prepare(key, self.fetch(key[1]).data)
-
-
-class Around(InHalves):
+class WrappedReader(SampleReader):
     """Another reader, to change a part of it."""
 
     def __init__(self, reader: SampleReader) -> None:
         self._reader = reader
-
-    @property
-    def num_samples(self) -> int:
-        """Of the reader."""
-        return self._reader.num_samples
+        self.num_samples = reader.num_samples
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """As the reader does."""
         return self._reader.prepare(key, data, out)
 
     def num_bytes(self, index: int) -> int:
-        """As the reader says."""
         return self._reader.num_bytes(index)
 
     def labels(self) -> NDArray[np.int32] | None:
-        """As the reader says."""
         return self._reader.labels()
 
     def name(self, index: int) -> str:
-        """As the reader says."""
         return self._reader.name(index)
 
     def files(self) -> list[Path]:
-        """As the reader says."""
         return self._reader.files()
 
     def describe(self) -> dict[str, object]:
-        """As the reader does."""
         return self._reader.describe()
 
     def close(self) -> None:
-        """As the reader does."""
         self._reader.close()
 
 
@@ -229,13 +200,10 @@ class ReadSpan:
 class BatchReader:
     """Turns keys into a batch. Whether it runs in the training process or in a loader process makes no difference.
 
-    Args:
-        reader: the data set.
-        on_bad_sample: what to do where a sample is unreadable.
-        replace: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
-            batch is smaller and may be empty (an evaluation must not count a sample twice).
-        arrange: what is done last with a batch, where it is read; see `dlbench.node.data.text`.
-        within_batch: take the next of the same batch instead of the next of the data set, which this rank may not hold.
+    `replace`: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
+    batch is smaller and may be empty (an evaluation must not count a sample twice). `arrange`: what is done last with a
+    batch, where it is read; see `dlbench.node.data.text`. `within_batch`: take the next of the same batch instead of
+    the next of the data set, which this rank may not hold.
     """
 
     def __init__(
@@ -339,10 +307,8 @@ def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
 class _Stack:
     """A batch that is filled sample by sample, so that only one sample's arrays are held beside it.
 
-    Args:
-        most: samples that it will have at most.
-        forms: of the last batch's samples, which these most likely have, too; empty: not known.
-        room: gives the arrays.
+    `most`: samples that it will have at most. `forms`: of the last batch's samples, which these most likely have, too;
+    empty: not known. `room`: gives the arrays.
     """
 
     def __init__(self, most: int, forms: Forms, room: Room) -> None:
@@ -359,8 +325,7 @@ class _Stack:
     def add(self, sample: Arrays) -> None:
         """Takes a sample into the next place, copying what does not lie there yet.
 
-        Raises:
-            ValueError: it has another shape than the first.
+        Raises ValueError: it has another shape than the first.
         """
         if RAGGED in sample:
             self._ragged.append(sample[RAGGED])
@@ -377,7 +342,6 @@ class _Stack:
         self._num += 1
 
     def batch(self) -> dict[str, torch.Tensor]:
-        """What has been added, as tensors; empty if nothing was."""
         if not self._num:
             return {}
         batch = {name: torch.from_numpy(array[: self._num]) for name, array in self._arrays.items()}

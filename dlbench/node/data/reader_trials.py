@@ -93,15 +93,10 @@ def throughput(
     """Takes batches for so many seconds.
 
     What queues hold when the clock starts was read before: as many batches are taken first and not counted.
-
-    Args:
-        take: as of `reading`.
-        readers: that read; tells how much their queues hold.
-        seconds: to measure for; at least two batches of each reader are taken.
-        beat: called at each batch.
-        compute: what the taker does between two batches; None: nothing.
-        ready: called when the queues are empty and the clock is about to start.
-        longest: times the seconds after which it ends with what it has; None: it does not.
+    `readers`: that read; tells how much their queues hold. `seconds`: to measure for; at least two batches of each
+    reader are taken. `compute`: what the taker does between two batches; None: nothing. `ready`: called when the queues
+    are empty and the clock is about to start. `longest`: times the seconds after which it ends with what it has; None:
+    it does not.
     """
     found = Throughput()
     for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):
@@ -149,7 +144,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class TrialContext:
     """What trials need to know of the rank."""
 
     reader: SampleReader
@@ -187,28 +182,21 @@ class Choice:
 
     @property
     def trials(self) -> tuple[ReaderTrial, ...]:
-        """All, in order."""
         return tuple(trial for search in (self.of_workers, self.of_prefetch) if search for trial in search.trials)
 
 
-def choose(around: Surroundings, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
+def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
     """Measures and chooses; called by all ranks, and the same on all of them.
 
-    Args:
-        around: where it is tried.
-        workers: reader processes of a rank, or `auto`.
-        prefetch: batches that each reads ahead, or `auto`.
-
-    Raises:
-        UserError, EnvironmentLacksError, RunError: a sample cannot be read, or readers cannot be started.
+    Raises UserError, EnvironmentLacksError, RunError: a sample cannot be read, or readers cannot be started.
     """
     start = time.monotonic()
-    trials = _Trials(around)
+    trials = _Trials(context)
     of_workers = of_prefetch = None
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
         # What feeds a GPU keeps a core to itself.
-        most = max(1, around.cores - 1) if around.device.type == "cuda" else around.cores
+        most = max(1, context.cores - 1) if context.device.type == "cuda" else context.cores
         found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(most))])
         if found.loader_workers == 0:
             found = trials.best([found, Readers(1, ahead)], computing=True)
@@ -238,8 +226,8 @@ def _doubled(most: int) -> list[int]:
 class _Trials:
     """Runs trials; keeps what they told."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
         self.told: list[ReaderTrial] = []
         self.again = False
         self._next = 0
@@ -268,29 +256,28 @@ class _Trials:
         return candidates[chosen(rates)]
 
     def _rate(self, readers: Readers, stand_in: Callable[[], object] | None) -> float:
-        """Samples a second of the slowest rank."""
-        around = self._around
-        ends = self._next + max(1, readers.loader_workers) * (readers.prefetch_batches + 2) > len(around.keys)
-        if any(around.ranks.gather(ends)) and self._next:
+        context = self._context
+        ends = self._next + max(1, readers.loader_workers) * (readers.prefetch_batches + 2) > len(context.keys)
+        if any(context.ranks.gather(ends)) and self._next:
             self.again, self._next = True, 0
-            if around.empty_cache is not None:
-                around.empty_cache()
+            if context.empty_cache is not None:
+                context.empty_cache()
         what = f"a trial of {readers.loader_workers} readers"
-        with reading(around.reader, self._keys, readers, on_bad_sample=around.on_bad_sample) as take:
+        with reading(context.reader, self._keys, readers, on_bad_sample=context.on_bad_sample) as take:
             found: Throughput = throughput(
                 take,
                 readers,
                 seconds=SECONDS,
-                beat=lambda: around.beat(what),
+                beat=lambda: context.beat(what),
                 compute=stand_in,
-                ready=around.ranks.barrier,
+                ready=context.ranks.barrier,
             )
         if readers.loader_workers == 0 and found.batches:
             self._batch_s = found.seconds / found.batches
-        return min(float(rate) for rate in around.ranks.gather(found.samples_per_s))
+        return min(float(rate) for rate in context.ranks.gather(found.samples_per_s))
 
     def _keys(self) -> Iterator[list[Key]]:
-        keys = self._around.keys
+        keys = self._context.keys
         while True:
             if self._next >= len(keys):
                 self._next, self.again = 0, True
@@ -299,7 +286,7 @@ class _Trials:
 
     def _stand_in(self) -> Callable[[], object]:
         """Something that keeps the training process as busy as a step that takes as long as reading a batch."""
-        if self._around.device.type != "cpu":
+        if self._context.device.type != "cpu":
             return lambda: time.sleep(self._batch_s)  # the device computes, and the host waits for it
         matrix = torch.rand(256, 256)
         start, times = time.monotonic(), 0
@@ -313,8 +300,7 @@ class _Trials:
 def chosen(rates: Sequence[Sequence[float]]) -> int:
     """The place of the first candidate that is not clearly slower than the best.
 
-    Args:
-        rates: of each candidate in each round, cheapest first.
+    `rates`: of each candidate in each round, cheapest first.
     """
     best = max(range(len(rates)), key=lambda place: statistics.median(rates[place]))
 

@@ -74,7 +74,7 @@ from dlbench.errors import DlbenchError, ExitCode, RunError, UserError
 from dlbench.machine.page_cache import files_bytes
 from dlbench.machine.storage import counts_reads
 from dlbench.node.data.rank_reading import CacheState, NodeCache
-from dlbench.node.data.reader_trials import Choice, Readers, Surroundings, Throughput, choose, reading, throughput
+from dlbench.node.data.reader_trials import Choice, Readers, Throughput, TrialContext, choose, reading, throughput
 from dlbench.node.data.sharding import Key, ShardedOrder
 from dlbench.node.data.source import open_reader
 from dlbench.process_tree import end_with_parent
@@ -105,11 +105,7 @@ class _Peers:
         self.place, self._lines = place, lines
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every process, on every one.
-
-        Raises:
-            RunError: another process has ended.
-        """
+        """The value of every process, on every one. Raises RunError: another process has ended."""
         try:
             if self.place:
                 (line,) = self._lines
@@ -124,17 +120,14 @@ class _Peers:
         return everyone
 
     def barrier(self) -> None:
-        """Returns when every process is here."""
         self.gather(None)
 
 
 def measure(order: RateOrder) -> dict[str, Any]:
     """Reads as ordered; this process is the first of those that read.
 
-    Raises:
-        UserError: the data set is synthetic, missing, damaged, too small, or does not fit the model.
-        EnvironmentLacksError: a library is missing, or shared memory is too small.
-        RunError: a process ended.
+    Raises UserError: the data set is synthetic, missing, damaged, too small, or does not fit the model.
+    EnvironmentLacksError: a library is missing, or shared memory is too small. RunError: a process ended.
     """
     if order.data.is_synthetic:
         raise UserError("data.source: synthetic data is not read")
@@ -249,7 +242,7 @@ class _Share:
     def _choice(self) -> Choice:
         data = self._order.data
         cores = len(os.sched_getaffinity(0))
-        around = Surroundings(
+        context = TrialContext(
             reader=self._reader,
             # Of an epoch that is not measured.
             keys=[
@@ -262,7 +255,7 @@ class _Share:
             beat=lambda _what: None,
             empty_cache=self._settle if data.cache == "cold" else None,
         )
-        return choose(around, data.loader_workers, data.prefetch_batches)
+        return choose(context, data.loader_workers, data.prefetch_batches)
 
     def _settle(self) -> None:
         self._cache.settle()

@@ -53,11 +53,7 @@ class Arrival:
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket at a free port of an IPv4 address.
-
-    Raises:
-        OSError: it cannot listen there.
-    """
+    """A listening socket at a free port of an IPv4 address. Raises OSError: it cannot listen there."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind((address, 0))
@@ -72,13 +68,7 @@ def listen(address: str) -> socket.socket:
 class Outgoing:
     """A connection on which this rank sends.
 
-    Args:
-        selector: watches it.
-        peer: the receiver.
-        address: where it listens.
-        secret: of the run.
-        rank: this one.
-        on_stored: told epoch and number of each sample that the receiver has stored.
+    `on_stored`: told epoch and number of each sample that the receiver has stored.
     """
 
     def __init__(
@@ -109,7 +99,6 @@ class Outgoing:
         return not self._unanswered
 
     def send(self, epoch: int, index: int, data: bytes) -> None:
-        """Sends a sample as soon as the network takes it."""
         self._unanswered.add((epoch, index))
         self._out += (memoryview(_HEADER.pack(epoch, index, len(data), zlib.crc32(data))), memoryview(data))
         self.used_s = time.monotonic()
@@ -118,8 +107,7 @@ class Outgoing:
     def handle(self, events: int) -> bool:
         """Goes on with what can go on; False once the receiver has closed a connection on which nothing was sent.
 
-        Raises:
-            PeerGoneError: the receiver is gone, and with it what it has not answered.
+        Raises PeerGoneError: the receiver is gone, and with it what it has not answered.
         """
         try:
             if events & selectors.EVENT_WRITE:
@@ -160,19 +148,13 @@ class Outgoing:
         return True
 
     def close(self) -> None:
-        """Lets go of the connection."""
         _close(self._selector, self._socket)
 
 
 class Incoming:
     """A connection on which another rank sends.
 
-    Args:
-        selector: watches it.
-        connection: accepted.
-        secret: of the run; who does not say it is sent away.
-        ranks: of the run.
-        on_arrival: takes and stores each sample.
+    `secret`: of the run; who does not say it is sent away. `on_arrival`: takes and stores each sample.
     """
 
     def __init__(
@@ -203,9 +185,7 @@ class Incoming:
     def handle(self, events: int) -> bool:
         """Goes on with what can go on; False once it is over.
 
-        Raises:
-            PeerGoneError: it ended within a sample.
-            NonsenseError: a rank sent what is no sample.
+        Raises PeerGoneError: it ended within a sample. NonsenseError: a rank sent what is no sample.
         """
         try:
             if events & selectors.EVENT_WRITE:
@@ -274,7 +254,6 @@ class Incoming:
         self._selector.modify(self._socket, wanted, self)
 
     def close(self) -> None:
-        """Lets go of the connection."""
         _close(self._selector, self._socket)
 
 
@@ -289,18 +268,15 @@ class Waker:
         selector.register(self._event, selectors.EVENT_READ, self)
 
     def wake(self) -> None:
-        """The thread goes on."""
         with self._lock, suppress(BlockingIOError):
             if self._is_open:
                 os.eventfd_write(self._event, 1)
 
     def handle(self) -> None:
-        """The thread is awake."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
 
     def close(self) -> None:
-        """No more waking."""
         with self._lock:
             self._is_open = False
             with suppress(KeyError, ValueError):

@@ -17,7 +17,7 @@ from typing import Any
 from dlbench.datasets.shuffling import Exchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
-from dlbench.node.data.reader import Around, NotArrivedError, Raw, SampleReader
+from dlbench.node.data.reader import NotArrivedError, Raw, SampleReader, WrappedReader
 from dlbench.node.data.sample_connections import (
     SECRET_BYTES,
     Arrival,
@@ -38,15 +38,11 @@ def lost_mark(store: SampleStore) -> Path:
     return store.folder / _LOST
 
 
-class AwaitingReader(Around):
+class AwaitingReader(WrappedReader):
     """The same samples, each waited for until it is in the store.
 
     A sample is there when its file is (`SampleStore`), so that readers in other processes need not be told.
-
-    Args:
-        reader: reads samples of the store.
-        store: of this rank.
-        patience_s: how long a sample may be waited for, seconds.
+    `patience_s`: how long a sample may be waited for, seconds.
     """
 
     def __init__(self, reader: SampleReader, store: SampleStore, *, patience_s: float) -> None:
@@ -57,9 +53,7 @@ class AwaitingReader(Around):
     def fetch(self, index: int) -> Raw:
         """The stored bytes of one sample, once it is there.
 
-        Raises:
-            NotArrivedError: it is not coming, or not in time.
-            BadSampleError: it cannot be read.
+        Raises NotArrivedError: it is not coming, or not in time. BadSampleError: it cannot be read.
         """
         if self._store.has(index):
             return self._reader.fetch(index)
@@ -111,16 +105,9 @@ class Meeting:
 class SampleExchange:
     """The exchange of one rank.
 
-    Args:
-        ownership: who holds what, and sends what to whom.
-        rank: this one.
-        store: holds this rank's samples of the first epoch, and nothing else.
-        batches_per_epoch: batches of a rank in one epoch.
-        address: IPv4 address to listen at.
-        first_epoch: in which training begins, or goes on.
-
-    Raises:
-        RunError: cannot listen at this address.
+    `store`: holds this rank's samples of the first epoch, and nothing else. `batches_per_epoch`: batches of a rank in
+    one epoch. `first_epoch`: in which training begins, or goes on.
+    Raises RunError: cannot listen at this address.
     """
 
     def __init__(
@@ -165,11 +152,7 @@ class SampleExchange:
         self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
 
     def meet(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Tells all ranks where this one listens, and begins; called by all of them.
-
-        Args:
-            gather: `Engine.gather`; also carries the secret, which is rank 0's.
-        """
+        """Tells all ranks where this one listens, and begins; called by all of them."""
         own = [*self._listener.getsockname(), secrets.token_hex(SECRET_BYTES // 2)]
         everyone = gather(own)
         self._addresses = [(str(host), int(port)) for host, port, _ in everyone]
@@ -189,11 +172,7 @@ class SampleExchange:
             self._waker.wake()
 
     def require_well(self) -> None:
-        """Proves that the exchange goes on.
-
-        Raises:
-            DlbenchError: it does not, and why.
-        """
+        """Proves that the exchange goes on. Raises DlbenchError: it does not, and why."""
         if self._error is not None:
             raise self._error
 
@@ -349,9 +328,7 @@ class SampleExchange:
     def _take(self, arrival: Arrival) -> None:
         """Stores a sample that has come.
 
-        Raises:
-            NonsenseError: nobody was to send it.
-            EnvironmentLacksError: the disk is full.
+        Raises NonsenseError: nobody was to send it. EnvironmentLacksError: the disk is full.
         """
         epoch, index = arrival.epoch, arrival.index
         got = self._received.setdefault(epoch, set()) if self._may_come(epoch) else {index}

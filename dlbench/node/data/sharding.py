@@ -38,18 +38,9 @@ class ShardedOrder:
     rank has equally many batches of equal sizes, and the set of samples behind step n depends on the global batch
     alone. What does not fill a batch on every rank is left out of that epoch (another part each time) and told by
     `dropped_per_epoch`.
-
-    Args:
-        num_samples: samples in the data set.
-        batch_size: samples of one rank in one batch.
-        rank, world_size: this rank's number, and how many there are.
-        seed: of the permutations.
-        drop_last: leave out a last batch that is smaller than the others; otherwise only what cannot be dealt out
-            evenly is left out.
-        start: where to begin, for a run that continues another, perhaps with another number of ranks.
-
-    Raises:
-        UserError: the data set does not fill one batch on every rank.
+    `drop_last`: leave out a last batch that is smaller than the others; otherwise only what cannot be dealt out evenly
+    is left out. `start`: where to begin, for a run that continues another, perhaps with another number of ranks.
+    Raises UserError: the data set does not fill one batch on every rank.
     """
 
     def __init__(
@@ -147,13 +138,7 @@ class HeldOrder(ShardedOrder):
     As a `ShardedOrder`, but each epoch has a permutation of each rank's own samples. Ranks hold equally many or one
     more; what not every rank has, and what fills no batch, stays at the end of a rank's order and is left out, others
     each epoch.
-
-    Args:
-        ownership: who holds what.
-        batch_size, rank, drop_last, start: as of `ShardedOrder`; the place in `start` is a multiple of the ranks.
-
-    Raises:
-        UserError: the samples of a rank do not fill one batch.
+    Raises UserError: the samples of a rank do not fill one batch.
     """
 
     def __init__(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,11 +15,11 @@ from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
 from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data.loader import EpochReads, EvaluationSource, LoadedSource
+from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.rank_reading import RankReading, planned_readers
 from dlbench.node.data.read_audit import ReadAudit
-from dlbench.node.data.reader import ReadSpan, SampleReader
+from dlbench.node.data.reader import SampleReader
 from dlbench.node.data.reader_trials import Readers
 from dlbench.node.data.sample_exchange import AwaitingReader, Meeting, SampleExchange
 from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
@@ -33,73 +33,6 @@ from dlbench.specs.workload import (
     ModelSpec,
     TextData,
 )
-
-
-class BatchSource(Protocol):
-    """Batches of one rank on the CPU, without end: epochs follow each other.
-
-    The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
-    """
-
-    @property
-    def order(self) -> ShardedOrder | None:
-        """What this rank reads when; None where nothing is read."""
-
-    @property
-    def failures(self) -> list[str]:
-        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the data set, or in a synthetic pool."""
-
-    @property
-    def audit(self) -> ReadAudit | None:
-        """Who read what; None where nothing is read."""
-
-    @property
-    def exchange(self) -> SampleExchange | None:
-        """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
-
-    def sample_name(self, index: int) -> str:
-        """File, and place in it, of one sample."""
-
-    def recent_reads(self) -> list[ReadSpan]:
-        """When the last batches were read, as many as a window of watched steps needs; none where nothing is read."""
-
-    @property
-    def is_between_epochs(self) -> bool:
-        """Whether it rests: epochs are read one by one, and the last batch of one has been handed out."""
-
-    def begin_epoch(self) -> None:
-        """Begins to read the next epoch where it rests; asking for a batch does it, too."""
-
-    def epoch_reads(self) -> list[EpochReads]:
-        """What was read for the batches handed out so far, epoch by epoch; nothing where nothing is read."""
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Itself."""
-
-    def __next__(self) -> dict[str, torch.Tensor]:
-        """The next batch.
-
-        Raises:
-            UserError: a sample is unreadable and data.on_bad_sample is stop.
-            RunError: a loader process died, or the source is closed.
-        """
-
-    def ahead(self) -> dict[str, torch.Tensor] | None:
-        """The batch after those that were handed out or looked at, without handing it out: to be copied ahead.
-
-        Nothing counts as read by it. None: there is none to look at, for a reason that asking for it tells, or because
-        it belongs to an epoch that is not to begin yet.
-        """
-
-    def describe(self) -> dict[str, object]:
-        """What was read and what went wrong, for the record; ready for JSON, also after `close`."""
-
-    def close(self) -> None:
-        """Ends loader processes and closes files."""
 
 
 def build_source(
@@ -126,31 +59,16 @@ def build_source(
 
     The same seed gives the same samples in the same order and with the same augmentation, whatever the number of
     loader processes.
-
-    Args:
-        model_spec: of the workload; gives the shapes.
-        data_spec: of the workload; must fit the model.
-        batch_size: samples of this rank in one batch.
-        rank: this rank's number.
-        world_size: ranks in all.
-        seed: of order and augmentation; the same on all ranks.
-        drop_last: see `ShardedOrder`.
-        start: where to begin in the data set, for a run that continues another.
-        start_batch: the same for synthetic data, batches of this rank.
-        pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
-        counts: hand out volumes as counts, of which the device takes the logarithm.
-        staged: what of the data set is on this node; None: nothing.
-        meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
-            at the same time.
-        lister: through which the ranks of a node list the data set once; all of them must open the same.
-        num_parts: in which each batch is computed.
-        reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
-            give the readers in numbers.
-        device: where the rank computes; None: on its CPU.
-
-    Raises:
-        EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU.
-        UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
+    `drop_last`: see `ShardedOrder`. `start`: where to begin in the data set, for a run that continues another.
+    `start_batch`: the same for synthetic data, batches of this rank. `counts`: hand out volumes as counts, of which the
+    device takes the logarithm. `staged`: what of the data set is on this node; None: nothing. `meeting`: how samples
+    are exchanged; needed for partial shuffling over several ranks, where all of them call this at the same time.
+    `lister`: through which the ranks of a node list the data set once; all of them must open the same. `num_parts`: in
+    which each batch is computed. `reading`: settles readers and page cache with the other ranks; None: as the
+    specification says, which then must give the readers in numbers. `device`: where the rank computes; None: on its
+    CPU.
+    Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
+    the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     if data_spec.is_synthetic:
         return SyntheticSource(
@@ -264,8 +182,7 @@ def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister:
 def validation_path(data_spec: DataSpec) -> Path:
     """Where the validation data of a plan is.
 
-    Raises:
-        UserError: the plan names none, and none stands beside the training data.
+    Raises UserError: the plan names none, and none stands beside the training data.
     """
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
@@ -296,22 +213,10 @@ def build_evaluation(
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
-    Args:
-        model_spec: of the workload; gives the shapes.
-        data_spec: of the workload; must fit the model.
-        max_samples: evaluate that many samples at most, over all ranks; None: all.
-        batch_size: samples of this rank in one batch.
-        rank: this rank's number.
-        world_size: ranks in all.
-        seed: of masks that are drawn once.
-        pin_memory: hand out page-locked tensors (needs a GPU).
-        counts: as of `build_source`.
-        staged: what of the data set is on this node; None: nothing.
-        lister: as of `build_source`, another one.
-        readers: those of training; None: as the specification says, in numbers.
-
-    Raises:
-        UserError: there is no validation data, or it is damaged or does not fit the model.
+    `max_samples`: evaluate that many samples at most, over all ranks; None: all. `seed`: of masks that are drawn once.
+    `staged`: what of the data set is on this node; None: nothing. `lister`: as of `build_source`, another one.
+    `readers`: those of training; None: as the specification says, in numbers.
+    Raises UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
     reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister, counts=counts)
@@ -351,18 +256,8 @@ def open_reader(
 ) -> SampleReader:
     """The reader of one split.
 
-    Args:
-        folder: of the split.
-        model_spec: of the workload.
-        data_spec: of the workload.
-        seed: of order and augmentation.
-        training: augment as for training.
-        lister: through which the ranks of a node list the split once.
-        counts: leave the logarithm of volumes to the device.
-
-    Raises:
-        UserError: the data set is missing, empty, damaged, or does not fit the model.
-        EnvironmentLacksError: a library that its form needs is not installed.
+    Raises UserError: the data set is missing, empty, damaged, or does not fit the model. EnvironmentLacksError: a
+    library that its form needs is not installed.
     """
     # Each format's libraries are imported only where it is read.
     network: Any = model_spec  # has the sizes that its formats of data are read in
@@ -397,13 +292,9 @@ _PUBLIC_VOLUME = [128, 128, 128, 4]
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
     """The name of the training data, for the record.
 
-    Args:
-        spec: of the workload.
-        described: what the source says of itself.
-
-    Returns:
-        `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is there;
-        `public_set` where the counts are those of a public one; empty where neither is so.
+    `described`: what the source says of itself.
+    Returns `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is
+    there; `public_set` where the counts are those of a public one; empty where neither is so.
     """
     if spec.is_synthetic:
         return {}

@@ -28,7 +28,7 @@ from dlbench.datasets.staging.samples import (
 )
 from dlbench.errors import UserError
 from dlbench.machine.memory import lies_in_memory, memory_room
-from dlbench.node.data.reader import Around, BadSampleError, Raw, SampleReader, path_text
+from dlbench.node.data.reader import BadSampleError, Raw, SampleReader, WrappedReader, path_text
 from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class _Staged(Around):
+class _Staged(WrappedReader):
     """Another reader, with `fetch` changed."""
 
     def __init__(self, reader: SampleReader, tier: StagingTier) -> None:
@@ -59,31 +59,19 @@ class _Staged(Around):
 
 
 class HeldReader(_Staged):
-    """Samples that a rank holds on its node (shard); the source is not read.
-
-    Args:
-        reader: of the source.
-        store: of this rank.
-        tier: where it is.
-    """
+    """Samples that a rank holds on its node (shard); the source is not read."""
 
     def __init__(self, reader: SampleReader, store: SampleStore, tier: StagingTier) -> None:
         super().__init__(reader, tier)
         self._store = store
 
     def fetch(self, index: int) -> Raw:
-        """A sample of the store.
-
-        Raises:
-            BadSampleError: it is not there, or changed or cut off since it was staged.
-        """
         data = self._from(self._store, index)
         if data is None:
             raise self._lost(self._store, index, "missing")
         return Raw(data, self._tier)
 
     def files(self) -> list[Path]:
-        """Those of the store."""
         return [self._store.path(index) for index in self._store.indices()]
 
 
@@ -91,12 +79,7 @@ class KeepingReader(_Staged):
     """Samples kept on the node when they are first read (lazy), and never removed.
 
     A full disk ends the keeping, not the run.
-
-    Args:
-        reader: of the source.
-        store: of this node.
-        tier: where it is.
-        kept: (num_samples,) which samples may be kept; None: all.
+    `kept`: (num_samples,) which samples may be kept; None: all.
     """
 
     def __init__(
@@ -110,8 +93,7 @@ class KeepingReader(_Staged):
     def fetch(self, index: int) -> Raw:
         """A sample of the store, or else of the source, which is kept where it may be.
 
-        Raises:
-            BadSampleError: it cannot be read, or changed or was cut off since it was kept.
+        Raises BadSampleError: it cannot be read, or changed or was cut off since it was kept.
         """
         may_be_kept = self._kept is None or bool(self._kept[index])
         data = self._from(self._store, index) if may_be_kept else None
@@ -123,7 +105,6 @@ class KeepingReader(_Staged):
         return raw
 
     def files(self) -> list[Path]:
-        """Those of the source, and what is kept by now."""
         return [*self._reader.files(), *(self._store.path(index) for index in self._store.indices())]
 
     def _keep(self, index: int, data: bytes) -> None:
@@ -136,24 +117,16 @@ class KeepingReader(_Staged):
 
 
 class ReplicaReader(_Staged):
-    """A copy of the data set on the node.
-
-    Args:
-        reader: of the copy.
-        tier: where it is.
-        source: what it is a copy of.
-    """
+    """A copy of the data set on the node."""
 
     def __init__(self, reader: SampleReader, tier: StagingTier, source: Path) -> None:
         super().__init__(reader, tier)
         self._source = source
 
     def fetch(self, index: int) -> Raw:
-        """A sample of the copy; BadSampleError as of the reader."""
         return replace(self._reader.fetch(index), tier=self._tier)
 
     def describe(self) -> dict[str, object]:
-        """Of the copy, with the path of the source."""
         return {**self._reader.describe(), "path": path_text(self._source)}
 
 
@@ -244,12 +217,8 @@ class _Outcome:
 class NodeStaging:
     """Stages one node, in a thread of its own.
 
-    Args:
-        plan: the run; its data.staging is not `none`.
-        node_rank: the node, from 0.
-        host: its name.
-        open_reader: opens the training data at its source.
-        parts: given the number of samples, those that each rank of this node holds first; for `shard`.
+    `open_reader`: opens the training data at its source. `parts`: given the number of samples, those that each rank of
+    this node holds first; for `shard`.
     """
 
     def __init__(
@@ -274,7 +243,6 @@ class NodeStaging:
         self._thread = threading.Thread(target=self._run, name="dlbench-staging", daemon=True)
 
     def start(self) -> None:
-        """Begins."""
         self._begun = time.monotonic()
         self._thread.start()
 
@@ -291,12 +259,10 @@ class NodeStaging:
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed; None if it did not."""
         return self._outcome.error
 
     @property
     def moved(self) -> list[Moved]:
-        """What was copied when, by stream."""
         return self.tally.moved
 
     def told(self) -> dict[str, Any]:

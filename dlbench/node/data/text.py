@@ -38,7 +38,7 @@ from dlbench.datasets.text.pretraining_hdf5 import (
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import BertModel, ModelSpec, TextData
 
@@ -96,17 +96,10 @@ def open_text(
     """The reader of what is at `source`: HDF5 samples (a file or a folder), a saved corpus, or raw text.
 
     Raw text is tokenised here, once on each node; for a large one prepare samples or save the corpus once.
-
-    Args:
-        source: `data.source`, or that of evaluations.
-        model: gives the size of the vocabulary.
-        spec: gives the shape of samples, and the vocabulary of raw text.
-        seed: of pairs and masks of raw text; samples in HDF5 have theirs fixed.
-        training: draw pairs and masks anew in every epoch; otherwise they are the same in all.
-        lister: through which the ranks of a node list the files and tokenise once.
-
-    Raises:
-        UserError: nothing readable is there, it is damaged, or does not fit the model or the settings.
+    `spec`: gives the shape of samples, and the vocabulary of raw text. `seed`: of pairs and masks of raw text; samples
+    in HDF5 have theirs fixed. `training`: draw pairs and masks anew in every epoch; otherwise they are the same in all.
+    `lister`: through which the ranks of a node list the files and tokenise once.
+    Raises UserError: nothing readable is there, it is damaged, or does not fit the model or the settings.
     """
     found = lister.index(lambda: _listed(source, model, spec), (SamplesIndex, FileShape, TextCorpus, Vocabulary))
     if isinstance(found, SamplesIndex):
@@ -128,12 +121,11 @@ def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | Te
     return corpus if corpus.saved is None else (corpus.saved, vocabulary)
 
 
-class TextReader(InHalves):
+class TextReader(SampleReader):
     """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch.
 
-    Raises:
-        UserError: the sequence is too short for two segments, the corpus has one document only, or the vocabulary has
-            no words.
+    Raises UserError: the sequence is too short for two segments, the corpus has one document only, or the vocabulary
+    has no words.
     """
 
     def __init__(self, corpus: TextCorpus, spec: TextData, seed: int, *, training: bool = True) -> None:
@@ -145,11 +137,7 @@ class TextReader(InHalves):
         )
         self._maker, self._seed, self._training = SampleMaker(corpus, rule), seed, training
         self._runs, self._documents = self._maker.runs()
-
-    @property
-    def num_samples(self) -> int:
-        """Runs of sentences."""
-        return len(self._runs)
+        self.num_samples = len(self._runs)
 
     def fetch(self, index: int) -> Raw:
         """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
@@ -167,15 +155,10 @@ class TextReader(InHalves):
         return Sample(self._maker.sample(pair, generator))
 
     def num_bytes(self, index: int) -> int:
-        """None is fetched."""
         del index
         return 0
 
-    def labels(self) -> None:
-        """Text has no classes."""
-
     def name(self, index: int) -> str:
-        """Text, and number of the run of sentences in it."""
         return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
 
     def files(self) -> list[Path]:
@@ -183,7 +166,6 @@ class TextReader(InHalves):
         return self._maker.corpus.files()
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, sizes and digest of text and vocabulary."""
         corpus = self._maker.corpus
         return {
             "kind": "text",
@@ -195,20 +177,13 @@ class TextReader(InHalves):
             "index_sha256": corpus.sha256,
         }
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class PretrainingHdf5Reader(InHalves):
+class PretrainingHdf5Reader(SampleReader):
     """Samples prepared in HDF5 (layouts in `dlbench.datasets.text.pretraining_hdf5`), the same in every epoch.
 
-    Args:
-        index: the files.
-        spec: S must be that of the files. Of samples with more than P predictions the last are left out.
-        vocab_size: ids must be below.
-
-    Raises:
-        UserError: the files have samples of another length.
+    `spec`: S must be that of the files. Of samples with more than P predictions the last are left out. `vocab_size`:
+    ids must be below.
+    Raises UserError: the files have samples of another length.
     """
 
     def __init__(self, index: SamplesIndex, spec: TextData, vocab_size: int) -> None:
@@ -219,6 +194,7 @@ class PretrainingHdf5Reader(InHalves):
                 f"{spec.sequence_length}"
             )
         self._index, self._vocab_size = index, vocab_size
+        self.num_samples = index.num_samples
         self._rows = SampleRows(index, spec.sequence_length, spec.max_predictions)
         self._layout = (
             *((name, spec.sequence_length) for name in PER_TOKEN),
@@ -226,16 +202,10 @@ class PretrainingHdf5Reader(InHalves):
             (LABEL, 1),
         )
 
-    @property
-    def num_samples(self) -> int:
-        """Rows in all files."""
-        return self._index.num_samples
-
     def fetch(self, index: int) -> Raw:
         """The arrays of a row in the order of `_layout`, as little-endian int32.
 
-        Raises:
-            BadSampleError: the row cannot be read, or a value in it is out of range.
+        Raises BadSampleError: the row cannot be read, or a value in it is out of range.
         """
         try:
             rows = self._rows.read(index)
@@ -246,11 +216,7 @@ class PretrainingHdf5Reader(InHalves):
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """One sample; the epoch makes no difference.
-
-        Raises:
-            BadSampleError: the bytes are cut off.
-        """
+        """One sample; the epoch makes no difference. Raises BadSampleError: the bytes are cut off."""
         if len(data) != self.num_bytes(key[1]):
             raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
         values, row, start = np.frombuffer(data, "<i4").astype(np.int64), {}, 0
@@ -273,15 +239,10 @@ class PretrainingHdf5Reader(InHalves):
         )
 
     def num_bytes(self, index: int) -> int:
-        """The same for all samples."""
         del index
         return 4 * sum(length for _, length in self._layout)
 
-    def labels(self) -> None:
-        """Samples of text have no classes."""
-
     def name(self, index: int) -> str:
-        """File, and row in it."""
         path, row = self._index.locate(index)
         return f"{str(path)!r}, row {row}"
 
@@ -289,11 +250,9 @@ class PretrainingHdf5Reader(InHalves):
         return BadSampleError(f"{self.name(index)}: {fault}")
 
     def files(self) -> list[Path]:
-        """The HDF5 files."""
         return list(self._index.files)
 
     def describe(self) -> dict[str, object]:
-        """Kind, path, shape and digest of file names and sizes."""
         shape = self._index.shape
         return {
             "kind": "text-samples",
@@ -305,5 +264,4 @@ class PretrainingHdf5Reader(InHalves):
         }
 
     def close(self) -> None:
-        """Closes the files of this process."""
         self._rows.close()

@@ -52,13 +52,9 @@ class Cut:
 def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
     """The longest chain of modules in a network, each as small as the network's module tree allows.
 
-    Args:
-        model: in training mode.
-        run_once: one forward pass with its loss, autocast included, with grad, no backward pass. Called twice; a small
-            batch will do. Buffers and random generators are afterwards as they were before.
-
-    Raises:
-        UserError: there are fewer than two units; says why.
+    `run_once`: one forward pass with its loss, autocast included, with grad, no backward pass. Called twice; a small
+    batch will do. Buffers and random generators are afterwards as they were before.
+    Raises UserError: there are fewer than two units; says why.
     """
     with undisturbed(model):
         root = _trace(model, run_once)
@@ -322,11 +318,8 @@ BlockFunction = Callable[..., Any]
 class Block:
     """Consecutive units as one function.
 
-    Args:
-        number: in the order of the forward pass, from 0.
-        units: its units.
-        run: called in place of the first module's `forward`, with the block and the arguments.
-        wrap: applied to `function`, e.g. torch.compile; None: nothing.
+    `number`: in the order of the forward pass, from 0. `run`: called in place of the first module's `forward`, with the
+    block and the arguments. `wrap`: applied to `function`, e.g. torch.compile; None: nothing.
     """
 
     def __init__(
@@ -348,14 +341,12 @@ class Block:
         self._output: Any = None
 
     def install(self) -> None:
-        """Replaces `forward` of its modules."""
         first, *others = self.modules
         first.forward = self._first
         for position, module in enumerate(others, 1):
             module.forward = partial(self._other, position)
 
     def remove(self) -> None:
-        """Its modules are as they were."""
         for module, forward in zip(self.modules, self._forwards, strict=True):
             vars(module).pop("forward", None)
             if module.forward != forward:  # it stood on the instance before
@@ -368,7 +359,6 @@ class Block:
         return self._is_running
 
     def buffers(self) -> list[torch.Tensor]:
-        """Buffers of its modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:

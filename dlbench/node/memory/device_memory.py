@@ -46,7 +46,6 @@ class Held:
 
     @property
     def growth(self) -> int:
-        """How far it rose above what was held in the beginning."""
         return self.peak - self.begin
 
 
@@ -88,8 +87,7 @@ class NoPeaks:
 class CpuPeaks(NoPeaks):
     """Every allocation of a CPU tensor, as torch's profiler reports it.
 
-    Raises:
-        EnvironmentLacksError: this torch was built without its profiler.
+    Raises EnvironmentLacksError: this torch was built without its profiler.
     """
 
     def __init__(self) -> None:
@@ -189,8 +187,7 @@ class CudaPeaks(NoPeaks):
 def restart_peaks(device: torch.device) -> bool:
     """Peaks of a process are from now on those of what follows: what torch allocated, and what is resident.
 
-    Returns:
-        Whether the kernel can do that for what is resident.
+    Returns whether the kernel can do that for what is resident.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -221,12 +218,7 @@ def trim() -> None:
 def give_back_freed(at_once: bool, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> str | None:
     """Freed tensors go back to the system at once, or as glibc does it after training for a while.
 
-    Args:
-        at_once: whether.
-        mapped_from_bytes: tensors of at least this.
-
-    Returns:
-        What is in force, in words; None where the C library has no such setting (not glibc).
+    Returns what is in force, in words; None where the C library has no such setting (not glibc).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -260,10 +252,8 @@ class Fit:
 def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> Fit:
     """The largest batch that passes, by halving; at most `MAX_TRIALS` trials, and none begun after `MAX_S` seconds.
 
-    Args:
-        passes: whether a batch of so many samples fits; what fits in a batch fits in a smaller one.
-        below: a batch that does not.
-        clock: seconds.
+    `passes`: whether a batch of so many samples fits; what fits in a batch fits in a smaller one. `below`: a batch that
+    does not.
     """
     until = clock() + MAX_S
     fits, fails, trials = 0, below, 0
@@ -289,14 +279,8 @@ def fits_in_memory(
     """Whether forward and backward pass of a batch fit beside what training keeps.
 
     Gradients are asked for and not accumulated: no hook of an engine acts, no other rank is needed.
-
-    Args:
-        model: the network itself.
-        loss_of: forward pass and loss.
-        batch_of: makes a batch on the device.
-        device: where.
-        kept_bytes: what training will hold beside parameters and gradients, and does not hold yet.
-        beat: told of each trial.
+    `kept_bytes`: what training will hold beside parameters and gradients, and does not hold yet. `beat`: told of each
+    trial.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -335,12 +319,8 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
 def out_of_memory(words: str, fit: Fit | None, *, rank: int, batch: int, accumulation: int) -> RunError:
     """The one line of a rank that ran out of memory.
 
-    Args:
-        words: of torch, condensed.
-        fit: of the backward passes' batches; None where none was tried.
-        rank: this one.
-        batch: samples of a rank and step, as planned.
-        accumulation: backward passes of a step.
+    `words`: of torch, condensed. `fit`: of the backward passes' batches; None where none was tried. `accumulation`:
+    backward passes of a step.
     """
     start = f"rank {rank} is out of memory at train.batch_per_rank {batch}: {words}"
     if fit is None:

@@ -51,13 +51,8 @@ class DiskTicket:
 class DiskTier:
     """A file in a folder; a `Tier`.
 
-    Args:
-        folder: on a disk of this node.
-        reserve_bytes: what will be in it at a time; it grows where that is too little.
-        rank: for messages.
-
-    Raises:
-        EnvironmentLacksError: the folder is missing, cannot be written to, or has too little room.
+    `folder`: on a disk of this node. `reserve_bytes`: what will be in it at a time; it grows where that is too little.
+    Raises EnvironmentLacksError: the folder is missing, cannot be written to, or has too little room.
     """
 
     def __init__(self, folder: Path, reserve_bytes: int, rank: int = 0) -> None:
@@ -99,7 +94,6 @@ class DiskTier:
 
     @property
     def file_bytes(self) -> int:
-        """Length of the file."""
         return self._length
 
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> DiskTicket:

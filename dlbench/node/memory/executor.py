@@ -58,25 +58,15 @@ class OutOfCore:
 
     `install` puts them on the network (before an engine wraps it), `remove` takes them off. A pass is one forward and
     one backward pass; one without gradients is left alone. Whatever ends a pass midway, the next one begins anew.
-
-    Args:
-        model: the network; its units' `forward` are replaced on the instances, nothing else.
-        units: of `find_units`.
-        blocks: every unit in one block.
-        tier: where swapped tensors go; None where no block swaps, and for `blocking` on a GPU, which is then torch's
-            own `save_on_cpu` with page-locked memory, uncounted.
-        budget_bytes: what activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit.
-        costs: of each block (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen.
-        prefetch: when swapped blocks come back.
-        verify: compare checksums of what comes back.
-        rank: for messages.
-        moments: of the device; None: the host's clock.
-        turn_bytes: room for head and loss, `Setting.turn_bytes`.
-        wrap_block: applied to the function of every block, e.g. torch.compile.
-        count: note the bytes of every block in every pass; without it the first pass after `install` does.
-
-    Raises:
-        UserError: a block spans a unit that must begin one.
+    `model`: the network; its units' `forward` are replaced on the instances, nothing else. `units`: of `find_units`.
+    `blocks`: every unit in one block. `tier`: where swapped tensors go; None where no block swaps, and for `blocking`
+    on a GPU, which is then torch's own `save_on_cpu` with page-locked memory, uncounted. `budget_bytes`: what
+    activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit. `costs`: of each block
+    (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen. `prefetch`: when swapped
+    blocks come back. `moments`: of the device; None: the host's clock. `turn_bytes`: room for head and loss,
+    `Setting.turn_bytes`. `wrap_block`: applied to the function of every block, e.g. torch.compile. `count`: note the
+    bytes of every block in every pass; without it the first pass after `install` does.
+    Raises UserError: a block spans a unit that must begin one.
     """
 
     def __init__(
@@ -137,7 +127,6 @@ class OutOfCore:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know, each as one sentence."""
         return self._tier.warnings if self._tier is not None and self._swaps else ()
 
     def install(self) -> None:
@@ -150,7 +139,6 @@ class OutOfCore:
         self._installed = True
 
     def remove(self) -> None:
-        """Takes them off; the network is as it was."""
         if self._installed:
             for block in self._blocks:
                 block.remove()
@@ -411,7 +399,6 @@ class OutOfCore:
         self._note_peak(running)
 
     def _send(self, running: Pass, handle: Handle) -> None:
-        """A handle's bytes begin their way out."""
         assert self._tier is not None
         assert handle.storage is not None
         if self._verifies:
@@ -447,7 +434,6 @@ class OutOfCore:
         self._lane.switch(BACKWARD, number)
 
     def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
-        """The gradient of the chain's input is there."""
         if running.has_turned:
             self._end_blocks(running, -1)
             running.current = -1

@@ -48,11 +48,8 @@ class ForwardOrder:
     The parameters of a module that is never called itself (torch's attention reads the weights of its output
     projection) are waited for by the nearest module around it that is, at the latest before the network is called.
     Blocks of an out-of-core network call their modules as the network itself does.
-
-    Args:
-        model: the network.
-        reach: called before every call of such a module.
-        is_hooked: False: nothing is hooked and order is that of definition (a compiled network has no such moments).
+    `reach`: called before every call of such a module. `is_hooked`: False: nothing is hooked and order is that of
+    definition (a compiled network has no such moments).
     """
 
     def __init__(self, model: nn.Module, reach: Callable[[nn.Module], None], *, is_hooked: bool = True) -> None:
@@ -100,7 +97,6 @@ class ForwardOrder:
         return found
 
     def close(self) -> None:
-        """Takes the hooks away."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -328,14 +324,10 @@ class HostUpdate:
 
     The optimizer keeps its parameter groups (the loop writes rates there) and its `state`, whose tensors lie on the
     host from now on: a checkpoint holds the same either way. Its memory on the device is none.
-
-    Args:
-        model: the network, with the parameters of the first step in it.
-        optimizer: of `build_optimizer` for the same network, wrapped by an engine or not; restored already.
-        spec: its specification.
-        host: where the host updates.
-        overlaps: whether the forward pass waits module by module; otherwise, before it begins, for all.
-        whole_steps: so many first steps end with their update: after them the engine moves gradients.
+    `model`: the network, with the parameters of the first step in it. `optimizer`: of `build_optimizer` for the same
+    network, wrapped by an engine or not; restored already. `host`: where the host updates. `overlaps`: whether the
+    forward pass waits module by module; otherwise, before it begins, for all. `whole_steps`: so many first steps end
+    with their update: after them the engine moves gradients.
     """
 
     def __init__(
@@ -375,7 +367,6 @@ class HostUpdate:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What figures must not be read without, a sentence each."""
         found = []
         if not self._host.num_bytes:
             found.append(f"train.optimizer_state host: {self._host.text}")
@@ -439,8 +430,7 @@ class HostUpdate:
     def settle(self) -> None:
         """Returns when every parameter is updated (on a GPU: when what is ordered next comes after that).
 
-        Raises:
-            Exception: what made an update fail.
+        Raises Exception: what made an update fail.
         """
         for group in self._groups:
             if not group.is_joined:
@@ -479,7 +469,6 @@ class HostUpdate:
         self._update_ns = self._wait_ns = 0
 
     def result(self) -> HostUpdateResult:
-        """What it did since `begin_measuring`."""
         self.settle()
         parameters = sum(group.num_bytes for group in self._groups)
         state = [t for one in self._optimizer.state.values() for t in one.values() if isinstance(t, Tensor)]

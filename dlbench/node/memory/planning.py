@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.costs.memory.blocks import block_starts
-from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.smallest import DoesNotFitError
-from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
+from dlbench.costs.memory.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
+from dlbench.costs.memory.search import DoesNotFitError
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
@@ -54,16 +53,9 @@ def measure_rates(
 
     A transfer takes a fixed time and one for each byte: both come from two sizes. How much transfers slow computing
     down comes from `compute` with and without transfers beside it.
-
-    Args:
-        tier: nothing else uses it meanwhile.
-        device: between which and the tier bytes move.
-        chain: says which sizes will be moved.
-        compute: something that training computes, e.g. a forward pass.
-        beat: told what is measured.
-
-    Raises:
-        RunError: the tier cannot be used.
+    `tier`: nothing else uses it meanwhile. `chain`: says which sizes will be moved. `compute`: something that training
+    computes, e.g. a forward pass.
+    Raises RunError: the tier cannot be used.
     """
     beat("the measurement of transfers")
     small, large = sizes_of(chain)
@@ -91,7 +83,6 @@ class _Trials:
         self._tier, self._device = tier, device
 
     def both_ways(self, num_bytes: int) -> tuple[float, float]:
-        """Seconds out and in of one storage."""
         storage = self._storage(num_bytes)
         begin = self._now()
         ticket = self._tier.swap_out(storage, 0)
@@ -215,15 +206,9 @@ class MemoryPlan:
 class Workbench:
     """What a network's memory is measured with.
 
-    Args:
-        model: in training mode, on its device.
-        train: how it will be trained.
-        device: where.
-        loss_of: a forward pass over a batch in the precision of training, and its loss.
-        batch_of: so many samples of the shapes that training will have, on the device.
-        open_tier: the far tier with room for so many bytes.
-        beat: told what moves.
-        gather: of all ranks; alone by default.
+    `model`: in training mode, on its device. `loss_of`: a forward pass over a batch in the precision of training, and
+    its loss. `batch_of`: so many samples of the shapes that training will have, on the device. `open_tier`: the far
+    tier with room for so many bytes. `gather`: of all ranks; alone by default.
     """
 
     model: nn.Module
@@ -238,9 +223,8 @@ class Workbench:
     def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
         """Units, chain and transfer rates, and what a person should know of them.
 
-        Raises:
-            UserError: the network is no chain.
-            EnvironmentLacksError: memory cannot be measured, or nothing can be swapped to.
+        Raises UserError: the network is no chain. EnvironmentLacksError: memory cannot be measured, or nothing can be
+        swapped to.
         """
         self.beat("the network's units")
         small = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
@@ -315,9 +299,8 @@ class Workbench:
 def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tuple[BlockPlan, int]:
     """The plan of a chain by `train.recompute` and `train.swap`, and what training would hold in core, bytes.
 
-    Raises:
-        UserError: train.memory.blocks names what is no unit.
-        EnvironmentLacksError: no plan fits train.memory.capacity; names the smallest that would do.
+    Raises UserError: train.memory.blocks names what is no unit. EnvironmentLacksError: no plan fits
+    train.memory.capacity; names the smallest that would do.
     """
     in_core = in_core_bytes(chain)
     starts = block_starts(train.memory.blocks, [unit.name for unit in chain.units])
@@ -337,13 +320,7 @@ def far_tier(
 ) -> Callable[[int], Tier]:
     """Opens the far tier of a rank, with room for so many bytes.
 
-    Args:
-        train: names the folder of the swap file.
-        storage: or the system's, where it does not.
-        device: of the rank.
-        host: of the rank.
-        rank: for messages.
-        variables: of the rank's environment.
+    `train`: names the folder of the swap file. `storage`: or the system's, where it does not.
     """
 
     def on_cpu(reserve_bytes: int) -> Tier:
@@ -409,9 +386,8 @@ def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:
 def plan_memory(bench: Workbench) -> MemoryPlan:
     """Measures and plans; the same plan on every rank.
 
-    Raises:
-        UserError: the network is no chain, or train.memory.blocks names what is no unit.
-        EnvironmentLacksError: memory cannot be measured, nothing can be swapped to, or no plan fits.
+    Raises UserError: the network is no chain, or train.memory.blocks names what is no unit. EnvironmentLacksError:
+    memory cannot be measured, nothing can be swapped to, or no plan fits.
     """
     begin = time.monotonic()
     cut, chain, rates, warnings = bench.measure()

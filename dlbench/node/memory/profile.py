@@ -72,16 +72,11 @@ class _Link:
         return self.output[1] if self.output[0] != self.input[0] else 0
 
 
-class _Passage:
+class _MeasuredPass:
     """What one pass over the whole network notes.
 
-    Args:
-        model: the network.
-        links: its units, in order.
-        device: where it runs.
-        meter: of the memory that is held.
-        counts: whether storages are counted, which takes time; else times are kept.
-        keeps_gradients: whether gradients outlast a pass.
+    `links`: its units, in order. `counts`: whether storages are counted, which takes time; else times are kept.
+    `keeps_gradients`: whether gradients outlast a pass.
     """
 
     def __init__(
@@ -325,12 +320,7 @@ def undisturbed(model: nn.Module, device: torch.device, *, holds_gradients: bool
 class ChainProfile:
     """Passes over a network whose units are known.
 
-    Args:
-        model: in training mode, on its device.
-        units: in the order of the forward pass.
-        device: where the model is.
-        parts: passes of a step.
-        beat: told before each pass.
+    `model`: in training mode, on its device. `units`: in the order of the forward pass. `parts`: passes of a step.
     """
 
     model: nn.Module
@@ -344,15 +334,11 @@ class ChainProfile:
     ) -> Chain:
         """The chain of a pass.
 
-        Args:
-            loss_of: makes a forward pass over a batch, in the precision of training, and returns its loss.
-            batch: on the device.
-            state_bytes: of parameters, buffers, optimizer state, and gradients that outlast a pass.
-            update_bytes: that the optimizer's update works with (`update_growth`).
-
-        Raises:
-            torch.OutOfMemoryError: a single unit's pass does not fit on the device.
-            EnvironmentLacksError: memory cannot be measured with this torch.
+        `loss_of`: makes a forward pass over a batch, in the precision of training, and returns its loss. `state_bytes`:
+        of parameters, buffers, optimizer state, and gradients that outlast a pass. `update_bytes`: that the optimizer's
+        update works with (`update_growth`).
+        Raises torch.OutOfMemoryError: a single unit's pass does not fit on the device. EnvironmentLacksError: memory
+        cannot be measured with this torch.
         """
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, self.device, holds_gradients=self.parts > 1):
@@ -386,20 +372,22 @@ class ChainProfile:
             update_bytes=update_bytes,
         )
 
-    def _timed(self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, most: int) -> list[_Passage]:
-        begun, passages = time.monotonic(), list[_Passage]()
+    def _timed(
+        self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, most: int
+    ) -> list[_MeasuredPass]:
+        begun, passages = time.monotonic(), list[_MeasuredPass]()
         while len(passages) < most and (len(passages) < LEAST_PASSES or time.monotonic() - begun < LONG_S):
             passages.append(self._pass(links, loss_of, batch, NoPeaks(), counts=False))
         return passages
 
     def _pass(
         self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, meter: PeakMeter, *, counts: bool
-    ) -> _Passage:
+    ) -> _MeasuredPass:
         self.beat("a pass that measures memory")
         if self.parts == 1:
             for parameter in self.model.parameters():
                 parameter.grad = None
-        passage = _Passage(self.model, links, self.device, meter, counts=counts, keeps_gradients=self.parts > 1)
+        passage = _MeasuredPass(self.model, links, self.device, meter, counts=counts, keeps_gradients=self.parts > 1)
         try:
             for link in links:
                 whole = partial(_run_all, [module.forward for module in link.unit.modules])
@@ -465,9 +453,7 @@ def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -
     """What an optimizer's update holds for a while beside parameters, gradients and its state, bytes.
 
     By an update of a copy of the parameters: nothing of the network changes.
-
-    Raises:
-        torch.OutOfMemoryError: the copy does not fit on the device.
+    Raises torch.OutOfMemoryError: the copy does not fit on the device.
     """
     copies = [nn.Parameter(one.detach().clone()) for one in model.parameters() if one.requires_grad]
     optimizer = optimizer_of(copies, spec)
@@ -480,5 +466,5 @@ def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -
     return meter.held()["update"].growth
 
 
-def _median(passages: Sequence[_Passage], begin: str, end: str) -> float:
+def _median(passages: Sequence[_MeasuredPass], begin: str, end: str) -> float:
     return max(0.0, statistics.median(each.moments[end] - each.moments[begin] for each in passages))

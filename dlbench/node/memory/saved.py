@@ -186,7 +186,6 @@ class Table:
         return found[1] if found is not None else None
 
     def add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> Handle:
-        """A handle for the storage of a tensor, which has none yet."""
         handle = Handle(tensor, storage, block)
         self._handles[storage._cdata] = (weak_reference(storage), handle)
         return handle
@@ -305,11 +304,8 @@ class BlockBytes:
 class Room:
     """Bytes that blocks need: as planned or, without a plan's costs, as the last counted pass had them.
 
-    Args:
-        decisions: of each block.
-        budget: what activations may take; None: no limit.
-        costs: of each block under its decision.
-        held_by_others: numbers of the blocks whose input others hold anyway.
+    `budget`: what activations may take; None: no limit. `costs`: of each block under its decision. `held_by_others`:
+    numbers of the blocks whose input others hold anyway.
     """
 
     def __init__(
@@ -329,7 +325,6 @@ class Room:
         self._limits: deque[tuple[int, float]] = deque()
 
     def recomputes(self, block: int) -> bool:
-        """Whether a block is recomputed."""
         return self._decisions[block] in ("recompute", "recompute-swap")
 
     def moves(self, block: int) -> bool:
@@ -371,7 +366,6 @@ class Room:
         return 0 if self._costs is None else self._costs[block].gradients_before_bytes
 
     def turn(self) -> None:
-        """The backward pass begins: nothing is issued yet."""
         self._issued = 0
         self._limits.clear()
 

@@ -84,7 +84,6 @@ class ComputeLane:
         self.reset()
 
     def reset(self) -> None:
-        """Durations begin at zero."""
         self._durations = {"room_wait_s": [], "swap_wait_s": [], "recompute_s": []}
         self._seconds = dict.fromkeys(self._durations, 0.0)
 
@@ -153,7 +152,6 @@ class Watch:
         self._spans: list[tuple[int, str, int, Any, Any]] = []
 
     def set(self, watching: bool) -> None:
-        """Begins or ends watching."""
         if watching:
             self._lane.moments.anchor()
         self._lane.sink = [] if watching else None
@@ -161,7 +159,6 @@ class Watch:
             self._tier.watch(watching)
 
     def begin_pass(self) -> None:
-        """A pass begins."""
         if self._lane.sink is not None:
             self._number += 1
             self._lane.sink.clear()
@@ -175,7 +172,6 @@ class Watch:
             sink.clear()
 
     def take(self) -> list[LaneSpan]:
-        """What was noted since, in order of start."""
         moments = self._lane.moments
         if self._spans:
             moments.settle()

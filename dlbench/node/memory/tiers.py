@@ -123,7 +123,6 @@ class Slots:
         return (self._free[fits].pop(), fits) if fits else None
 
     def give_back(self, offset: int, size: int) -> None:
-        """The place is free again."""
         self._free.setdefault(size, []).append(offset)
 
 
@@ -197,14 +196,8 @@ class PinnedTicket:
 class PinnedTier:
     """Page-locked host memory; a `Tier`.
 
-    Args:
-        device: the GPU.
-        reserve_bytes: what will be in it at a time; it grows where that is too little.
-        rank: for messages.
-        calls: torch's CUDA interface.
-
-    Raises:
-        EnvironmentLacksError: so much memory cannot be page-locked.
+    `reserve_bytes`: what will be in it at a time; it grows where that is too little. `calls`: torch's CUDA interface.
+    Raises EnvironmentLacksError: so much memory cannot be page-locked.
     """
 
     def __init__(self, device: torch.device, reserve_bytes: int, rank: int = 0, calls: Calls | None = None) -> None:

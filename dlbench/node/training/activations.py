@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from dlbench.costs.memory.blocks import BlockCosts
-from dlbench.costs.memory.planner import PREFETCH
-from dlbench.costs.memory.tradeoff import saves_nothing
+from dlbench.costs.memory.planner import PREFETCH, saves_nothing
 from dlbench.machine.memory import peak_resident_bytes, resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged

@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dlbench.errors import IncompleteDataError, UserError, refused
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
-from dlbench.node.data.source import BatchSource
 from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
 from dlbench.records.folder import CHECKPOINT_SUFFIX
 from dlbench.records.record import Evaluation, Setting

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from dlbench.datasets.staging.copying import Moved
-from dlbench.node.data.source import BatchSource
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.memory.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan

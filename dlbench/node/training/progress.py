@@ -19,7 +19,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.records.files import json_text
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import PROGRESS_MARK, SIGN_PERIOD_S, FailureKind, RankStatus, Stage, write_status
-from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import format_bytes, utc_now, utf8_text
 

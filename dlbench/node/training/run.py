@@ -18,11 +18,11 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.delivery import Delivery
-from dlbench.node.data.loader import EvaluationSource
+from dlbench.node.data.loader import BatchSource, EvaluationSource
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sample_exchange import Meeting
-from dlbench.node.data.source import BatchSource, build_evaluation, build_source
+from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
 from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory

@@ -22,8 +22,9 @@ from dlbench.machine.environment import unpacked
 from dlbench.machine.gpus import numa_nodes_of
 from dlbench.machine.memory import peak_resident_bytes
 from dlbench.node.cores import Seat, settle
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
-from dlbench.node.data.source import BatchSource, data_set
+from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.report import with_tuning_cost

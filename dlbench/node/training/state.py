@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
-from dlbench.node.data.source import BatchSource
 from dlbench.node.models.build import Batch, Loss
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.schedule import LearningRate

@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING
 
 from dlbench.costs import overlap
 from dlbench.costs.collectives import Layout
-from dlbench.costs.fit.least_errors import fit_line
+from dlbench.costs.lines import fit_line
 from dlbench.costs.predictions import features
 from dlbench.errors import UserError
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
-from dlbench.specs.collectives.network import LineCost, NetworkModel
+from dlbench.specs.collectives import LineCost, NetworkModel
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.run_draws import SEED
+from dlbench.stats.pairing import SEED
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,11 +22,10 @@ from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, repeat_text, units_text
-from dlbench.specs.collectives.network import NetworkModel
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
+from dlbench.specs.collectives import NetworkModel
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, placed, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdicts import placed
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 

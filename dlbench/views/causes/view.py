@@ -8,10 +8,11 @@ from typing import Any
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import EXCHANGE_PHASE
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
+from dlbench.report.charts.chart import Chart, Rows, finish, short, tooltips
+from dlbench.report.charts.shapes import Axis, Series, stacked
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of
+from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of, columns_of
 from dlbench.report.wording import (
     POINTS,
     basis_text,
@@ -19,12 +20,11 @@ from dlbench.report.wording import (
     lost_text,
     lost_value,
     number_text,
-    place_text,
     ranks_text,
     runs_text,
     value_text,
 )
-from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.collectives import NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
 from dlbench.views.causes.numbers import (
@@ -38,15 +38,10 @@ from dlbench.views.causes.numbers import (
     lost_percent,
 )
 from dlbench.views.model import Group
-from dlbench.views.view import GroupSource, GroupView
+from dlbench.views.view import GroupSource, GroupView, place_of
 
 MAX_PLANTED = 8
 """Ranks with a planted fault that are named."""
-
-
-def place(point: CausePoint) -> str:
-    """Where a point is."""
-    return place_text(point.ranks, point.nodes)
 
 
 def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
@@ -55,7 +50,7 @@ def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
         yield f"A fault was planted on purpose: {found.fault}."
     for point in reversed(found.points):
         advice = f" Next: {next_step}" if next_step and point is found.points[-1] else ""
-        yield f"{place(point)}: {point.verdict.line}.{advice}"
+        yield f"{place_of(point)}: {point.verdict.line}.{advice}"
 
 
 def remarks(found: Diagnosed) -> Iterator[str]:
@@ -64,7 +59,7 @@ def remarks(found: Diagnosed) -> Iterator[str]:
         title = CAUSE_TITLES[cause.name]
         unknown = [point for point in found.points if not point.causes[index].is_measured]
         if unknown:
-            where = "" if len(unknown) == len(found.points) else f" at {', '.join(map(place, unknown))}"
+            where = "" if len(unknown) == len(found.points) else f" at {', '.join(map(place_of, unknown))}"
             reasons = _first(reason for point in unknown for reason in point.causes[index].not_measured)
             yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
         notes = [note for point in found.points for note in point.causes[index].notes]
@@ -78,25 +73,22 @@ def remarks(found: Diagnosed) -> Iterator[str]:
                 f"rank {rank} {number_text(seconds, 's')}" for rank, seconds in point.planted[:MAX_PLANTED]
             )
             left = len(point.planted) - MAX_PLANTED
-            yield f"Planted at {place(point)}, per step: {ranks}{f' and {left} more ranks' if left > 0 else ''}."
+            yield f"Planted at {place_of(point)}, per step: {ranks}{f' and {left} more ranks' if left > 0 else ''}."
     last = found.points[-1]
     if last.pop is not None and last.ranks > 1:
         pop = last.pop
         yield (
-            f"POP metrics at {place(last)}: parallel efficiency {figure_text(pop.parallel)} = load balance "
+            f"POP metrics at {place_of(last)}: parallel efficiency {figure_text(pop.parallel)} = load balance "
             f"{figure_text(pop.load_balance)} x communication efficiency {figure_text(pop.communication)}."
         )
-    yield _monitoring(found)
-    yield from found.limits
-
-
-def _monitoring(found: Diagnosed) -> str:
     cost = found.watch_cost
     if cost is None:
-        return f"Monitoring: {found.watching}."
-    share = figure_text(Estimate(cost.value, cost.low, cost.high, cost.num_runs, "Student t", "fraction"))
-    where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
-    return f"Monitoring ({found.watching}) cost {share} of a step ({cost.method}{where})."
+        yield f"Monitoring: {found.watching}."
+    else:
+        share = figure_text(Estimate(cost.value, cost.low, cost.high, cost.num_runs, "Student t", "fraction"))
+        where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
+        yield f"Monitoring ({found.watching}) cost {share} of a step ({cost.method}{where})."
+    yield from found.limits
 
 
 def _first(texts: Iterable[str]) -> str:
@@ -135,6 +127,13 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
     shown = _titles_shown(rows)
     if last is not None and has_loss:
         rows += [_Row(last, row.part, row.title, row.part_of, True, row.kind) for row in _rows(last)]
+
+    def cell(row: _Row) -> Value | Cell:
+        """Next to lost points seconds stand without their intervals, which programs get."""
+        if row.is_lost:
+            return lost_cell(row.part.lost)
+        return Cell(value_text(row.part.seconds), number=row.part.seconds.value) if has_loss else row.part.seconds
+
     return Sheet(
         name="parts",
         title="Parts of the mean step",
@@ -143,13 +142,13 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         pivot=Pivot(
             corner="Part",
             down=lambda row: row.title,
-            across=lambda row: f"{'Lost at ' * row.is_lost}{place(row.point)}",
-            cell=lambda row: _cell(row, has_loss=has_loss),
+            across=lambda row: f"{'Lost at ' * row.is_lost}{place_of(row.point)}",
+            cell=cell,
         ),
         is_shown=lambda row: row.title in shown,
         is_data=lambda row: not row.is_lost,
         kind=lambda row: row.kind,
-        caption="" if last is None else _caption(last, absent_titles(points)),
+        caption="" if last is None else _caption(last, points),
     )
 
 
@@ -178,27 +177,17 @@ def _titles_shown(rows: Sequence[_Row]) -> set[str]:
     return ({row.title for row in busy} | {row.title for row in rows if row.kind == "sum"}) - lone - silent
 
 
-def absent_titles(points: Sequence[CausePoint]) -> list[str]:
-    """Parts that take no time at any rank count, though they were measured; on CPUs nothing is launched."""
-    return [
+def _caption(last: CausePoint, points: Sequence[CausePoint]) -> str:
+    """With the parts that take no time at any rank count, though they were measured; on CPUs nothing is launched."""
+    absent = [
         CAUSE_TITLES[share.name]
         for place, share in enumerate(points[0].causes)
         if (share.name != "launch" or share.notes)
         and all(point.causes[place].is_measured and not point.causes[place].seconds.value for point in points)
     ]
-
-
-def _caption(last: CausePoint, absent: Sequence[str]) -> str:
     figure = last.whole.seconds if last.is_baseline else last.whole.lost
     text = f"Per step, as ranks on time see it. Intervals: {basis_text(figure)}."
     return f"{text} No time: {', '.join(absent)}." if absent else text
-
-
-def _cell(row: _Row, *, has_loss: bool) -> Value | Cell:
-    """Beside lost points seconds stand without their intervals, which programs get."""
-    if row.is_lost:
-        return lost_cell(row.part.lost)
-    return Cell(value_text(row.part.seconds), number=row.part.seconds.value) if has_loss else row.part.seconds
 
 
 def lost_cell(lost: Estimate) -> Cell:
@@ -211,20 +200,14 @@ def _known(row: _Row, value: Value) -> Value:
 
 
 _COLUMNS: tuple[Column[_Row], ...] = (
-    Column("ranks", "", lambda row: row.point.ranks),
-    Column("nodes", "", lambda row: row.point.nodes),
-    Column("is_baseline", "", lambda row: row.point.is_baseline),
-    Column("part", "", lambda row: row.part.name),
-    Column("part_of", "", lambda row: row.part_of),
-    Column("is_measured", "", lambda row: row.is_measured),
+    *columns_of(_Row, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline"),
+    *columns_of(_Row, "part=part.name", "part_of", "is_measured"),
     Column("why_not_measured", "", lambda row: " | ".join(row.share.not_measured) if row.share else ""),
     Column("seconds", "", lambda row: _known(row, row.part.seconds), has_interval=True),
     Column("ideal_seconds", "", lambda row: _known(row, row.part.ideal_seconds)),
     Column("lost_fraction", "", lambda row: _known(row, row.part.lost), has_interval=True),
-    Column("adjusted_p", "", lambda row: row.share.adjusted_p if row.share else None),
-    Column("runs", "", lambda row: row.part.seconds.n),
-    Column("seconds_interval", "", lambda row: row.part.seconds.kind),
-    Column("lost_interval", "", lambda row: row.part.lost.kind),
+    *columns_of(_Row, "adjusted_p=share.adjusted_p", "runs=part.seconds.n"),
+    *columns_of(_Row, "seconds_interval=part.seconds.kind", "lost_interval=part.lost.kind"),
     Column("remarks", "", lambda row: " | ".join(row.share.notes) if row.share else ""),
 )
 
@@ -245,7 +228,7 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         pivot=Pivot(
             corner="Part",
             down=lambda row: row.title,
-            across=lambda row: place(row.point),
+            across=lambda row: place_of(row.point),
             cell=lambda row: lost_cell(row.part.lost) if row.is_measured else NOT_MEASURED,
         ),
         is_shown=lambda row: (
@@ -265,11 +248,18 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
     rows = [(point, one) for point in points for one in point.verdict.experiments]
     is_forecast = any(one.forecast_gain is not None or one.basis for _, one in rows)
     has_bound = any(point.verdict.bound is not None for point, _ in rows)
+
+    def bound(row: _Try) -> Cell | None:
+        found = row[0].verdict.bound
+        return None if found is None else Cell(bound_text(found), number=found)
+
+    def gain(row: _Try) -> Cell | None:
+        found = row[1].forecast_gain
+        return None if found is None else Cell(f"forecast {experiment_gain(row[1])}", number=found)
+
     columns: tuple[Column[_Try], ...] = (
-        Column("", "At", lambda row: place(row[0])),
-        Column("ranks", "", lambda row: row[0].ranks),
-        Column("nodes", "", lambda row: row[0].nodes),
-        Column("is_baseline", "", lambda row: row[0].is_baseline),
+        Column("", "At", lambda row: place_of(row[0])),
+        *columns_of(CausePoint, "ranks", "nodes", "is_baseline", of=lambda row: row[0]),
         Column("finding", "Found", lambda row: row[0].verdict.name),
         Column("cause", "", lambda row: row[0].verdict.cause),
         Column("experiment", "To try", lambda row: row[1].text),
@@ -277,7 +267,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
             "forecast_throughput_gain_fraction",
             "Forecast (nothing measured)" if is_forecast else "",
             lambda row: row[1].forecast_gain,
-            _forecast,
+            gain,
         ),
         Column("forecast_throughput_gain_fraction_low", "", lambda row: row[1].forecast_low),
         Column("forecast_throughput_gain_fraction_high", "", lambda row: row[1].forecast_high),
@@ -287,7 +277,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
             lambda row: row[1].basis,
             lambda row: row[1].basis or None,
         ),
-        Column("limit_throughput_gain_fraction", "Upper bound" * has_bound, lambda row: row[0].verdict.bound, _bound),
+        Column("limit_throughput_gain_fraction", "Upper bound" * has_bound, lambda row: row[0].verdict.bound, bound),
     )
     return Sheet(
         name="experiments",
@@ -299,16 +289,6 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
             "need fitted costs of the network: dlbench diagnose RUNS --network FILE."
         ),
     )
-
-
-def _bound(row: _Try) -> Cell | None:
-    bound = row[0].verdict.bound
-    return None if bound is None else Cell(bound_text(bound), number=bound)
-
-
-def _forecast(row: _Try) -> Cell | None:
-    gain = row[1].forecast_gain
-    return None if gain is None else Cell(f"forecast {experiment_gain(row[1])}", number=gain)
 
 
 CAUSE_COLOURS = {
@@ -334,11 +314,6 @@ _ROOM_FOR_WORDS = 45.0
 """Percent: where a bar and its interval begin further left, its words stand at its right end."""
 
 
-def short(value: float | None) -> float | None:
-    """A number as a chart needs it: four digits."""
-    return None if value is None else float(f"{value:.4g}")
-
-
 def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
     """The waterfall of the largest rank count, and where there are more, lost points over all of them."""
     found = points[1:]
@@ -349,37 +324,31 @@ def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
     return [_waterfall(group, found[-1], width=WIDE), _lost_by_point(group, found)]
 
 
-def _drawn(point: CausePoint) -> list[CauseShare]:
-    """What is drawn: losses, the largest first, then gains, the largest last; nothing that is printed as 0.0."""
-    shares = (one for one in point.causes if one.is_measured and round(100 * one.lost.value, 1))
-    return sorted(shares, key=lambda one: (one.lost.value < 0, -abs(one.lost.value)))
-
-
-# The waterfall
-
-
 def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
     import altair as alt
 
-    rows = _stairs(point)
-    words = ", ".join(f"{CAUSE_TITLES[one.name]} {lost_text(one.lost)}" for one in _drawn(point)) or "nothing"
+    # Losses, the largest first, then gains, the largest last; nothing that is printed as 0.0.
+    shares = (one for one in point.causes if one.is_measured and round(100 * one.lost.value, 1))
+    drawn = sorted(shares, key=lambda one: (one.lost.value < 0, -abs(one.lost.value)))
+    rows = _stairs(point, drawn)
+    words = ", ".join(f"{CAUSE_TITLES[one.name]} {lost_text(one.lost)}" for one in drawn) or "nothing"
     return finish(
         alt.layer(*_waterfall_layers(alt, rows)),
         group,
         name="waterfall",
-        title=f"From 100 % to {value_text(point.efficiency)} at {place(point)}",
-        alt=f"Efficiency at {place(point)}, {figure_text(point.efficiency)}: {lost_text(point.whole.lost)} lost. "
+        title=f"From 100 % to {value_text(point.efficiency)} at {place_of(point)}",
+        alt=f"Efficiency at {place_of(point)}, {figure_text(point.efficiency)}: {lost_text(point.whole.lost)} lost. "
         f"{words}. Lines: intervals.",
         table=lost_sheet([point]),
         size=(width, _ROW * len(rows)),
     )
 
 
-def _stairs(point: CausePoint) -> Rows:
+def _stairs(point: CausePoint, drawn: Sequence[CauseShare]) -> Rows:
     """Bars from 100 % down to the efficiency, and up where something is gained; all ends in percent."""
     rows: Rows = [_bar("ideal", 0.0, 100.0, _IDEAL, "100 %", "100 %", None)]
     level = 100.0
-    for one in _drawn(point):
+    for one in drawn:
         lost = 100 * one.lost.value
         ends = None
         if one.lost.low is not None and one.lost.high is not None:
@@ -390,8 +359,8 @@ def _stairs(point: CausePoint) -> Rows:
         level -= lost
     efficiency = point.efficiency
     ends = None if efficiency.low is None or efficiency.high is None else (100 * efficiency.low, 100 * efficiency.high)
-    shown = figure_text(efficiency)
-    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, value_text(efficiency), shown, ends)]
+    label, shown = value_text(efficiency), figure_text(efficiency)
+    return [*rows, _bar("measured", 0.0, 100 * efficiency.value, _MEASURED, label, shown, ends)]
 
 
 def _bar(
@@ -399,8 +368,9 @@ def _bar(
 ) -> dict[str, Any]:
     low, high = sorted((start, end))
     reach = (low, high) if ends is None else (min(low, ends[0]), max(high, ends[1]))
-    is_whole = start == 0.0
-    is_right = not is_whole and reach[0] < _ROOM_FOR_WORDS
+    at, side = (reach[1], "right") if reach[0] < _ROOM_FOR_WORDS else (reach[0], "left")
+    if start == 0.0:
+        at, side = 0.0, "in"
     return {
         "name": name,
         "from": round(low, 2),
@@ -410,8 +380,8 @@ def _bar(
         "colour": colour,
         "label": label,
         "shown": shown,
-        "at": round(0.0 if is_whole else reach[1] if is_right else reach[0], 2),
-        "side": "in" if is_whole else "right" if is_right else "left",
+        "at": round(at, 2),
+        "side": side,
     }
 
 
@@ -441,15 +411,12 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
     return layers
 
 
-# Over rank counts
-
-
 def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
     import altair as alt
 
     rows: Rows = [
         {
-            "place": place(point),
+            "place": place_of(point),
             "part": CAUSE_TITLES[share.name],
             "order": order,
             "points": short(share.lost.value * 100),
@@ -459,30 +426,17 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
         for order, share in enumerate(point.causes)
         if share.is_measured and share.lost.value != 0
     ]
-    sums: Rows = [{"place": place(point), "points": short(point.whole.lost.value * 100)} for point in found]
-    y = alt.Y("place:N", title=None, sort=[place(point) for point in found])
-    names = [name for name, title in CAUSE_TITLES.items() if any(row["part"] == title for row in rows)]
-    colour = alt.Color("part:N", title=None).scale(
-        domain=[CAUSE_TITLES[name] for name in names], range=[CAUSE_COLOURS[name] for name in names]
-    )
-    tooltip = tooltips({"place:N": "at", "part:N": "part", "shown:N": "lost"})
-    x = alt.X("points:Q", title="points of efficiency lost; gained left of 0").axis(tickCount=5, format=".4~g")
-    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.72})
+    places = [place_of(point) for point in found]
+    series = Series("part", {title: CAUSE_COLOURS[name] for name, title in CAUSE_TITLES.items()})
+    x = Axis("points of efficiency lost; gained left of 0", "points")
+    bars = stacked(rows, x, series, {"place": "at", "part": "part", "shown": "lost"}, names=places)
+    sums: Rows = [{"place": place_of(point), "points": short(point.whole.lost.value * 100)} for point in found]
     tick = alt.Chart(alt.InlineData(values=sums)).mark_tick(color=INK, thickness=2, size=34)
     zero = alt.Chart(alt.InlineData(values=[{"points": 0}])).mark_rule(color=MUTED)
-    words = "; ".join(f"{place(point)}: {lost_text(point.whole.lost)} lost" for point in found)
+    net = {"x": alt.X("points:Q"), "tooltip": [alt.Tooltip("points:Q", title="net, points")]}
+    words = "; ".join(f"{place_of(point)}: {lost_text(point.whole.lost)} lost" for point in found)
     return finish(
-        alt.layer(
-            bars.encode(
-                y=y,
-                x=x.stack("zero"),
-                color=colour.legend(orient="bottom", columns=2),
-                order="order:Q",
-                tooltip=tooltip,
-            ),
-            zero.encode(x=alt.X("points:Q")),
-            tick.encode(y=y, x=alt.X("points:Q"), tooltip=[alt.Tooltip("points:Q", title="net, points")]),
-        ),
+        alt.layer(*bars.layer, zero.encode(x=alt.X("points:Q")), tick.encode(y=alt.Y("place:N", sort=places), **net)),
         group,
         name="causes",
         title="Points lost by part (tick: net)",

@@ -1,10 +1,10 @@
-"""Runs that differ in how they hold activations, and in their batch, beside each other.
+"""Runs that differ in how they hold activations, and in their batch, side by side; and one pass by its plan.
 
 Throughput, memory and bytes are those of the runs; what was predicted is compared with them:
 
 * peak: what the simulator predicts a rank to hold, against the measured peak of the rank that held most, and against
   the capacity that the plan was made for;
-* step: predicted pass x passes of a step + what the run's own warm-up spent beside forward and backward passes (input,
+* step: predicted pass x passes of a step + what the run's own warm-up spent next to forward and backward passes (input,
   exchange, optimiser), against the median measured step.
 """
 
@@ -12,27 +12,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
+from dlbench.costs.memory.blocks import BlockCosts, Schedule
+from dlbench.costs.memory.planner import PREFETCH
+from dlbench.costs.memory.simulator import simulate
 from dlbench.reading.comparability import averaged_id, planned_id
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.side_by_side import alike, compared
 from dlbench.reading.table import RunTable
 from dlbench.reading.warm_up import beside_passes_s
 from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
-from dlbench.report.wording import place_text
-from dlbench.specs.memory import MemorySpec, Recompute, Swap
+from dlbench.report.table import Cell, column
+from dlbench.report.wording import percent, place_text, runs_text
+from dlbench.specs.memory import BlockPlan, Chain, Decision, MemorySpec, Prediction, Recompute, Swap, TransferRates
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.memory import ended_without_memory
-from dlbench.views.out_of_core.passes import Passage, passage_of
 from dlbench.views.view import engine_title
 
 IN_CORE = ("none", "none")
-PLANNED = ("planned", "planned")
 
 TITLES: Mapping[tuple[Recompute, Swap], str] = {
     ("none", "none"): "in core",
@@ -45,8 +48,6 @@ TITLES: Mapping[tuple[Recompute, Swap], str] = {
     ("planned", "planned"): "planned (KARMA)",
 }
 """By `train.recompute` and `train.swap`, in the order in which they are shown."""
-
-OTHER_TITLE = "{recompute} recomputed, {swap} swapped"
 
 COLOURS: Mapping[str, str] = {
     "in core": "#1f2328",
@@ -61,76 +62,137 @@ COLOURS: Mapping[str, str] = {
 """Of the methods, wherever they are drawn."""
 OTHER_COLOUR = "#6b5bb5"
 
-METHOD_KEYS = ("recompute", "swap", "memory", "optimizer_state", "compile", "activation_budget")
-"""Settings of `train` that belong to a method."""
+METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
+"""Settings of `train` that belong to a method, as `memory` does."""
+
+# One pass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
-    """How a run holds activations and optimiser state."""
+class PassSpan:
+    """One operation of a pass, simulated or measured."""
 
-    title: str
-    """Of `TITLES`."""
+    lane: str
+    """compute, out or in."""
+    kind: str
+    """forward, recompute, backward, outside, wait, swap out or swap in."""
+    block: int | None
+    """Number of its block, from 0; None: outside of the chain."""
+    start_s: float
+    """From the start of the pass."""
+    end_s: float
+
+
+DECISION_TITLES = {
+    "keep": "keep",
+    "swap": "swap",
+    "recompute": "recompute",
+    "recompute-swap": "recompute, input swapped",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPart:
+    """A block of a plan."""
+
+    number: int = field(metadata=column("Block", "block", is_brief=True))
+    """From 0."""
+    modules: str = field(metadata=column("Modules", is_brief=True, limit=60))
+    """Its module, or the first and the last."""
+    num_units: int = field(metadata=column("Units", "units"))
+    decision: Decision = field(
+        metadata=column("Decision", text=lambda one: one.replace("-swap", ", input swapped"), is_brief=True)
+    )
+    own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))
+    """Activations that its forward pass saves, without its input."""
+    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))
+    """Its input, which the block before makes."""
+    moved_bytes: int = field(metadata=column("Moves", unit="bytes"))
+    """What leaves the device after its forward pass and comes back."""
+    forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
+    backward_s: float = field(metadata=column("Backward", unit="s", is_brief=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """A pass of one run."""
+
+    run_id: str
     label: str
-    """The same with all that tells methods of one title apart."""
-    recompute: str
-    swap: str
-    capacity: str
-    """As asked for; empty where none was."""
-
-    @property
-    def colour(self) -> str:
-        """Of its title."""
-        return COLOURS.get(self.title, OTHER_COLOUR)
-
-
-def title_of(recompute: Recompute, swap: Swap) -> str:
-    """What a method is called."""
-    return TITLES.get((recompute, swap)) or OTHER_TITLE.format(recompute=recompute, swap=swap)
+    is_planned: bool
+    """Whether a plan decides for every block; otherwise all are treated alike."""
+    predicted: Prediction
+    capacity_bytes: int | None
+    blocks: tuple[PlannedPart, ...]
+    simulated: tuple[PassSpan, ...]
+    """By the simulator, with the chain and the rates that were measured before training."""
+    held: tuple[tuple[float, int], ...]
+    """What the simulator says is held from each of these times (seconds) on, bytes."""
+    measured: tuple[PassSpan, ...]
+    """A watched pass of rank 0; empty where none was watched."""
 
 
-def _compiled(train: TrainSpec) -> str:
-    if train.compile == "none":
-        return ""
-    mode = "" if train.compile == "default" else f" {train.compile}"
-    budget = "" if train.activation_budget is None else f" keeping {train.activation_budget:g}"
-    return f"torch.compile{mode}{budget}"
-
-
-def method_of(train: TrainSpec) -> Method:
-    """The method of a plan."""
-    title = title_of(train.recompute, train.swap)
-    capacity = train.memory.capacity if train.is_planned and train.memory.capacity is not None else ""
-    more = (
-        f"in {capacity}" if capacity else "",
-        f"blocks from {', '.join(train.memory.blocks)}" if train.memory.blocks else "",
-        "verified" if train.memory.verify else "",
-        _compiled(train),
-        "optimiser on the host" if train.optimizer_state == "host" else "",
-        f"{train.gradient_accumulation} parts" if train.gradient_accumulation > 1 else "",
-    )
-    return Method(
-        title=title,
-        label=", ".join(filter(None, (title, *more))),
-        recompute=train.recompute,
-        swap=train.swap,
-        capacity=capacity,
+def _passage_of(result: MemoryResult, run_id: str, label: str) -> Passage:
+    schedule = schedule_of(result.chain, result.plan, result.rates, result.swap)
+    return Passage(
+        run_id=run_id,
+        label=label,
+        is_planned="planned" in (result.recompute, result.swap),
+        predicted=result.plan.predicted,
+        capacity_bytes=result.plan.capacity_bytes,
+        blocks=blocks_of(result.chain, result.plan, result.swap),
+        simulated=spans_of(schedule),
+        held=schedule.held,
+        measured=tuple(
+            PassSpan(lane=one.lane, kind=one.kind, block=one.block, start_s=one.start_s, end_s=one.end_s)
+            for one in result.timeline
+        ),
     )
 
 
-def without_method(train: TrainSpec) -> TrainSpec:
-    """The same training without a method and with batches of one sample: equal for runs to be compared here."""
-    neutral = {key: TrainSpec.model_fields[key].default for key in METHOD_KEYS if key != "memory"}
-    return train.model_copy(update={**neutral, "memory": MemorySpec(), "batch_per_rank": 1, "gradient_accumulation": 1})
+def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, ...]:
+    """The blocks of a plan with what the chain says of them."""
+    costs = BlockCosts(chain, blocking=swap == "offload")
+    found = []
+    for number, block in enumerate(plan.blocks):
+        units = chain.units[block.first : block.last + 1]
+        first, last = units[0].name, units[-1].name
+        kept = costs.of(block.first, block.last, "keep")
+        found.append(
+            PlannedPart(
+                number=number,
+                modules=first if first == last else f"{first} to {last}",
+                num_units=len(units),
+                decision=block.decision,
+                own_bytes=kept.own_bytes,
+                input_bytes=kept.input_bytes,
+                moved_bytes=costs.of(block.first, block.last, block.decision).moved_bytes,
+                forward_s=kept.forward_s,
+                backward_s=kept.backward_s,
+            )
+        )
+    return tuple(found)
 
 
-def rank_of(method: Method) -> int:
-    """Its place in the order of `TITLES`."""
-    titles = list(TITLES.values())
-    return titles.index(method.title) if method.title in titles else len(titles)
+def schedule_of(chain: Chain, plan: BlockPlan, rates: TransferRates | None, swap: Swap) -> Schedule:
+    """A pass by the simulator, as the method brings tensors back."""
+    return simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=PREFETCH[swap])
 
 
-# Runs beside each other
+def spans_of(schedule: Schedule) -> tuple[PassSpan, ...]:
+    """The operations of a simulated pass."""
+    return tuple(
+        PassSpan(lane=one.lane, kind=one.kind, block=one.block, start_s=one.start_s, end_s=one.end_s)
+        for one in schedule.operations
+    )
+
+
+# Methods side by side
+
+
+def signed_percent(error: float) -> Cell:
+    """``+3.1 %``, ``-0.4 %``."""
+    return Cell(f"{'+' if error > 0 else ''}{percent(error)}", number=error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,59 +202,82 @@ class MethodPoint:
     ranks: int
     nodes: int
     method: str
-    """Its title."""
-    label: str
-    """With what tells methods of one title apart."""
+    """Of `TITLES`."""
+    label: str = field(metadata=column("Activations", is_brief=True))
+    """With what distinguishes methods of one title."""
     recompute: str
     swap: str
     capacity: str
     """As asked for; empty where none was."""
-    batch: int
+    batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))
     """Samples per rank and step."""
     parts: int
     """Passes of a step."""
     throughput: Estimate | None = None
     """Samples per second, all ranks; None where no run has figures."""
-    step: Estimate | None = None
+    step: Estimate | None = field(default=None, metadata=column("Step, measured", "step_s", is_brief=True))
     """Median measured step, seconds."""
-    process_peak: Estimate | None = None
+    process_peak: Estimate | None = field(default=None, metadata=column("Whole process", "process_peak_bytes"))
     """Bytes of the rank that held most: allocated on its GPU, or resident in its process with all that it loaded."""
-    device_peak: Estimate | None = None
+    device_peak: Estimate | None = field(default=None, metadata=column("Peak", "peak_bytes", is_brief=True))
     """Bytes that training took of it, as `RankMemory.device_peak_bytes`; None in core."""
-    predicted_peak_bytes: int | None = None
-    in_core_bytes: int | None = None
+    predicted_peak_bytes: int | None = field(
+        default=None, metadata=column("Peak, predicted", unit="bytes", is_brief=True)
+    )
+    in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))
     """What a rank would hold in core, by the chain."""
-    capacity_bytes: int | None = None
+    capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
     """What it was planned for."""
-    over_budget_bytes: int | None = None
+    over_budget_bytes: int | None = field(
+        default=None, metadata=column("Over the plan", text=lambda found: found or Cell("no"), unit="bytes")
+    )
     """By how much activations were more than the plan allowed, the most of any rank and run."""
-    swapped_bytes: Estimate | None = None
+    swapped_bytes: Estimate | None = field(default=None, metadata=column("Moved out"))
     """Bytes that left the device, per rank and step, mean over ranks."""
-    recompute_share: Estimate | None = None
+    recompute_share: Estimate | None = field(default=None, metadata=column("Recomputing", "recompute_fraction"))
     """Of the mean step, recomputing, mean over ranks."""
-    room_wait_s: Estimate | None = None
+    room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for room"))
     """Forward passes waited for room, seconds per step, mean over ranks."""
-    swap_wait_s: Estimate | None = None
+    swap_wait_s: Estimate | None = field(default=None, metadata=column("Waited for tensors"))
     """Backward passes waited for tensors, likewise."""
-    predicted_step: Estimate | None = None
+    predicted_step: Estimate | None = field(
+        default=None, metadata=column("Step, predicted", "predicted_step_s", is_brief=True)
+    )
     """Seconds; None without a prediction or a warm-up of two steps."""
-    step_error: float | None = None
+    step_error: float | None = field(
+        default=None, metadata=column("Error", "step_error_fraction", text=signed_percent, is_brief=True)
+    )
     """Predicted over measured step - 1; None where one is missing."""
-    peak_error: float | None = None
+    peak_error: float | None = field(default=None, metadata=column("Error", "peak_error_fraction", text=signed_percent))
     """Predicted over measured peak - 1, likewise."""
-    host_update_s: Estimate | None = None
+    host_update_s: Estimate | None = field(
+        default=None, metadata=column("Waited for the host's update", "host_update_wait_s")
+    )
     """Seconds per step in which rank 0's forward passes waited for parameters that the host updates."""
-    host_update_bytes: Estimate | None = None
+    host_update_bytes: Estimate | None = field(default=None, metadata=column("Copied for it"))
     """Gradients and parameters copied for that, per step."""
-    checksum_share: float | None = None
+    checksum_share: float | None = field(default=None, metadata=column("Verified", "checksum_fraction", text=percent))
     """Of the swapped bytes, the least of any run; None where nothing was verified."""
-    tier: str = ""
+    tier: str = field(default="", metadata=column("To", text=lambda found: found or None))
     """Where swapped tensors were; empty where nothing was swapped."""
-    num_runs: int = 0
+    num_runs: int = field(default=0, metadata=column("Runs", "runs"))
     """Runs with figures."""
-    num_without_memory: int = 0
+    num_without_memory: int = field(
+        default=0,
+        metadata=column("Did not fit", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"),
+    )
     """Runs that ended because memory was used up, or that no plan fits."""
     run_ids: tuple[str, ...] = ()
+
+    @property
+    def is_in_core(self) -> bool:
+        """Whether nothing is recomputed or swapped."""
+        return (self.recompute, self.swap) == IN_CORE
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan decides for every block."""
+        return "planned" in (self.recompute, self.swap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +312,7 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfCore:
-    """Methods beside each other."""
+    """Methods side by side."""
 
     id: str
     label: str
@@ -253,25 +338,20 @@ class OutOfCore:
 
 
 def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ...]:
-    """All sets of runs that differ in nothing but method and batch, where any has a method; in the order of the groups.
-
-    Args:
-        groups: comparable runs.
-        table: of the same runs.
-    """
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(averaged_id(_neutral(group.sample)), []).append(group)
+    """All sets of runs that differ in nothing but method and batch, where any has a method; ordered as the groups."""
+    sets = alike(groups, lambda group: averaged_id(_without_method(group.sample)))
     return tuple(
-        _compared(digest, members, table) for digest, members in found.items() if any(map(_has_method, members))
+        _compared(digest, members, table) for digest, members in sets.items() if any(map(_has_method, members))
     )
 
 
-def _neutral(run: Run) -> Run:
+def _without_method(run: Run) -> Run:
     """A run as if it had no method and batches of one sample."""
     plan = run.plan
-    workload = plan.workload.model_copy(update={"train": without_method(plan.workload.train)})
-    # Which keys were swept tells nothing here that the workload does not.
+    neutral = {key: TrainSpec.model_fields[key].default for key in METHOD_KEYS}
+    one = {"memory": MemorySpec(), "batch_per_rank": 1, "gradient_accumulation": 1}
+    train = plan.workload.train.model_copy(update={**neutral, **one})
+    workload = plan.workload.model_copy(update={"train": train})
     return dataclasses.replace(run, plan=plan.model_copy(update={"workload": workload}))
 
 
@@ -280,34 +360,38 @@ def _has_method(group: Group) -> bool:
     return not train.is_in_core or train.optimizer_state == "host" or train.activation_budget is not None
 
 
-Key = tuple[int, int, str, int]
-"""Ranks, nodes, label of the method, batch."""
-
-
 def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCore:
     plan = groups[0].sample.plan
-    subject = planned_id(_neutral(groups[0].sample))
-    points: dict[Key, MethodPoint] = {}
-    methods: dict[str, Method] = {}
-    for group in groups:
-        for point in group.points:
-            made = _point(point, {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids})
-            points[made.ranks, made.nodes, made.label, made.batch] = made
-            methods[made.label] = method_of(group.sample.plan.workload.train)
+    subject = planned_id(_without_method(groups[0].sample))
+    made = [
+        _point(point, {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids})
+        for group in groups
+        for point in group.points
+    ]
+    points = {(one.ranks, one.nodes, one.label, one.batch): one for one in made}
     for item in table.without:
-        if (ended_without_memory(item.why) or "does not fit" in item.why) and planned_id(_neutral(item.run)) == subject:
-            method = method_of(item.run.plan.workload.train)
-            methods[method.label] = method
-            key = _key(item.run, method)
-            before = points.get(key) or _empty(item.run, method)
+        fits_not = ended_without_memory(item.why) or "does not fit" in item.why
+        if fits_not and planned_id(_without_method(item.run)) == subject:
+            one = _empty(item.run)
+            key = one.ranks, one.nodes, one.label, one.batch
+            before = points.get(key, one)
             points[key] = dataclasses.replace(before, num_without_memory=before.num_without_memory + 1)
     in_core = {(one.batch, one.parts): one.in_core_bytes for one in points.values() if one.in_core_bytes is not None}
+    titles = list(TITLES.values())
     ordered = sorted(
         (_with_in_core(one, in_core.get((one.batch, one.parts))) for one in points.values()),
-        key=lambda one: (one.ranks, one.nodes, rank_of(methods[one.label]), one.label, one.batch),
+        key=lambda one: (
+            one.ranks,
+            one.nodes,
+            titles.index(one.method) if one.method in titles else len(titles),
+            one.label,
+            one.batch,
+        ),
     )
-    errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
+    step_errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
     peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
+    records = [table.runs[run_id].record for one in ordered for run_id in one.run_ids]
+    settings = [setting.key for record in records if record is not None for setting in record.settings]
     return OutOfCore(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {engine_title(plan)}, {plan.workload.train.precision})",
@@ -318,81 +402,101 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
         points=tuple(ordered),
         limits=tuple(_limits(groups, table)),
         gains=tuple(_gains(ordered, table)),
-        median_step_error=median(errors) if errors else None,
+        median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
-        frees_at_once=any(
-            setting.key == "memory.allocator"
-            for one in ordered
-            for run_id in one.run_ids
-            for record in [table.runs[run_id].record]
-            if record is not None
-            for setting in record.settings
-        ),
+        frees_at_once="memory.allocator" in settings,
         passages=tuple(_passages(ordered, table)),
     )
 
 
 def _with_in_core(point: MethodPoint, in_core_bytes: int | None) -> MethodPoint:
     """What the chain of runs with a method says of those in core with the same batch."""
-    if point.in_core_bytes is not None or (point.recompute, point.swap) != IN_CORE:
+    if point.in_core_bytes is not None or not point.is_in_core:
         return point
     return dataclasses.replace(point, in_core_bytes=in_core_bytes, predicted_peak_bytes=in_core_bytes)
 
 
-def _key(run: Run, method: Method) -> Key:
-    layout = run.plan.layout
-    return layout.ranks, layout.nodes, method.label, run.plan.workload.train.batch_per_rank
+def _capacity(train: TrainSpec) -> str:
+    """As asked for; empty where none was."""
+    return train.memory.capacity if train.is_planned and train.memory.capacity is not None else ""
+
+
+def _empty(run: Run) -> MethodPoint:
+    """The method and batch of a run without any figure."""
+    train, layout = run.plan.workload.train, run.plan.layout
+    title = TITLES.get((train.recompute, train.swap), f"{train.recompute} recomputed, {train.swap} swapped")
+    capacity = _capacity(train)
+    compiled = ""
+    if train.compile != "none":
+        mode = "" if train.compile == "default" else f" {train.compile}"
+        budget = "" if train.activation_budget is None else f" keeping {train.activation_budget:g}"
+        compiled = f"torch.compile{mode}{budget}"
+    more = (
+        f"in {capacity}" if capacity else "",
+        f"blocks from {', '.join(train.memory.blocks)}" if train.memory.blocks else "",
+        "verified" if train.memory.verify else "",
+        compiled,
+        "optimiser on the host" if train.optimizer_state == "host" else "",
+        f"{train.gradient_accumulation} parts" if train.gradient_accumulation > 1 else "",
+    )
+    return MethodPoint(
+        ranks=layout.ranks,
+        nodes=layout.nodes,
+        method=title,
+        label=", ".join(filter(None, (title, *more))),
+        recompute=train.recompute,
+        swap=train.swap,
+        capacity=capacity,
+        batch=train.batch_per_rank,
+        parts=train.gradient_accumulation,
+    )
 
 
 def _memory(run: Run) -> MemoryResult | None:
     return None if run.record is None else run.record.memory
 
 
-def _empty(run: Run, method: Method) -> MethodPoint:
-    """A method and batch without any figure."""
-    train, layout = run.plan.workload.train, run.plan.layout
-    return MethodPoint(
-        ranks=layout.ranks,
-        nodes=layout.nodes,
-        method=method.title,
-        label=method.label,
-        recompute=method.recompute,
-        swap=method.swap,
-        capacity=method.capacity,
-        batch=train.batch_per_rank,
-        parts=train.gradient_accumulation,
-    )
-
-
 def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
     """All runs of one method, batch and rank count."""
-    sample = next(iter(runs.values()))
-    method = method_of(sample.plan.workload.train)
-    told = [found for run in runs.values() if (found := _memory(run)) is not None]
-    first = told[0] if told else None
-    predicted = _estimate(runs, _predicted_step_s, "s")
-    step = point.step
-    peak = _estimate(runs, _of_memory(_device_peak), "bytes")
-    shares = [one.checksum_share for one in told if one.checksum_share is not None]
+    results = {key: found for key, run in runs.items() if (found := _memory(run)) is not None}
+    first = next(iter(results.values()), None)
+
+    def over_runs(figure: Callable[[Run], float | None], unit: str) -> Estimate | None:
+        return _estimate({key: figure(run) for key, run in runs.items()}, unit)
+
+    def per_step(name: str, unit: str) -> Estimate | None:
+        """A sum over the measured steps, per step, mean over ranks; left out where a rank counted none."""
+        values = {
+            key: None
+            if any(not one.steps for one in result.ranks)
+            else math.fsum(getattr(one, name) / one.steps for one in result.ranks) / len(result.ranks)
+            for key, result in results.items()
+        }
+        return _estimate(values, unit)
+
+    predicted = over_runs(_predicted_step_s, "s")
+    peak = _estimate({key: _device_peak(result) for key, result in results.items()}, "bytes")
+    recompute_s, whole_s = per_step("recompute_s", "s mean"), point.mean_step.value
+    shares = [one.checksum_share for one in results.values() if one.checksum_share is not None]
     return dataclasses.replace(
-        _empty(sample, method),
+        _empty(next(iter(runs.values()))),
         throughput=point.throughput,
-        step=step,
-        process_peak=_estimate(runs, _process_peak, "bytes"),
+        step=point.step,
+        process_peak=over_runs(_process_peak, "bytes"),
         device_peak=peak,
         predicted_peak_bytes=None if first is None else first.plan.predicted.peak_bytes,
         in_core_bytes=None if first is None else first.in_core_bytes,
         capacity_bytes=None if first is None else first.plan.capacity_bytes,
-        over_budget_bytes=max((r.over_budget_bytes for one in told for r in one.ranks), default=None),
-        swapped_bytes=_estimate(runs, _of_memory(lambda one: _per_step(one, "swapped_out_bytes")), "bytes"),
-        recompute_share=_recompute_share(runs, point),
-        room_wait_s=_mean(runs, _of_memory(lambda one: _per_step(one, "room_wait_s"))),
-        swap_wait_s=_mean(runs, _of_memory(lambda one: _per_step(one, "swap_wait_s"))),
+        over_budget_bytes=max((r.over_budget_bytes for one in results.values() for r in one.ranks), default=None),
+        swapped_bytes=per_step("swapped_out_bytes", "bytes"),
+        recompute_share=recompute_s.scaled(1 / whole_s, "fraction") if recompute_s and whole_s > 0 else None,
+        room_wait_s=per_step("room_wait_s", "s mean"),
+        swap_wait_s=per_step("swap_wait_s", "s mean"),
         predicted_step=predicted,
-        step_error=None if predicted is None else predicted.value / step.value - 1,
+        step_error=None if predicted is None else predicted.value / point.step.value - 1,
         peak_error=None if first is None or not peak else first.plan.predicted.peak_bytes / peak.value - 1,
-        host_update_s=_mean(runs, _host_wait_s),
-        host_update_bytes=_estimate(runs, _host_bytes, "bytes"),
+        host_update_s=over_runs(lambda run: _host_update(run, "wait_s"), "s mean"),
+        host_update_bytes=over_runs(lambda run: _host_update(run, "copied_bytes"), "bytes"),
         checksum_share=min(shares, default=None),
         tier="" if first is None or first.tier is None else first.tier,
         num_runs=len(runs),
@@ -400,42 +504,12 @@ def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
     )
 
 
-Figure = Callable[[Run], float | None]
-
-
-def _values(runs: Mapping[RunKey, Run], figure: Figure) -> dict[RunKey, float]:
-    return {key: value for key, run in runs.items() if (value := figure(run)) is not None}
-
-
-def _estimate(runs: Mapping[RunKey, Run], figure: Figure, unit: str) -> Estimate | None:
-    values = _values(runs, figure)
-    return median_estimate(values, unit) if values else None
-
-
-def _mean(runs: Mapping[RunKey, Run], figure: Figure) -> Estimate | None:
-    values = _values(runs, figure)
-    return mean_estimate(values, "s") if values else None
-
-
-def _of_memory(figure: Callable[[MemoryResult], float | None]) -> Figure:
-    def of(run: Run) -> float | None:
-        told = _memory(run)
-        return None if told is None else figure(told)
-
-    return of
-
-
-def _per_step(told: MemoryResult, name: str) -> float | None:
-    """A sum over the measured steps, per step, mean over ranks; None where a rank counted none."""
-    if any(not one.steps for one in told.ranks):
+def _estimate(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
+    """The median over runs that have the figure; of `s mean`, parts of a step, the mean in seconds."""
+    known = {key: value for key, value in values.items() if value is not None}
+    if not known:
         return None
-    return math.fsum(getattr(one, name) / one.steps for one in told.ranks) / len(told.ranks)
-
-
-def _recompute_share(runs: Mapping[RunKey, Run], point: Point) -> Estimate | None:
-    seconds = _mean(runs, _of_memory(lambda one: _per_step(one, "recompute_s")))
-    whole = point.mean_step.value
-    return None if seconds is None or whole <= 0 else seconds.scaled(1 / whole, "fraction")
+    return mean_estimate(known, "s") if unit == "s mean" else median_estimate(known, unit)
 
 
 def _process_peak(run: Run) -> float | None:
@@ -444,52 +518,39 @@ def _process_peak(run: Run) -> float | None:
     return float(max(peaks)) if peaks else None
 
 
+def _device_peak(result: MemoryResult) -> float | None:
+    """Of the rank that held most; None unless all have one."""
+    peaks = [rank.device_peak_bytes for rank in result.ranks]
+    return None if None in peaks else float(max(peak for peak in peaks if peak is not None))
+
+
 def _predicted_step_s(run: Run) -> float | None:
     """The step as the plan and the run's own warm-up have it."""
-    told = _memory(run)
-    beside = None if told is None else beside_passes_s(run)
-    return None if told is None or beside is None else told.plan.predicted.pass_s * told.parts + beside
+    result = _memory(run)
+    beside = None if result is None else beside_passes_s(run)
+    return None if result is None or beside is None else result.plan.predicted.pass_s * result.parts + beside
 
 
-def _host_wait_s(run: Run) -> float | None:
-    record = run.record
-    if record is None or record.host_update is None:
+def _host_update(run: Run, name: str) -> float | None:
+    """A sum over the measured steps of rank 0, per step."""
+    if run.record is None or run.record.host_update is None:
         return None
-    return record.host_update.wait_s / _measured_steps(run)
+    steps = max(1, run.record.ranks[0].samples // run.plan.workload.train.batch_per_rank)
+    return float(getattr(run.record.host_update, name)) / steps
 
 
-def _host_bytes(run: Run) -> float | None:
-    record = run.record
-    if record is None or record.host_update is None:
-        return None
-    return record.host_update.copied_bytes / _measured_steps(run)
-
-
-def _measured_steps(run: Run) -> int:
-    """Of rank 0."""
-    assert run.record is not None
-    return max(1, run.record.ranks[0].samples // run.plan.workload.train.batch_per_rank)
-
-
-def _limits(groups: Sequence[Group], table: RunTable) -> list[Limit]:
+def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
     """Where all plans of a rank count were made for one capacity in bytes: the largest batch that it holds in core."""
-    told: dict[tuple[int, int], list[MemoryResult]] = {}
-    for group in groups:
-        asked = method_of(group.sample.plan.workload.train).capacity
-        if not asked or asked.endswith("%"):
-            continue
-        for point in group.points:
-            found = (_memory(table.runs[run_id]) for run_id in point.run_ids)
-            told.setdefault((point.ranks, point.nodes), []).extend(one for one in found if one is not None)
-    limits = []
-    for (ranks, nodes), results in sorted(told.items()):
+    asked = [(group, _capacity(group.sample.plan.workload.train)) for group in groups]
+    points = [point for group, text in asked if text and not text.endswith("%") for point in group.points]
+    for (ranks, nodes), members in sorted(alike(points, lambda point: (point.ranks, point.nodes)).items()):
+        runs = [table.runs[run_id] for point in members for run_id in point.run_ids]
+        results = [result for run in runs if (result := _memory(run)) is not None]
         capacities = {one.plan.capacity_bytes for one in results}
         capacity = capacities.pop() if len(capacities) == 1 else None
-        if capacity is None:
-            continue
-        batch = _in_core_batch(results, capacity)
-        limits.append(Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=batch))
-    return limits
+        if capacity is not None:
+            batch = _in_core_batch(results, capacity)
+            yield Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=batch)
 
 
 def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
@@ -497,74 +558,58 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
 
     With one batch what is no state is taken as proportional to it.
     """
-    by_batch: dict[int, list[int]] = {}
-    for one in results:
-        by_batch.setdefault(one.chain.batch, []).append(one.in_core_bytes)
-    known = sorted(((batch, median(sizes)) for batch, sizes in by_batch.items()), key=lambda at: abs(at[1] - capacity))
+    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in alike(results, _chain_batch).items()}
+    known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
     batch, held = known[0]
     other, less = known[1] if len(known) > 1 else (0, results[0].chain.state_bytes)
     per_sample = (held - less) / (batch - other)
     return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
 
 
-def _gains(points: Sequence[MethodPoint], table: RunTable) -> list[Gain]:
+def _chain_batch(result: MemoryResult) -> int:
+    return result.chain.batch
+
+
+def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
     """By rank count and batch."""
-    cells: dict[tuple[int, int, int, int], list[MethodPoint]] = {}
-    for point in points:
-        if point.throughput is not None and point.num_runs:
-            cells.setdefault((point.ranks, point.nodes, point.batch, point.parts), []).append(point)
-    found = []
-    for cell in cells.values():
-        planned = [one for one in cell if "planned" in (one.recompute, one.swap)]
-        alike = [one for one in cell if one not in planned and (one.recompute, one.swap) != IN_CORE]
-        if not planned or not alike:
+    with_figures = [point for point in points if point.throughput is not None and point.num_runs]
+    rates = table.figures.set_index("run_id")["throughput"]
+
+    def speed(point: MethodPoint) -> float:
+        return 0.0 if point.throughput is None else point.throughput.value
+
+    for cell in alike(with_figures, lambda one: (one.ranks, one.nodes, one.batch, one.parts)).values():
+        planned = [one for one in cell if one.is_planned]
+        uniform = [one for one in cell if not one.is_planned and not one.is_in_core]
+        if not planned or not uniform:
             continue
-        best, over = (max(some, key=_speed) for some in (planned, alike))
-        found.append(
-            Gain(
-                ranks=best.ranks,
-                nodes=best.nodes,
-                batch=best.batch,
-                planned=best.label,
-                over=over.label,
-                ratio=ratio_estimate(_throughputs(best, table), _throughputs(over, table)),
-                planned_peak_bytes=None if best.device_peak is None else best.device_peak.value,
-                over_peak_bytes=None if over.device_peak is None else over.device_peak.value,
-            )
+        best, over = max(planned, key=speed), max(uniform, key=speed)
+        sides = [{table.keys[run_id]: float(rates[run_id]) for run_id in one.run_ids} for one in (best, over)]
+        ratio, _ = compared(sides[0], sides[1])
+        assert ratio is not None
+        yield Gain(
+            ranks=best.ranks,
+            nodes=best.nodes,
+            batch=best.batch,
+            planned=best.label,
+            over=over.label,
+            ratio=ratio,
+            planned_peak_bytes=None if best.device_peak is None else best.device_peak.value,
+            over_peak_bytes=None if over.device_peak is None else over.device_peak.value,
         )
-    return found
-
-
-def _speed(point: MethodPoint) -> float:
-    return 0.0 if point.throughput is None else point.throughput.value
-
-
-def _throughputs(point: MethodPoint, table: RunTable) -> dict[RunKey, float]:
-    """Samples per second of its runs."""
-    keys = table.keys
-    rows = table.figures.set_index("run_id")["throughput"]
-    return {keys[run_id]: float(rows[run_id]) for run_id in point.run_ids}
 
 
 def _passages(points: Sequence[MethodPoint], table: RunTable) -> list[Passage]:
     """One of each method: its largest batch at the largest rank count; the one that shows most is the first."""
-    chosen: dict[str, MethodPoint] = {}
-    for point in points:
-        if point.run_ids and _memory(table.runs[point.run_ids[0]]) is not None:
-            chosen[point.label] = point
+    chosen = {one.label: one for one in points if one.run_ids and _memory(table.runs[one.run_ids[0]]) is not None}
     found = []
     for label, point in chosen.items():
         runs = [table.runs[run_id] for run_id in point.run_ids]
         # One with a measured pass, if there is one.
         run = next((run for run in runs if (one := _memory(run)) is not None and one.timeline), runs[0])
-        told = _memory(run)
-        assert told is not None
+        result = _memory(run)
+        assert result is not None
         where = f"{label}, batch {point.batch}, {place_text(point.ranks, point.nodes)}"
-        found.append(passage_of(told, run_id=run.plan.run_id, label=where))
-    return sorted(found, key=lambda one: one.order)
-
-
-def _device_peak(told: MemoryResult) -> float | None:
-    """Of the rank that held most; None unless all tell."""
-    peaks = [rank.device_peak_bytes for rank in told.ranks]
-    return None if None in peaks else float(max(peak for peak in peaks if peak is not None))
+        found.append(_passage_of(result, run.plan.run_id, where))
+    # What has most to show comes first: a plan, a measured pass, most bytes moved.
+    return sorted(found, key=lambda one: (not one.is_planned, not one.measured, -one.predicted.swapped_bytes))

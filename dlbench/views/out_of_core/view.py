@@ -1,26 +1,333 @@
-"""The view `out-of-core`: methods to hold activations beside each other, and one pass in its lanes."""
+"""The view `out-of-core`: methods to hold activations side by side, and one pass in its lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
+from typing import Any
 
-from dlbench.costs.memory.tradeoff import saves_nothing
+from dlbench.costs.memory.planner import saves_nothing
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, lines
+from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
-from dlbench.report.table import Sheet
-from dlbench.report.wording import percent, place_text, runs_text, times_text, times_value
-from dlbench.units import format_bytes
+from dlbench.report.table import Cell, Column, Sheet, columns_of
+from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
+from dlbench.stats.estimates import Estimate
+from dlbench.units import format_bytes, format_seconds
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
-from dlbench.views.out_of_core.charts import method_charts, passage_charts
-from dlbench.views.out_of_core.numbers import Gain, MethodPoint, OutOfCore, out_of_core
-from dlbench.views.out_of_core.passes import Passage, PlannedPart
-from dlbench.views.out_of_core.tables import blocks_sheet, methods_sheet, steps_sheet
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.out_of_core.numbers import (
+    COLOURS,
+    OTHER_COLOUR,
+    Gain,
+    MethodPoint,
+    OutOfCore,
+    Passage,
+    PassSpan,
+    PlannedPart,
+    out_of_core,
+)
+from dlbench.views.view import ReportSource, ReportView, place_of
 
 TITLE = "Out of core"
 MAX_GAINS = 4
 """Rank counts and batches whose gain is said in words, the largest first; the tables have all."""
+
+METHODS_CAPTION = (
+    "Peak: of the rank that held most in the measured steps, beyond the process itself; predicted: by the simulator, "
+    "of pass and update. In core is predicted by the chain that runs of the other methods measured."
+)
+STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent beside them."
+
+
+def _place_columns(found: OutOfCore) -> tuple[Column[MethodPoint], ...]:
+    """Ranks and nodes; people see them where there are several."""
+    are_several = len({(one.ranks, one.nodes) for one in found.points}) > 1
+    at: Column[MethodPoint] = Column("", "At" if are_several else "", place_of, is_brief=True)
+    return columns_of(MethodPoint, "ranks", "nodes", at)
+
+
+def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
+    """Speed and memory of every method and batch."""
+
+    def rate(one: MethodPoint) -> Estimate | Cell:
+        return one.throughput or Cell("does not fit" if one.num_without_memory else DASH)
+
+    title = f"{found.sample_unit}/s"
+    throughput: Column[MethodPoint] = Column(
+        "throughput_per_s", title, lambda one: one.throughput, rate, has_interval=True, is_brief=True
+    )
+    said = ("method", "label", "recompute", "swap", "capacity", "batch", "parts", throughput)
+    memory = ("device_peak", "predicted_peak_bytes", "peak_error", "capacity_bytes", "in_core_bytes", "process_peak")
+    rest = ("over_budget_bytes", "num_runs", "num_without_memory")
+    return Sheet(
+        name="out-of-core",
+        title="Methods: speed and memory",
+        columns=(*_place_columns(found), *columns_of(MethodPoint, *said, *memory, *rest)),
+        rows=found.points,
+        caption=METHODS_CAPTION,
+        in_terminal=True,
+    )
+
+
+def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
+    """Where the steps of every method go, predicted and measured."""
+    titles: dict[str, str] = {}
+    if all(one.host_update_s is None for one in found.points):
+        titles |= {"host_update_wait_s": "", "host_update_bytes": ""}
+    if all(one.checksum_share is None for one in found.points):
+        titles["checksum_fraction"] = ""
+    steps = ("label", "batch", "step", "predicted_step", "step_error", "recompute_share", "swap_wait_s", "room_wait_s")
+    moved = ("swapped_bytes", "tier", "checksum_share", "host_update_s", "host_update_bytes")
+    return Sheet(
+        name="out-of-core-steps",
+        title="Steps: predicted and measured",
+        columns=(*_place_columns(found), *columns_of(MethodPoint, *steps, *moved, titles=titles)),
+        rows=[one for one in found.points if one.num_runs],
+        caption=STEPS_CAPTION,
+    )
+
+
+def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool = False) -> Sheet[PlannedPart]:
+    """The blocks of a plan, first to last."""
+    return Sheet(
+        name="out-of-core-blocks",
+        title=title,
+        columns=columns_of(PlannedPart),
+        rows=blocks,
+        caption="Saves: kept for the backward pass, without the input. Moves: out of the device and back.",
+        in_terminal=in_terminal,
+        is_folded=not in_terminal and len(blocks) > 16,
+    )
+
+
+# Charts
+
+KINDS = {
+    "forward": ("forward", PART_COLOURS["forward"]),
+    "recompute": ("recomputed", PART_COLOURS["input"]),
+    "backward": ("backward", PART_COLOURS["backward"]),
+    "outside": ("outside of the chain", PART_COLOURS["other"]),
+    "swap out": ("swapped out", PART_COLOURS["optimizer"]),
+    "swap in": ("swapped in", PART_COLOURS["imbalance"]),
+    "wait": ("waiting", PART_COLOURS["exchange"]),
+}
+"""Title and colour of the operations of a pass, in the order of the legend."""
+
+_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")
+"""Of methods with the title of another one."""
+
+
+def method_charts(found: OutOfCore, number: int) -> list[Chart]:
+    """Throughput over the batch and peak memory, at the largest rank count."""
+    place = found.points[-1].ranks, found.points[-1].nodes
+    points = [one for one in found.points if (one.ranks, one.nodes) == place]
+    subject = ReportSubject(id=f"out-of-core-{number}", label=f"{found.label}, {place_text(*place)}")
+    charts = []
+    if any(one.throughput is not None for one in points):
+        charts.append(_throughput_chart(found, points, subject))
+    if any(one.device_peak is not None for one in points):
+        charts.append(_memory_chart(found, points, subject))
+    return charts
+
+
+def byte_unit(most: float) -> tuple[int, str]:
+    """The unit in which an axis up to so many bytes has short numbers: its bytes, and its name."""
+    return next(((size, name) for size, name in ((2**30, "GiB"), (2**20, "MiB")) if most >= size), (2**10, "KiB"))
+
+
+def in_core_mark(batch: int) -> list[Any]:
+    """Layers that mark the largest batch in core on an axis of batches."""
+    import altair as alt
+
+    mark = alt.Chart(alt.InlineData(values=[{"batch": batch, "text": f"in core up to {batch}", "foot": 0}]))
+    x, y = alt.X("batch:Q"), alt.Y("foot:Q")
+    return [
+        mark.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
+        mark.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12).encode(x=x, y=y, text=alt.Text("text:N")),
+    ]
+
+
+def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
+    import altair as alt
+
+    rows: Rows = [
+        {"method": one.label, "batch": one.batch, **figure_row(one.throughput)}
+        for one in points
+        if one.throughput is not None
+    ]
+    # The colour of its title, and others where several labels share one.
+    colours: dict[str, str] = {}
+    further = iter(_FURTHER)
+    for one in points:
+        if one.throughput is not None and one.label not in colours:
+            colour = COLOURS.get(one.method, OTHER_COLOUR)
+            colours[one.label] = colour if colour not in colours.values() else next(further, OTHER_COLOUR)
+    place = points[0].ranks, points[0].nodes
+    limit = next((one for one in found.limits if (one.ranks, one.nodes) == place and one.batch > 0), None)
+    unit = f"{found.sample_unit}/s"
+    drawn = lines(
+        rows,
+        Axis(unit, format=",.4~r"),
+        Series("method", colours, columns=1, legend={"labelLimit": 340}),
+        {"method:N": "activations", "batch:Q": "batch", "shown:N": unit, "basis:N": "interval"},
+        x="batch",
+        title="batch per rank",
+        room=1.15,
+        reach=[limit.batch] if limit else [],
+    )
+    mark = (
+        f" Dashed: {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass in core." if limit else ""
+    )
+    words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
+    return finish(
+        alt.layer(*drawn.layer, *(in_core_mark(limit.batch) if limit else [])),
+        subject,
+        name="throughput",
+        title="Throughput by batch and method",
+        alt=f"Throughput over the batch per rank, a line for each method.{mark} {words}.",
+        table=methods_sheet(found),
+        size=(WIDE - 40, HEIGHT + 30),
+    )
+
+
+def _memory_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
+    import altair as alt
+
+    size, unit = byte_unit(max(one.device_peak.value for one in points if one.device_peak is not None))
+
+    def foreseen(count: int | None) -> float | None:
+        return None if count is None else count / size
+
+    rows: Rows = [
+        {
+            "at": f"{one.label}, {one.batch}",
+            **figure_row(one.device_peak, 1 / size),
+            "predicted": foreseen(one.predicted_peak_bytes),
+            "capacity": foreseen(one.capacity_bytes),
+            "foreseen": "" if one.predicted_peak_bytes is None else format_bytes(one.predicted_peak_bytes),
+            "allowed": "no limit" if one.capacity_bytes is None else format_bytes(one.capacity_bytes),
+        }
+        for one in points
+        if one.device_peak is not None
+    ]
+    titles = {"at:N": "activations, batch", "shown:N": "measured", "foreseen:N": "predicted", "allowed:N": "capacity"}
+    axis = Axis(f"{unit} at most", scale={"domainMin": 0})
+    drawn = intervals(rows, axis, MEASURED, titles, band=0.6, limit=230)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(y=alt.Y("at:N", title=None, sort=[row["at"] for row in rows]))
+    ticks = [base.mark_tick(color=FORECAST, thickness=3, size=18).encode(x=alt.X("predicted:Q"))]
+    if any(row["capacity"] is not None for row in rows):
+        ticks.append(base.mark_tick(color=INK, thickness=2, size=22).encode(x=alt.X("capacity:Q")))
+    words = "; ".join(f"{row['at']}: {row['shown']}, predicted {row['foreseen']}" for row in rows)
+    return finish(
+        alt.layer(*drawn.layer, *ticks),
+        subject,
+        name="memory",
+        title="Peak memory: bar measured, red predicted, black capacity",
+        alt=f"Peak memory of the rank that held most, measured and predicted, with the capacity. {words}.",
+        table=methods_sheet(found),
+        size=(WIDE - 120, max(60, 28 * len(rows))),
+    )
+
+
+def passage_charts(found: Passage, label: str, number: int) -> list[Chart]:
+    """The lanes of a pass, measured above predicted, and what is held meanwhile."""
+    about = ReportSubject(id=f"pass-{number}", label=f"{label}: {found.label}")
+    sides = [("measured", found.measured), ("predicted", found.simulated)]
+    charts = [lanes_chart([(name, spans) for name, spans in sides if spans], found.blocks, about)]
+    if len(found.held) > 1:
+        charts.append(held_chart(found.held, found.capacity_bytes, found.blocks, about))
+    return charts
+
+
+def lanes_chart(
+    sides: Sequence[tuple[str, Sequence[PassSpan]]], blocks: Sequence[PlannedPart], subject: Subject
+) -> Chart:
+    """Three lanes of each side, e.g. measured and predicted, on one scale of time."""
+    import altair as alt
+
+    is_alone = len(sides) == 1
+    names = [lane if is_alone else f"{lane}, {side}" for lane in ("compute", "out", "in") for side, _ in sides]
+    rows: Rows = [
+        {
+            "lane": span.lane if is_alone else f"{span.lane}, {side}",
+            "kind": KINDS[span.kind][0] if span.kind in KINDS else span.kind,
+            "block": "" if span.block is None else str(span.block),
+            "modules": blocks[span.block].modules if span.block is not None and span.block < len(blocks) else "",
+            "start": span.start_s,
+            "end": span.end_s,
+            "shown": format_seconds(span.end_s - span.start_s),
+        }
+        for side, spans in sides
+        for span in spans
+    ]
+    present = [kind for kind in KINDS.values() if any(row["kind"] == kind[0] for row in rows)]
+    colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="bottom", columns=4)).scale(
+        domain=[title for title, _ in present], range=[colour for _, colour in present]
+    )
+    x = alt.X("start:Q", title="from the start of the pass").scale(nice=False, domainMin=0)
+    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.5)
+    drawn = bars.encode(
+        y=alt.Y("lane:N", title=None, sort=names).scale(domain=names),
+        x=x.axis(labelExpr=si_label("s"), tickCount=6, grid=True),
+        x2="end:Q",
+        color=colour,
+        tooltip=tooltips({"kind:N": "operation", "block:N": "block", "modules:N": "modules", "shown:N": "time"}),
+    )
+    words = []
+    for side, spans in sides:
+        end = max((span.end_s for span in spans), default=0.0)
+        waited = sum(span.end_s - span.start_s for span in spans if span.kind == "wait")
+        words.append(f"{side}: {format_seconds(end)}, of it waiting {format_seconds(waited) if waited else 'nothing'}")
+    return finish(
+        alt.layer(drawn),
+        subject,
+        name="lanes",
+        title="One pass in its three lanes",
+        alt=f"What is computed, what leaves the device and what comes back over one pass. {'; '.join(words)}.",
+        table=blocks_sheet(blocks, "Blocks of the plan"),
+        size=(WIDE + 140, 34 * len(names)),
+    )
+
+
+def held_chart(
+    held: Sequence[tuple[float, int]], capacity: int | None, blocks: Sequence[PlannedPart], subject: Subject
+) -> Chart:
+    """What is held over a pass, by the simulator, under the capacity."""
+    import altair as alt
+
+    most = max(num for _, num in held)
+    size, unit = byte_unit(most)
+    rows: Rows = [{"at": at, "bytes": num / size, "shown": format_bytes(num)} for at, num in held]
+    x = alt.X("at:Q", title="from the start of the pass").scale(nice=False, domainMin=0)
+    area = alt.Chart(alt.InlineData(values=rows)).mark_area(
+        interpolate="step-after", color=MEASURED, opacity=0.35, line={"color": MEASURED}
+    )
+    layers = [
+        area.encode(
+            x=x.axis(labelExpr=si_label("s"), tickCount=6),
+            y=alt.Y("bytes:Q", title=f"{unit} held").scale(domainMin=0).axis(tickCount=5, format=".4~g"),
+            tooltip=tooltips({"shown:N": "held"}),
+        )
+    ]
+    limit = ""
+    if capacity is not None:
+        line = alt.Chart(alt.InlineData(values=[{"bytes": capacity / size}]))
+        layers.append(line.mark_rule(color=INK, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("bytes:Q")))
+        limit = f"; dashed: the capacity, {format_bytes(capacity)}"
+    return finish(
+        alt.layer(*layers),
+        subject,
+        name="held",
+        title="Held over the pass, predicted",
+        alt=f"Bytes held over one pass by the simulator, at most {format_bytes(most)}{limit}.",
+        table=blocks_sheet(blocks, "Blocks of the plan"),
+        size=(WIDE + 140, 120),
+    )
+
+
+# The section
 
 
 class OutOfCoreView(ReportView):
@@ -36,8 +343,7 @@ class OutOfCoreView(ReportView):
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """One for each set."""
-        found = report.all_of(OutOfCore)
-        return tuple(_section(one, number) for number, one in enumerate(found, 1))
+        return tuple(_section(one, number) for number, one in enumerate(report.all_of(OutOfCore), 1))
 
     def remedy(self, report: Report) -> str:
         """A sweep over batches with a plan."""
@@ -52,10 +358,6 @@ class OutOfCoreView(ReportView):
 
 def _section(found: OutOfCore, number: int) -> Section:
     words = tuple(_words(found))
-    first = found.passages[0] if found.passages else None
-    blocks = tuple(
-        blocks_sheet(one.blocks, f"Blocks of the plan: {one.label}") for one in found.passages if one.is_planned
-    )
     return Section(
         id=f"out-of-core-{number}",
         title=TITLE if number == 1 else f"{TITLE} ({number})",
@@ -66,7 +368,7 @@ def _section(found: OutOfCore, number: int) -> Section:
         charts=lambda: method_charts(found, number),
         sheets=(methods_sheet(found), steps_sheet(found)),
         notes=tuple(_notes(found)),
-        sections=() if first is None else (_pass_section(found, first, number, blocks),),
+        sections=(_pass_section(found, number),) if found.passages else (),
         where={"comparison": found.id, "of": found.label},
     )
 
@@ -82,11 +384,13 @@ def _headline(found: OutOfCore) -> str:
     return f"{len(found.points)} method{'s' * (len(found.points) != 1)} and batches, none to compare with"
 
 
-def _pass_section(found: OutOfCore, first: Passage, number: int, blocks: tuple[Sheet[PlannedPart], ...]) -> Section:
+def _pass_section(found: OutOfCore, number: int) -> Section:
     """One pass in its lanes, and the blocks of all plans."""
+    first = found.passages[0]
     words = [f"A pass of {first.label}, predicted with the chain and the rates measured before training."]
     if first.measured:
         words.append("Measured: a watched pass of rank 0 of the same run.")
+    planned = [one for one in found.passages if one.is_planned]
     return Section(
         id=f"pass-{number}",
         title="One pass",
@@ -94,19 +398,22 @@ def _pass_section(found: OutOfCore, first: Passage, number: int, blocks: tuple[S
         brief=(),
         charts=lambda: passage_charts(first, found.label, number),
         charts_per_row=1,
-        sheets=blocks,
+        sheets=tuple(blocks_sheet(one.blocks, f"Blocks of the plan: {one.label}") for one in planned),
         in_contents=False,
     )
 
 
 def _words(found: OutOfCore) -> Iterator[str]:
-    for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
-        yield _gain(gain)
+    yield from map(_gain, sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS])
     for limit in found.limits:
         where = place_text(limit.ranks, limit.nodes)
         held = f"In core {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass at {where}"
         yield f"{held}, by the chains as measured."
-    yield from _without_memory(found)
+    for one in found.points:
+        if one.num_without_memory:
+            others = f", {one.num_runs} did not" if one.num_runs else ""
+            failed = f"{runs_text(one.num_without_memory)} did not fit{others}"
+            yield f"{_upper(one.label)} with batch {one.batch} at {place_of(one)}: {failed}."
     for what, middle, name in (
         ("steps", found.median_step_error, "step_error"),
         ("peaks", found.median_peak_error, "peak_error"),
@@ -119,34 +426,27 @@ def _words(found: OutOfCore) -> Iterator[str]:
             )
     for one in found.points:
         in_core, peak = one.in_core_bytes, one.predicted_peak_bytes
-        if in_core and peak is not None and not _is_in_core(one) and saves_nothing(peak, in_core):
+        if in_core and peak is not None and not one.is_in_core and saves_nothing(peak, in_core):
             yield (
-                f"{_upper(one.label)} saves no memory with batch {one.batch} at {place_text(one.ranks, one.nodes)}: "
+                f"{_upper(one.label)} saves no memory with batch {one.batch} at {place_of(one)}: "
                 f"{format_bytes(peak)} predicted, {format_bytes(in_core)} in core."
             )
-    yield from _beyond_capacity(found)
-    over = [one for one in found.points if one.over_budget_bytes]
-    if over:
-        most = max(over, key=lambda one: one.over_budget_bytes or 0)
-        yield (
-            f"Activations were more than the plan allowed, by up to {format_bytes(most.over_budget_bytes or 0)} "
-            f"({most.label}, batch {most.batch})."
-        )
-
-
-def _beyond_capacity(found: OutOfCore) -> Iterator[str]:
-    """That the measured peak is more than was planned for, of the point where it exceeds that most."""
+    # Of the point whose measured peak exceeds most what was planned for.
     beyond = {
         one.device_peak.value - one.capacity_bytes: one
         for one in found.points
         if one.device_peak is not None and one.capacity_bytes is not None
     }
-    most = max(beyond, default=0.0)
-    if most > 0:
-        one = beyond[most]
+    if (most := max(beyond, default=0.0)) > 0:
         yield (
-            f"The measured peak exceeds the capacity by up to {format_bytes(most)} ({one.label}, batch {one.batch}): "
-            "the device needs that much more than the plan knows of."
+            f"The measured peak exceeds the capacity by up to {format_bytes(most)} ({beyond[most].label}, batch "
+            f"{beyond[most].batch}): the device needs that much more than the plan knows of."
+        )
+    over = max(found.points, key=lambda one: one.over_budget_bytes or 0)
+    if over.over_budget_bytes:
+        yield (
+            f"Activations were more than the plan allowed, by up to {format_bytes(over.over_budget_bytes)} "
+            f"({over.label}, batch {over.batch})."
         )
 
 
@@ -155,19 +455,9 @@ def _gain(gain: Gain) -> str:
     if gain.planned_peak_bytes is not None and gain.over_peak_bytes is not None:
         peaks = f"; measured peaks {format_bytes(gain.planned_peak_bytes)} and {format_bytes(gain.over_peak_bytes)}"
     return (
-        f"At {place_text(gain.ranks, gain.nodes)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the "
-        f"throughput of {gain.over}, the fastest that treats all blocks alike{peaks}."
+        f"At {place_of(gain)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the throughput of "
+        f"{gain.over}, the fastest that treats all blocks alike{peaks}."
     )
-
-
-def _without_memory(found: OutOfCore) -> Iterator[str]:
-    for one in found.points:
-        if one.num_without_memory:
-            yield (
-                f"{_upper(one.label)} with batch {one.batch} at {place_text(one.ranks, one.nodes)}: "
-                f"{runs_text(one.num_without_memory)} did not fit"
-                f"{f', {one.num_runs} did not' if one.num_runs else ''}."
-            )
 
 
 def _upper(text: str) -> str:
@@ -175,7 +465,7 @@ def _upper(text: str) -> str:
 
 
 def _notes(found: OutOfCore) -> Iterator[str]:
-    if not any(_is_in_core(one) and one.num_runs for one in found.points):
+    if not any(one.is_in_core and one.num_runs for one in found.points):
         yield "No run of this set trained in core: what a method costs against that is not measured."
     tiers = sorted({one.tier for one in found.points if one.tier})
     if tiers:
@@ -188,7 +478,3 @@ def _notes(found: OutOfCore) -> Iterator[str]:
         )
     if any(one.host_update_s is not None for one in found.points):
         yield "Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute."
-
-
-def _is_in_core(one: MethodPoint) -> bool:
-    return (one.recompute, one.swap) == ("none", "none")

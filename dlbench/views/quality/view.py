@@ -21,8 +21,7 @@ from dlbench.report.wording import (
     times_text,
     value_text,
 )
-from dlbench.stats.estimates import Estimate
-from dlbench.stats.verdicts import placed
+from dlbench.stats.estimates import Estimate, placed
 from dlbench.views.model import Group
 from dlbench.views.quality.numbers import BatchPoint, Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of

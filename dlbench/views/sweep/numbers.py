@@ -15,6 +15,7 @@ from statistics import fmean, variance
 from dlbench.reading.comparability import told_of
 from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
+from dlbench.reading.side_by_side import alike
 from dlbench.reading.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -35,21 +36,21 @@ from dlbench.stats.estimates import (
     MIN_RUNS,
     Estimate,
     by_definition,
+    gain_of_best,
     geometric_mean_estimate,
-    mean_estimate,
+    is_other_than,
     means_of,
     paired_logs,
 )
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.selection import gain_of_best
-from dlbench.stats.verdicts import is_other_than
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of
 from dlbench.views.sweep.settings import (
     MARGIN,
     MARGIN_TEXT,
     Axis,
+    AxisVerdict,
     Measured,
     Pair,
     Setting,
@@ -67,6 +68,7 @@ from dlbench.views.sweep.settings import (
     levels_of,
     losses,
     options,
+    ratio_of,
     run_key,
     value_text,
 )
@@ -113,35 +115,6 @@ def short_keys(keys: Sequence[str]) -> list[str]:
     """Keys as column titles: their last word, or all of them where two would be the same."""
     short = ["engine" if key == "engine.name" else key.rpartition(".")[2] for key in keys]
     return short if len(set(short)) == len(short) else list(keys)
-
-
-def baseline_words(choice: Choice) -> str:
-    """What the settings are measured against."""
-    text = choice.baseline.label
-    if choice.has_default:
-        return f"the default ({text})"
-    return f"{text}, the first setting with figures: the default is not in the sweep, or has none"
-
-
-def headline_words(best: str, ratio: Estimate | None, place: str, has_default: bool) -> tuple[str, str]:
-    """The number of a card and what it means.
-
-    Args:
-        best: label of the best setting; empty where there is none.
-        ratio: what it gains, corrected for having been chosen.
-        place: such as `4 ranks on 2 nodes`.
-        has_default: whether it is compared with the default.
-    """
-    name = "the default" if has_default else "the first setting"
-    if ratio is None:
-        return DASH, f"no setting is faster than {name} for certain, at {place}"
-    cell = times_cell(ratio)
-    return cell.text, f"the throughput of {name} {cell.interval} by {best}, at {place}; {basis_text(ratio)}"
-
-
-def verdict_words(choice: Choice, axes: Sequence[Axis], place: str) -> str:
-    """What the sweep found at a place such as `4 ranks on 2 nodes`."""
-    return " ".join([*_best_words(choice, f"At {place}"), *_axes(axes)])
 
 
 def _best_words(choice: Choice, start: str) -> list[str]:
@@ -204,20 +177,16 @@ def _loss_text(setting: Setting) -> str:
     return f"; loss after equal steps {found.own.value:.4g} against {found.reference.value:.4g} with fp32"
 
 
-def _axes(axes: Sequence[Axis]) -> list[str]:
+def _axes_words(axes: Sequence[Axis]) -> list[str]:
     """Axes by their verdicts, in a sentence."""
-    words = {
+    titles: dict[AxisVerdict, str] = {
         "matters": "matters",
         "no effect": f"no effect within {MARGIN_TEXT}",
         "undecided": "undecided",
         "insufficient": "insufficient",
     }
-    parts = []
-    for verdict_name, words_of in words.items():
-        names = [axis.key for axis in axes if axis.verdict == verdict_name]
-        if names:
-            parts.append(f"{words_of}: {', '.join(names)}")
-    text = "; ".join(parts)
+    found = {title: [axis.key for axis in axes if axis.verdict == verdict] for verdict, title in titles.items()}
+    text = "; ".join(f"{title}: {', '.join(keys)}" for title, keys in found.items() if keys)
     return [f"{text[:1].upper()}{text[1:]}."] if text else []
 
 
@@ -366,10 +335,8 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """All series with swept keys that hold figures, in the order of their creation."""
     table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
-    series: dict[tuple[str, str], list[Run]] = {}
-    for run in planned:
-        if run.plan.series.axes:
-            series.setdefault((run.plan.created, run.plan.series.id), []).append(run)
+    swept = (run for run in planned if run.plan.series.axes)
+    series = alike(swept, lambda run: (run.plan.created, run.plan.series.id))
     found = [(runs, *_drafts(runs, table)) for _, runs in sorted(series.items())]
     family = family_of([draft for _, drafts, _ in found for draft in drafts])
     with_figures = [one for one in found if one[1] or one[2]]
@@ -383,10 +350,7 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
     """Rank counts with two settings and a run with figures, and what to say of those at which no swept key acts."""
     drafts: list[Draft] = []
     idle: list[str] = []
-    by_place: dict[tuple[int, int, str, str, str], list[Run]] = {}
-    for run in sorted(runs, key=_order):
-        by_place.setdefault(_place(run), []).append(run)
-    for (ranks, nodes, *_), group in sorted(by_place.items()):
+    for (ranks, nodes, *_), group in sorted(alike(sorted(runs, key=_order), _place).items()):
         figures = [run for run in group if run.plan.run_id in table.runs]
         if len(_by_setting(group)) < 2 or not figures:
             continue
@@ -417,9 +381,7 @@ def _sweep(
         series=plan.series.id,
         keys=keys,
         sample_unit=unit,
-        headline=headline_words(last.best, last.best_ratio, place_text(last.ranks, last.nodes), last.has_default)
-        if last
-        else (DASH, "no swept key acts"),
+        headline=_headline(last) if last else (DASH, "no swept key acts"),
         verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
         cells=tuple(cells),
         idle=tuple(idle),
@@ -428,6 +390,16 @@ def _sweep(
         + f"; {plan.workload.notice}"
         * bool(plan.workload.notice),
     )
+
+
+def _headline(cell: SweepCell) -> tuple[str, str]:
+    """The number of a card and what it means."""
+    name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
+    if cell.best_ratio is None:
+        return DASH, f"no setting is faster than {name} for certain, at {place}"
+    found = times_cell(cell.best_ratio)
+    basis = basis_text(cell.best_ratio)
+    return found.text, f"the throughput of {name} {found.interval} by {cell.best}, at {place}; {basis}"
 
 
 def _order(run: Run) -> tuple[int, int]:
@@ -444,10 +416,7 @@ def _place(run: Run) -> tuple[int, int, str, str, str]:
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of equal swept values together, in the order given."""
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        values = tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.axes.items()))
-        found.setdefault(values, []).append(run)
+    found = alike(runs, lambda run: tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.axes.items())))
     return list(found.values())
 
 
@@ -492,21 +461,19 @@ def _inert(runs: Sequence[Run], table: RunTable) -> tuple[str, ...]:
 
 
 def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
-    """The comparison of all settings of one rank count.
-
-    Args:
-        draft: the settings; some run must have figures.
-        family: all comparisons of the report.
-        table: figures, and why there are none.
-    """
+    """The comparison of all settings of one rank count, some of whose runs must have figures."""
     settings = _settings(draft, family, table)
     effects = axes(draft.levels, draft.contrasts, [family.of(logs) for logs in draft.contrasts.values()])
     additivity = interaction(
         list(draft.levels), draft.deviations, [family.of(logs) for logs in draft.deviations.values()]
     )
     sure = [setting for setting in settings if setting.verdict == "faster" and not setting.inert]
-    best = max(sure, key=_gain, default=None)
-    best_exact = max((setting for setting in sure if not setting.changes), key=_gain, default=None)
+
+    def gain(setting: Setting) -> float:
+        return setting.ratio.value if setting.ratio else 0.0
+
+    best = max(sure, key=gain, default=None)
+    best_exact = max((setting for setting in sure if not setting.changes), key=gain, default=None)
     choice = Choice(
         settings=settings,
         baseline=settings[draft.base],
@@ -525,14 +492,16 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         ranks=ranks,
         nodes=nodes,
         conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",
-        baseline=baseline_words(choice),
+        baseline=f"the default ({choice.baseline.label})"
+        if choice.has_default
+        else f"{choice.baseline.label}, the first setting with figures: the default is not in the sweep, or has none",
         has_default=choice.has_default,
         settings=settings,
         axes=effects,
         interaction=additivity.words if additivity else "",
         best=best.label if best else "",
         best_ratio=choice.best_ratio,
-        verdict=verdict_words(choice, effects, place_text(ranks, nodes)),
+        verdict=" ".join([*_best_words(choice, f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]),
         advice=remedy_of(found) or advice_words(choice),
         needed_repeats=choice.needed_repeats,
         notes=tuple(_notes(runs, settings, table)),
@@ -549,18 +518,14 @@ def _chosen(draft: Draft, settings: Sequence[Setting], best: Setting | None) -> 
     return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
 
 
-def _gain(setting: Setting) -> float:
-    assert setting.ratio is not None
-    return setting.ratio.value
-
-
 def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, ...]:
     """Every setting with its verdict: a difference must leave 1 out, stand after Holm, and leave the margin."""
     without = {item.run.plan.run_id: f"{item.state}: {item.why}" for item in table.without}
     rates, base = draft.rates, draft.base
     measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
     rate_base = geometric_mean_estimate(rates[base]).value
-    ratios = [by_definition(1.0, len(rates[base])) if i == base else _ratio(logs) for i, logs in enumerate(draft.logs)]
+    ratios = [ratio_of(logs) if logs else None for logs in draft.logs]
+    ratios[base] = by_definition(1.0, len(rates[base]))
     made = []
     for i, group in enumerate(draft.runs):
         plan, ratio = group[0].plan, ratios[i]
@@ -590,11 +555,6 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     return tuple(made)
 
 
-def _ratio(logs: Mapping[RunKey, float]) -> Estimate | None:
-    """The ratio of two settings over the repeats that both have, in pairs; None without any."""
-    return mean_estimate(logs).mapped(math.exp, "ratio") if logs else None
-
-
 def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     if ratio is None:
         return "no figure"
@@ -612,11 +572,13 @@ def _ties(
 ) -> tuple[Setting, ...]:
     if best is None:
         return ()
-    top = rates[settings.index(best)]
-    others = [(s, _ratio(paired_logs(top, rates[i]))) for i, s in enumerate(settings) if s is not best and not s.inert]
-    return tuple(
-        s for s, ratio in others if ratio is not None and (not is_other_than(ratio, 1) or is_within_margin(ratio))
-    )
+    found = []
+    for setting, own in zip(settings, rates, strict=True):
+        logs = paired_logs(rates[settings.index(best)], own)
+        if setting is not best and not setting.inert and logs:
+            ratio = ratio_of(logs)
+            found += [setting] if not is_other_than(ratio, 1) or is_within_margin(ratio) else []
+    return tuple(found)
 
 
 def _needed(draft: Draft, settings: Sequence[Setting], family: Family) -> int | None:
@@ -642,14 +604,13 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
     devices = sorted({rank.device.split(":")[0] for run in measured if run.record for rank in run.record.ranks})
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
-    told = {
+    facts = {
         label(found[0].plan.series.axes): {run.plan.run_id: told_of(run) for run in found}
         for found in _by_setting(measured)
     }
-    averaged = averaged_unlike(told)
-    if averaged:
+    if averaged := averaged_unlike(facts):
         yield f"{averaged[0].upper()}{averaged[1:]}."
     swept = {key for run in measured for key in run.plan.series.axes}
-    differences = [one for one in compared_unlike(told) if one.key not in swept]
+    differences = [one for one in compared_unlike(facts) if one.key not in swept]
     if differences:
         yield f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios hold it too."

@@ -6,22 +6,29 @@ import itertools
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dlbench.reading.side_by_side import last_loss
 from dlbench.reading.table import RunTable
 from dlbench.records.exchange import AutotuneResult
-from dlbench.records.record import Record
 from dlbench.records.scan import Run
+from dlbench.report.table import column, times_cell
 from dlbench.report.wording import figure_text, times_text, units_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
-from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, median_estimate, paired_logs
+from dlbench.stats.estimates import (
+    Estimate,
+    by_definition,
+    is_other_than,
+    mean_estimate,
+    median_estimate,
+    paired_logs,
+    placed,
+)
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.stats.verdicts import is_other_than, placed
 from dlbench.units import format_bytes, format_number, format_seconds
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")
@@ -62,13 +69,13 @@ class Autotune:
 class Losses:
     """The loss after equal steps, means over ranks, medians over runs."""
 
-    own: Estimate | None
+    own: Estimate | None = field(metadata=column("Loss after equal steps", "loss", missing="not finite"))
     """None where it is not finite in some run."""
     reference: Estimate | None
     """Of the same setting with fp32 on the wire, or else of the baseline; None where there is none to compare with."""
-    reference_label: str
+    reference_label: str = field(metadata=column("That is", "reference", value=lambda found: found or None))
     """Which setting that is."""
-    difference: Estimate | None
+    difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
     """Own - reference, by repeat."""
     why: str
     """Why there is nothing to compare with; empty where there is."""
@@ -80,29 +87,29 @@ class Setting:
 
     values: tuple[tuple[str, str], ...]
     """Key and value, by key."""
-    label: str
+    label: str = field(metadata=column(name="setting"))
     """The values alone, in the order of the keys."""
     is_baseline: bool
-    throughput: Estimate | None
+    throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))
     """Samples per second, geometric mean over runs."""
-    ratio: Estimate | None
+    ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """To the baseline's, over the repeats that both have."""
     adjusted_p: float | None
     """Of that ratio, after Holm over all settings of the cell; None at the baseline."""
     verdict: SettingVerdict
-    num_runs: int
+    num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     """Runs with figures."""
-    num_planned: int
+    num_planned: int = field(metadata=column(name="planned_runs"))
     """Runs of the series that were to measure it."""
     why: str
     """Why the first of the others has no figure; empty where all have."""
-    changes: tuple[str, ...]
+    changes: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """What is computed otherwise than at the baseline, in words."""
-    inert: tuple[str, ...]
+    inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """Settings of its runs that had no effect: it is not what its name says."""
     autotune: Autotune | None
     losses: Losses | None
-    """The loss after equal steps beside that of fp32 on the wire; None where the wire is that."""
+    """The loss after equal steps next to that of fp32 on the wire; None where the wire is that."""
     options: str
     """The options of `dlbench run` that ask for it; keys that act in no run of it are left out."""
     run_ids: tuple[str, ...]
@@ -183,7 +190,7 @@ def run_key(run: Run, table: RunTable) -> RunKey:
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """The loss of a setting that changes the arithmetic of the exchange, beside fp32's.
+    """The loss of a setting that changes the arithmetic of the exchange, next to fp32's.
 
     Args:
         runs: the setting's runs with figures.
@@ -192,47 +199,33 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
     """
     if not runs or not any(text.startswith("wire ") for text in changed_arithmetic(runs[0].plan)):
         return None
-    own = {run_key(run, table): _loss(run) for run in runs}
-    reference = _plain_twin(runs, all_runs)
+
+    def others(found: Sequence[Run]) -> dict[str, AxisValue]:
+        return {key: value for key, value in found[0].plan.series.axes.items() if key != "sync.wire"}
+
+    own = {run_key(run, table): last_loss(run) for run in runs}
     nothing = Losses(own=_median(own), reference=None, reference_label="", difference=None, why="no run with fp32")
+    # The setting that differs in the wire format alone; else the first with fp32.
+    plain = [found for found in all_runs if found and found[0].plan.sync.wire == "fp32"]
+    reference = next(iter([*(found for found in plain if others(found) == others(runs)), *plain]), None)
     if reference is None:
         return nothing
-    others = {run_key(run, table): _loss(run) for run in reference}
+    base = {run_key(run, table): last_loss(run) for run in reference}
     steps = {run.record.steps for run in (*runs, *reference) if run.record is not None}
     if len(steps) > 1:
-        counts = ", ".join(sorted(str(count) for count in steps))
-        return replace(nothing, why=f"unequal steps: {counts}")
+        return replace(nothing, why=f"unequal steps: {', '.join(sorted(map(str, steps)))}")
     gaps = {
-        key: None if one is None or (other := others[key]) is None else one - other
+        key: None if one is None or (other := base[key]) is None else one - other
         for key, one in own.items()
-        if key in others
+        if key in base
     }
     return Losses(
         own=nothing.own,
-        reference=_median(others),
+        reference=_median(base),
         reference_label=label(reference[0].plan.series.axes),
         difference=_median(gaps),
         why="",
     )
-
-
-def _plain_twin(own: Sequence[Run], all_runs: Sequence[Sequence[Run]]) -> Sequence[Run] | None:
-    """Runs with figures of the setting that differs in the wire format alone; else of the first with fp32."""
-    plain = [runs for runs in all_runs if runs and runs[0].plan.sync.wire == "fp32"]
-
-    def others(runs: Sequence[Run]) -> dict[str, AxisValue]:
-        return {key: value for key, value in runs[0].plan.series.axes.items() if key != "sync.wire"}
-
-    twins = [runs for runs in plain if others(runs) == others(own)]
-    return next(iter([*twins, *plain]), None)
-
-
-def _loss(run: Run) -> float | None:
-    """Last loss, mean over ranks; None where it is not finite on one."""
-    assert run.record is not None
-    values = [rank.last_loss for rank in run.record.ranks]
-    finite = [value for value in values if value is not None]
-    return fmean(finite) if len(finite) == len(values) else None
 
 
 def _median(found: Mapping[RunKey, float | None]) -> Estimate | None:
@@ -252,17 +245,17 @@ def autotuned(
         rate_base: the baseline's throughput, samples per second.
         is_faster: whether the setting is faster than the baseline for certain.
     """
-    by_run = {run_key(run, table): result for run in runs if (result := _autotune_of(run.record)) is not None}
+    records = {run_key(run, table): run.record for run in runs if run.record is not None}
+    by_run = {
+        key: record.exchange.autotune for key, record in records.items() if record.exchange and record.exchange.autotune
+    }
     if not by_run:
         return None
     results = list(by_run.values())
     costs = {key: result.cost_s for key, result in by_run.items() if result.cost_s is not None}
     settled = [float(result.settled_step) for result in results if result.settled_step is not None]
     cost = median_estimate(costs, "s") if costs else None
-    gain = None
-    if ratio is not None:
-        step_s = runs[0].plan.global_batch / rate_base
-        gain = step_s * (1 - 1 / ratio.value)
+    gain = None if ratio is None else runs[0].plan.global_batch / rate_base * (1 - 1 / ratio.value)
     found = Autotune(
         num_runs=len(results),
         num_finished=sum(result.finished for result in results),
@@ -307,10 +300,6 @@ def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
     return "; ".join(
         [*parts, f"paid back after {format_number(found.break_even_steps, 3)} steps ({gain} per step{sure})"]
     )
-
-
-def _autotune_of(record: Record | None) -> AutotuneResult | None:
-    return record.exchange.autotune if record is not None and record.exchange is not None else None
 
 
 MARGIN = 0.02
@@ -424,47 +413,48 @@ def axes(
         found: as `contrasts` gives them.
         adjusted: the p value of each of these after Holm over the whole family.
     """
-    pairs = dict(zip(found, zip(found.values(), adjusted, strict=True), strict=True))
+    p_values = dict(zip(found, adjusted, strict=True))
     return tuple(
-        _axis(key, values, {(a, b): pairs[name, a, b] for name, a, b in pairs if name == key})
+        _axis(key, values, {pair: logs for pair, logs in found.items() if pair[0] == key}, p_values)
         for key, values in levels.items()
     )
 
 
 def _axis(
     key: str,
-    found: Sequence[AxisValue],
-    pairs: Mapping[tuple[AxisValue, AxisValue], tuple[Mapping[RunKey, float], float]],
+    values: Sequence[AxisValue],
+    pairs: Mapping[Pair, Mapping[RunKey, float]],
+    p_values: Mapping[Pair, float],
 ) -> Axis:
-    """`pairs`: log contrasts of the second value over the first, and their adjusted p."""
-    known = {pair: _estimate(logs) for pair, (logs, _) in pairs.items() if logs}
-    claimed = [pair for pair, ratio in known.items() if pairs[pair][1] < LEVEL and is_other_than(ratio, 1)]
-    claimed = [pair for pair in claimed if not is_within_margin(known[pair])]
+    known = {pair: ratio_of(logs) for pair, logs in pairs.items() if logs}
+    is_claimed = any(
+        p_values[pair] < LEVEL and is_other_than(ratio, 1) and not is_within_margin(ratio)
+        for pair, ratio in known.items()
+    )
     verdict: AxisVerdict = "undecided"
     if not known or not all(ratio.is_confident for ratio in known.values()):
         verdict = "insufficient"
-    elif claimed:
+    elif is_claimed:
         verdict = "matters"
     elif len(known) == len(pairs) and all(map(is_within_margin, known.values())):
         verdict = "no effect"
     count = max((ratio.n for ratio in known.values()), default=0)
-    effects = [by_definition(1.0, count), *(known.get((found[0], value)) for value in found[1:])]
+    effects = [by_definition(1.0, count), *(known.get((key, values[0], value)) for value in values[1:])]
     widest = max(known, key=lambda pair: abs(math.log(known[pair].value)), default=None)
     return Axis(
         key=key,
-        levels=tuple(
-            Level(value=value_text(key, value), effect=effect) for value, effect in zip(found, effects, strict=True)
-        ),
+        levels=tuple(Level(value=value_text(key, v), effect=one) for v, one in zip(values, effects, strict=True)),
         verdict=verdict,
-        words=_words(key, verdict, widest, widest and known[widest]),
+        words=_words(verdict, widest, known[widest]) if widest else INCOMPARABLE,
     )
 
 
-def _words(key: str, verdict: AxisVerdict, widest: tuple[AxisValue, AxisValue] | None, ratio: Estimate | None) -> str:
+INCOMPARABLE = "insufficient: no two of its values ran with the same values of the others"
+
+
+def _words(verdict: AxisVerdict, widest: Pair, ratio: Estimate) -> str:
     """The verdict on an axis; `ratio` is that of the second of the `widest` values over the first."""
-    if widest is None or ratio is None:
-        return "insufficient: no two of its values ran with the same values of the others"
-    slow, fast = (value_text(key, value) for value in widest)
+    slow, fast = (value_text(widest[0], value) for value in widest[1:])
     if ratio.value < 1:
         slow, fast, ratio = fast, slow, ratio.inverted("ratio")
     text = f"{fast} over {slow} is {times_text(ratio)}, all else equal"
@@ -491,7 +481,8 @@ def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: Ax
     return {repeat: math.fsum(found) / whole for repeat, found in sorted(logs.items()) if len(found) == whole}
 
 
-def _estimate(logs: Mapping[RunKey, float]) -> Estimate:
+def ratio_of(logs: Mapping[RunKey, float]) -> Estimate:
+    """The ratio of which these are the logarithms, over repeats."""
     return mean_estimate(logs).mapped(math.exp, "ratio")
 
 
@@ -542,7 +533,7 @@ def interaction(
     """
     if not found:
         return None
-    estimates = [_estimate(logs) for logs in found.values()]
+    estimates = [ratio_of(logs) for logs in found.values()]
     worst = max(range(len(found)), key=lambda i: abs(math.log(estimates[i].value)))
     ratio = estimates[worst]
     return Interaction(

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from dlbench.costs.memory.blocks import block_starts
-from dlbench.costs.memory.smallest import smallest_capacity
-from dlbench.costs.memory.tradeoff import largest_batch
+from dlbench.costs.memory.planner import largest_batch
+from dlbench.costs.memory.search import smallest_capacity
 from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
 from dlbench.node.memory.device_memory import CpuPeaks, trim
 from dlbench.node.memory.host_update import HostUpdate, host_parameters

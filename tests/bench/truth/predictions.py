@@ -16,13 +16,12 @@ import numpy as np
 
 from dlbench.collectives.predictions import Wanted, predict_all
 from dlbench.costs.collectives import Layout
-from dlbench.costs.fit.link_fit import Observation, fit_network, hold_out_largest
+from dlbench.costs.link_fit import Observation, fit_network, hold_out_largest
 from dlbench.costs.predictions import features, predict
 from dlbench.records.exchange import ExchangeResult
-from dlbench.specs.collectives.network import Level, NetworkModel, Piece
-from dlbench.specs.collectives.plan import Collective
+from dlbench.specs.collectives import Collective, Level, NetworkModel, Piece
 from dlbench.stats.estimates import Estimate, ratio_estimate
-from dlbench.stats.run_draws import resampled
+from dlbench.stats.pairing import resampled
 from dlbench.views import scaling_laws as laws
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast
 from tests.bench.figures import Figure

@@ -23,9 +23,8 @@ from dlbench.reading.scaling import Group
 from dlbench.reading.scaling import groups as scaling_groups
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
-from dlbench.stats.estimates import paired_logs, ratio_estimate
+from dlbench.stats.estimates import gain_of_best, paired_logs, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
-from dlbench.stats.selection import gain_of_best
 from dlbench.views.causes.experiments import Case
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
 from dlbench.views.decomposition import OWN_PARTS, difference

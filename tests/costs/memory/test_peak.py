@@ -7,10 +7,9 @@ import itertools
 import pytest
 from hypothesis import given
 
-from dlbench.costs.memory.planner import fixed_plan
+from dlbench.costs.memory.planner import fixed_plan, in_core_bytes, scaled
+from dlbench.costs.memory.search import fits
 from dlbench.costs.memory.simulator import simulate
-from dlbench.costs.memory.smallest import fits
-from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates
 from tests.costs.memory.chains import blocks, equal_chain, links, planned, unit
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dlbench.costs.memory.blocks import BlockCosts, check_blocks, cut, spans_of
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
+from dlbench.costs.memory.search import DoesNotFitError, allowed, fits, smallest_capacity
 from dlbench.costs.memory.simulator import simulate
-from dlbench.costs.memory.smallest import DoesNotFitError, allowed, fits, smallest_capacity
 from dlbench.errors import ExitCode
 from dlbench.specs.memory import Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 from tests.costs.memory.chains import DECISIONS, chains, drawn_chain, equal_chain, link, links, unit

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.costs.memory.blocks import Kind, Lane, Schedule, predicted
 from dlbench.costs.memory.planner import fixed_plan
-from dlbench.costs.memory.schedule import Kind, Lane, Schedule, predicted
 from dlbench.costs.memory.simulator import simulate
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates
 from tests.costs.memory.chains import blocks, chains, equal_chain, link, links, planned, unit

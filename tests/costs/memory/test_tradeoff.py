@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from dlbench.costs.memory.smallest import smallest_capacity
-from dlbench.costs.memory.tradeoff import (
+from dlbench.costs.memory.planner import (
     METHODS,
     against_batch,
     against_capacity,
@@ -16,6 +15,7 @@ from dlbench.costs.memory.tradeoff import (
     point,
     scaled,
 )
+from dlbench.costs.memory.search import smallest_capacity
 from tests.costs.memory.chains import equal_chain, link
 
 CHAIN = equal_chain(8, state_bytes=500, outside_bytes=40, turn_s=0.5)

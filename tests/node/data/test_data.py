@@ -23,10 +23,10 @@ from dlbench.errors import RunError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
 from dlbench.node.data.density import VolumeReader
-from dlbench.node.data.loader import RECENT_READS, LoadedSource, RankCores
+from dlbench.node.data.loader import RECENT_READS, BatchSource, LoadedSource, RankCores
 from dlbench.node.data.reader import BadSampleError, BatchReader, Raw, Sample
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
-from dlbench.node.data.source import BatchSource, build_source
+from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.cosmoflow import network_volume

@@ -25,8 +25,8 @@ from dlbench.node.data import reader_trials as trials
 from dlbench.node.data import reading_rate as rate
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
 from dlbench.node.data.rank_reading import EpochRest, NodeCache, RankReading, planned_readers
-from dlbench.node.data.reader import InHalves, Raw, Sample
-from dlbench.node.data.reader_trials import Readers, Surroundings, choose, chosen
+from dlbench.node.data.reader import Raw, Sample, SampleReader
+from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.specs.workload import ImageData
 from tests.support.volumes import write_volumes
@@ -50,7 +50,7 @@ class Alone:
         return self._answer(value)
 
 
-class Files(InHalves):
+class Files(SampleReader):
     """Samples of 4 KiB, a file each; each takes `delay_s` to fetch."""
 
     def __init__(self, folder: Path, delay_s: float = 0.0, num: int = SAMPLES) -> None:
@@ -162,7 +162,7 @@ def test_a_slow_reader_gets_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     # What another rank, the slowest, told of each trial: every round begins with another candidate.
     rates = iter([25.0, 26.0, 50.0, 26.0, 51.0, 25.0, 49.0, 25.0, 26.0])
     slower = Alone(lambda value: [value + 60, next(rates)] if isinstance(value, float) else [value])
-    around = Surroundings(
+    around = TrialContext(
         reader=Files(tmp_path, 0.02, num=400),
         keys=[[(0, 4 * batch + place) for place in range(4)] for batch in range(100)],
         cores=2,
@@ -184,7 +184,7 @@ def test_a_fast_reader_is_tried_beside_computing(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(trials, "ROUNDS", 1)
     emptied: list[int] = []
     rates = iter([90.0, 60.0, 40.0, 80.0, *[70.0] * 8])
-    around = Surroundings(
+    around = TrialContext(
         reader=Files(tmp_path),
         keys=[[(0, 4 * batch + place) for place in range(4)] for batch in range(5)],
         cores=1,

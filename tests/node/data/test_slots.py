@@ -14,13 +14,13 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data import loader_transport as slots_module
 from dlbench.node.data.loader import Ledger, LoadedSource
 from dlbench.node.data.loader_transport import MadeSlots, NoRoomError, Slots, no_room
-from dlbench.node.data.reader import BatchReader, Fetched, InHalves, Raw, Sample
+from dlbench.node.data.reader import BatchReader, Fetched, Raw, Sample, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder
 
 FORMS: Any = {"x": ((3,), np.dtype(np.int16)), "label": ((), np.dtype(np.int64))}
 
 
-class Numbers(InHalves):
+class Numbers(SampleReader):
     """Sample i is [i, epoch, i * i]; some come in another shape."""
 
     def __init__(self, num: int) -> None:

@@ -20,7 +20,7 @@ from dlbench.reading.table import tabulate
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.views.scaling_report import assemble
-from dlbench.views.slow_nodes import SlowNodesView
+from dlbench.views.stragglers import SlowNodesView
 from tests.support.run_factory import MS, Story, plans, write_run
 from tests.support.watch_factory import clock_line, node_watch, watch_result
 

@@ -29,7 +29,7 @@ from dlbench.records.watch_cost import write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
-from dlbench.specs.collectives.network import (
+from dlbench.specs.collectives import (
     FittedRange,
     LargestHeldOut,
     Level,

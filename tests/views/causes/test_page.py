@@ -30,9 +30,8 @@ from dlbench.views.causes.numbers import Diagnosed, LostPercent, NextExperiment,
 from dlbench.views.causes.view import CausesView
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.slow_nodes import SlowNodesView
-from dlbench.views.steps.view import RanksView, StepsView
-from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, StragglersView
+from dlbench.views.steps import RanksView, StepsView
+from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
 from dlbench.views.view import GroupView
 from tests.reading.test_causes import simulate
 from tests.report.test_report import Outline

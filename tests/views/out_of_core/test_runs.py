@@ -16,10 +16,9 @@ from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import terminal
 from dlbench.report.formats.json import as_plain
-from dlbench.views.out_of_core.charts import method_charts, passage_charts
-from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
-from dlbench.views.out_of_core.passes import PassSpan, lanes
-from dlbench.views.out_of_core.view import OutOfCoreView
+from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, PassSpan, out_of_core
+from dlbench.views.out_of_core.plan import lanes
+from dlbench.views.out_of_core.view import OutOfCoreView, method_charts, passage_charts
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 
 from dlbench.costs.collectives import Layout
-from dlbench.costs.fit.least_errors import fit_line
+from dlbench.costs.lines import fit_line
 from dlbench.costs.overlap import hybrid_threshold
 from dlbench.costs.predictions import predict
 from dlbench.errors import UserError
@@ -37,7 +37,7 @@ from dlbench.node.sync.shared_memory import SharedMemoryGroup
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, Clock
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.records.network import read_network
-from dlbench.specs.collectives.network import LineCost
+from dlbench.specs.collectives import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
 

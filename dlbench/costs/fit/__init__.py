@@ -1,1 +1,0 @@
-"""Measured times become the costs of a network: latency, bandwidth, per-byte work."""

@@ -1,1 +1,0 @@
-"""Who sends what to whom in which step of a collective."""

@@ -1,1 +1,0 @@
-"""What the collective benchmark is asked to measure, and the costs of a network."""

@@ -1,0 +1,779 @@
+"""The views `steps` and `ranks`: quantiles and outliers of step times by rank count, and a map of ranks by steps.
+
+The time of a step is that of its slowest rank. Each run is reduced to a digest when it is read
+(`dlbench.reading.digest`); here the digests of one rank count become means over runs, because the experimental unit
+is the run (`dlbench.stats.estimates`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import math
+import operator
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dlbench.reading import scaling
+from dlbench.reading.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
+from dlbench.reading.scaling import Point
+from dlbench.reading.table import RunTable
+from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish, short, tooltips
+from dlbench.report.charts.shapes import Axis, Series, scatter
+from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_label
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
+from dlbench.report.wording import DASH, PART_TITLES, figure_text, percent, shown, value_text
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
+from dlbench.units import format_seconds
+from dlbench.views.model import Group
+from dlbench.views.next_step import second_rank
+from dlbench.views.view import GroupSource, GroupView, place_of
+
+MIN_EXCESS = 0.05
+"""Smallest mean excess of a slow period (fraction)."""
+MIN_SHARE = 0.05
+"""Smallest share of the map's columns that a slow period covers."""
+MIN_COLUMNS = 3
+"""Fewest columns that a slow period covers."""
+SIGMAS = 8.0
+"""Smallest mean excess in standard errors. There are up to 64 x 5,000 spans to choose from, excess is skewed, and the
+error is estimated from few cells where a run is short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowPeriod:
+    """A row of ranks that took longer than the others."""
+
+    row: int
+    first_rank: int
+    last_rank: int
+    hosts: str
+    first_step: int
+    last_step: int
+    """Warm-up steps counted, like the first."""
+    ratio: float
+    """The row over the median of the other rows, mean over the period's columns."""
+    from_start: bool
+    """Whether it begins with the first step of the map."""
+    to_end: bool
+
+
+def min_columns(columns: int) -> int:
+    """Fewest columns of a slow period in a map of `columns` columns."""
+    return max(MIN_COLUMNS, math.ceil(MIN_SHARE * columns))
+
+
+def find_slow_period(found: RankStepMap) -> SlowPeriod | None:
+    """The slow period of a map; None where nothing stands out, or where there is one row only."""
+    if len(found.cells) < 2:
+        return None
+    excess = _excess(found.cells)
+    best = max((_heaviest(row), -number) for number, row in enumerate(excess))
+    (weight, start, end), row = best[0], -best[1]
+    columns = len(found.step_starts)
+    if weight <= 0 or end - start < min_columns(columns):
+        return None
+    # Standard deviation of a cell, from the median difference of neighbours, which jumps and peaks hardly change.
+    jumps = [abs(after - before) for cells in excess for before, after in itertools.pairwise(cells)]
+    noise = 1.4826 * statistics.median(jumps) / math.sqrt(2) if jumps else 0.0
+    mean = statistics.fmean(excess[row][start:end])
+    # One very long step would carry a whole span: half of its columns have to stand out by themselves.
+    is_few = statistics.median(excess[row][start:end]) < MIN_EXCESS
+    if is_few or mean < SIGMAS * noise / math.sqrt(end - start):
+        return None
+    ends = (*found.rank_starts[1:], found.num_ranks)
+    return SlowPeriod(
+        row=row,
+        first_rank=found.rank_starts[row],
+        last_rank=ends[row] - 1,
+        hosts=found.row_hosts[row],
+        first_step=found.step_starts[start],
+        last_step=found.step_starts[end] - 1 if end < columns else found.last_step,
+        ratio=1 + mean,
+        from_start=start == 0,
+        to_end=end == columns,
+    )
+
+
+def _excess(cells: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Excess of every cell, by row and column; 0 where the other rows took no time."""
+    import numpy as np
+
+    values = np.asarray(cells, dtype=float)
+    found = np.zeros_like(values)
+    for row in range(len(values)):
+        others = np.median(np.delete(values, row, axis=0), axis=0)
+        np.divide(values[row], others, out=found[row], where=others > 0)
+        found[row][others > 0] -= 1
+    rows: list[list[float]] = found.tolist()
+    return rows
+
+
+def _heaviest(row: Sequence[float]) -> tuple[float, int, int]:
+    """Sum of (excess - `MIN_EXCESS`) over the heaviest span, and where it begins and ends; of equal ones the first."""
+    best = (0.0, 0, 0)
+    total, start = 0.0, 0
+    for place, value in enumerate(row):
+        if total <= 0:
+            total, start = 0.0, place
+        total += value - MIN_EXCESS
+        if total > best[0]:
+            best = (total, start, place + 1)
+    return best
+
+
+def map_finding(found: RankStepMap) -> str:
+    """Which ranks were slow, by how much and when; or what was searched for and not found."""
+    columns = len(found.step_starts)
+    if len(found.cells) < 2:
+        return "One rank: there is no other rank to compare it with."
+    slow = find_slow_period(found)
+    if slow is None and columns < MIN_COLUMNS:
+        return "Too few steps to look for slow ranks."
+    if slow is None:
+        edges = (*found.step_starts, found.last_step + 1)
+        steps = max(end - start for start, end in zip(edges, edges[min_columns(columns) :], strict=False))
+        rows = "rank" if len(found.cells) == found.num_ranks else "row of ranks"
+        longer = f"takes {percent(MIN_EXCESS, 0)} longer than the others"
+        return f"No {rows} {longer} for {steps} steps or more, beyond noise."
+    who = f"The slowest of ranks {slow.first_rank} to {slow.last_rank}"
+    if slow.first_rank == slow.last_rank:
+        who = f"Rank {slow.first_rank}"
+    when = f"from step {slow.first_step} to {slow.last_step} of {found.last_step}"
+    if slow.from_start and slow.to_end:
+        when = f"in all measured steps ({slow.first_step} to {slow.last_step})"
+    elif slow.to_end:
+        when = f"from step {slow.first_step} on (to the last, {slow.last_step})"
+    elif slow.from_start:
+        when = f"from the first measured step ({slow.first_step}) to step {slow.last_step} of {found.last_step}"
+    return f"{who} on {slow.hosts} took {slow.ratio:.2f}x the time of the others {when}."
+
+
+def ratio_cell(value: float, decimals: int) -> Cell:
+    """E.g. ``1.30x``."""
+    return Cell(f"{value:.{decimals}f}x", number=value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepQuantile:
+    """One quantile of the step times at a rank count."""
+
+    share: float = field(metadata=column(name="share_of_steps_fraction"))
+    """Share of steps that take no longer (fraction): 0, 0.01, ..., 1."""
+    seconds: Estimate
+    """Median over runs, with their range, whatever their number: a band of 101 quantiles is no 101 claims."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPoint:
+    """Step times at one rank count: the slowest rank's time in each measured step, seconds."""
+
+    ranks: int
+    nodes: int
+    is_baseline: bool
+    run_ids: tuple[str, ...] = field(metadata=column(name="runs", value=len))
+    num_steps: int = field(metadata=column("Steps", "steps", text=lambda count: f"{count:,}"))
+    """Measured steps of all runs together."""
+    num_warmup: int = field(metadata=column(name="warmup_steps_left_out"))
+    """Warm-up steps of all runs together; they are left out."""
+    quantiles: tuple[StepQuantile, ...]
+    p50: Estimate = field(metadata=column("Median", "p50_s"))
+    """Quantiles of each run, geometric mean over runs."""
+    p95: Estimate = field(metadata=column("p95", "p95_s"))
+    p99: Estimate = field(metadata=column("p99", "p99_s"))
+    longest: Estimate = field(metadata=column("Longest", "longest_s"))
+    num_outliers: int
+    """Steps beyond their run's fence, of all runs together."""
+    outlier_share: Estimate = field(metadata=column(name="outlier_share_fraction"))
+    """Share of a run's steps that are outliers (fraction), median over runs."""
+    fence: Estimate = field(metadata=column("Outlier limit", "fence_s"))
+    """Third quartile + 3 x the interquartile range (Tukey's far-out fence), median over runs."""
+    outliers: tuple[OutlierStep, ...]
+    """The longest of each run, the largest ratio first."""
+    autocorrelation: Estimate | None
+    """Correlation of successive step times (ratio), median over the runs in which it is known; None: known in none."""
+
+    @property
+    def pooled_outlier_share(self) -> float:
+        """Outliers of all runs over steps of all runs (fraction)."""
+        return self.num_outliers / self.num_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapRow:
+    """One row of a map: neighbouring ranks."""
+
+    first_rank: int
+    last_rank: int
+    hosts: str = field(metadata=column("Hosts", text=lambda hosts: hosts or DASH, limit=140))
+    cells: tuple[float, ...]
+    """Own work relative to the median of all ranks and steps (ratio), four digits; the largest mean of any of the ranks
+    over the steps of the column."""
+    mean: float = field(metadata=column("Mean", "mean_ratio", text=lambda mean: ratio_cell(mean, 3)))
+    largest: float = field(metadata=column("Largest", "largest_ratio", text=lambda largest: ratio_cell(largest, 3)))
+    largest_first_step: int
+    """Steps of the cell with the largest value."""
+    largest_last_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMap:
+    """Ranks by steps of one run: the run with the middle median step, at the largest rank count."""
+
+    run_id: str
+    ranks: int
+    nodes: int
+    num_runs: int
+    """Runs among which it is the one in the middle."""
+    step_starts: tuple[int, ...]
+    """First step of each column, warm-up steps counted."""
+    last_step: int
+    rows: tuple[MapRow, ...]
+    finding: str
+    """Which ranks stand out and when, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Step times of a group by rank count."""
+
+    points: tuple[StepPoint, ...]
+    map: RankMap
+
+
+def step_times(group: scaling.Group, table: RunTable) -> StepTimes | None:
+    """Distribution, outliers and map of a group's steps; None where the table was made without digests."""
+    if not table.digests:
+        return None
+    runs = {run.plan.run_id: run for run in group.runs}
+    return StepTimes(
+        points=tuple(_point(point, runs, table, is_baseline=point is group.baseline) for point in group.points),
+        map=_map(group.points[-1], table),
+    )
+
+
+def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: bool) -> StepPoint:
+    by_run = {table.keys[run_id]: table.digests[run_id] for run_id in point.run_ids}
+    digests = list(by_run.values())
+    correlations = {key: one.autocorrelation for key, one in by_run.items() if one.autocorrelation is not None}
+    outliers = [step for one in digests for step in one.outliers]
+    records = [runs[run_id].record for run_id in point.run_ids]
+
+    def quantile_s(percent: int) -> Estimate:
+        return geometric_mean_estimate({key: one.quantiles_s[percent] for key, one in by_run.items()}, "s")
+
+    return StepPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        is_baseline=is_baseline,
+        run_ids=point.run_ids,
+        num_steps=sum(one.num_steps for one in digests),
+        num_warmup=sum(one.steps for one in records if one is not None) - sum(one.num_steps for one in digests),
+        quantiles=tuple(_quantile(digests, index) for index in range(QUANTILES)),
+        p50=quantile_s(50),
+        p95=quantile_s(95),
+        p99=quantile_s(99),
+        longest=quantile_s(100),
+        num_outliers=sum(one.num_outliers for one in digests),
+        outlier_share=median_estimate(
+            {key: one.num_outliers / one.num_steps for key, one in by_run.items()}, "fraction"
+        ),
+        fence=median_estimate({key: one.fence_s for key, one in by_run.items()}, "s"),
+        outliers=tuple(sorted(outliers, key=lambda one: (-one.ratio, one.run_id, one.step))),
+        autocorrelation=median_estimate(correlations, "ratio") if correlations else None,
+    )
+
+
+def _quantile(digests: Sequence[StepDigest], index: int) -> StepQuantile:
+    values = [one.quantiles_s[index] for one in digests]
+    several = len(values) > 1
+    return StepQuantile(
+        share=index / (QUANTILES - 1),
+        seconds=Estimate(
+            value=geometric_mean_estimate(values).value,
+            low=min(values) if several else None,
+            high=max(values) if several else None,
+            n=len(values),
+            kind="range" if several else "single run",
+            unit="s",
+        ),
+    )
+
+
+def _map(point: Point, table: RunTable) -> RankMap:
+    """The map of the run in the middle, by its median step; of two in the middle the faster one."""
+    ordered = sorted(point.run_ids, key=lambda run_id: (table.digests[run_id].quantiles_s[50], run_id))
+    run_id = ordered[(len(ordered) - 1) // 2]
+    found = table.digests[run_id].map
+    rank_ends = (*found.rank_starts[1:], found.num_ranks)
+    step_ends = (*(start - 1 for start in found.step_starts[1:]), found.last_step)
+    rows = []
+    for first, end, hosts, cells in zip(found.rank_starts, rank_ends, found.row_hosts, found.cells, strict=True):
+        largest = max(range(len(cells)), key=cells.__getitem__)
+        row = MapRow(
+            first_rank=first,
+            last_rank=end - 1,
+            hosts=hosts,
+            cells=tuple(float(f"{value:.4g}") for value in cells),
+            mean=statistics.fmean(cells),
+            largest=cells[largest],
+            largest_first_step=found.step_starts[largest],
+            largest_last_step=step_ends[largest],
+        )
+        rows.append(row)
+    return RankMap(
+        run_id=run_id,
+        ranks=point.ranks,
+        nodes=point.nodes,
+        num_runs=len(ordered),
+        step_starts=found.step_starts,
+        last_step=found.last_step,
+        rows=tuple(rows),
+        finding=map_finding(found),
+    )
+
+
+CORRELATED = 0.2
+"""From this autocorrelation of successive steps on, a warning is given: such steps are not independent."""
+
+
+def step_headline(found: StepTimes) -> str:
+    """Median, tail and outliers at the largest rank count."""
+    last = found.points[-1]
+    tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
+    count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
+    return f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}"
+
+
+def supports(point: StepPoint, percent_of_steps: int) -> bool:
+    """Whether the runs are long enough for a quantile: a step at least lies beyond it."""
+    beyond = min(percent_of_steps, 100 - percent_of_steps)
+    return not beyond or beyond * point.num_steps >= 100 * len(point.run_ids)
+
+
+def step_notes(found: StepTimes) -> tuple[str, ...]:
+    """The slowest step; and where steps are no independent measurements, in one sentence."""
+    last, notes = found.points[-1], []
+    if last.outliers:
+        worst = last.outliers[0]
+        notes.append(
+            f"Slowest step relative to its run at {place_of(last)}: step {worst.step} of {worst.run_id} "
+            f"({worst.ratio:.2f}x the median), mostly {PART_TITLES[worst.phase]}, rank {worst.rank} on {worst.host}."
+        )
+    correlated = [
+        f"{' '.join(filter(None, shown(point.autocorrelation, 2)))} at {place_of(point)}"
+        for point in found.points
+        if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
+    ]
+    if correlated:
+        notes.append(f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.")
+    return tuple(notes)
+
+
+def outliers_text(point: StepPoint) -> str:
+    """``12 (0.04 %)``: outliers of all runs."""
+    return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
+
+
+def map_text(found: RankMap) -> str:
+    """What a cell of the map is, and of which run."""
+    columns = found.last_step - found.step_starts[0] + 1
+    joined = ["the largest of the ranks of a row"] if len(found.rows) < found.ranks else []
+    joined += ["means over neighbouring steps"] if len(found.step_starts) < columns else []
+    how = f" ({', '.join(joined)})" if joined else ""
+    return (
+        f"Own work: the step without exchange, over the median of all ranks and steps{how}; {found.run_id}, the "
+        f"median run at {place_of(found)}."
+    )
+
+
+def row_title(row: MapRow) -> str:
+    """``rank 5``, ``ranks 16 to 31``."""
+    return f"rank{'s' * (row.first_rank != row.last_rank)} {_span(row.first_rank, row.last_rank)}"
+
+
+DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)
+"""Percents of the quantiles that are drawn."""
+
+LISTED = (0, 5, 25, 50, 75, 95, 100)
+"""Percents of the quantiles that stand in tables for people, where the runs have steps enough for them."""
+
+FEW_OUTLIERS = 3
+"""With fewer outliers there is a sentence, and neither a table nor a chart."""
+
+MAX_OUTLIERS = 20
+"""Steps in a table for people; the ones with the largest ratio."""
+
+MAX_ROWS = 16
+"""Rows of a map in a table for people; the slowest ones."""
+
+
+def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
+    """Step times, a line per rank count; people see the quantiles that all points have steps enough for."""
+    has_outliers = any(point.num_outliers for point in found.points)
+    hidden = {f"p{tail}_s": "" for tail in (95, 99) if not all(supports(point, tail) for point in found.points)}
+    columns = (
+        Column("", "At", place_of),
+        *columns_of(
+            StepPoint,
+            *("ranks", "nodes", "is_baseline", "run_ids", "num_steps", "num_warmup"),
+            *("p50", "p95", "p99", "longest", "fence", "outlier_share"),
+            Column("outlier_steps", "Outliers" if has_outliers else "", lambda one: one.num_outliers, outliers_text),
+            *("autocorrelation", "interval=p50.kind"),
+            titles=hidden | ({} if has_outliers else {"fence_s": ""}),
+        ),
+    )
+    return Sheet(
+        name="steps",
+        title="Step times by rank count",
+        columns=columns,
+        rows=found.points,
+        caption="Outlier limit: third quartile + 3 x interquartile range of the run (Tukey)." if has_outliers else "",
+    )
+
+
+Outlier = tuple[StepPoint, OutlierStep]
+
+
+def outlier_sheet(points: Sequence[StepPoint], most: int = MAX_OUTLIERS) -> Sheet[Outlier]:
+    """The longest steps, for people the `most` with the largest ratio to their run's median step, largest first."""
+    rows = tuple((point, step) for point in points for step in point.outliers)
+    shown = {id(step) for _, step in sorted(rows, key=lambda row: -row[1].ratio)[:most]}
+    of_point = functools.partial(columns_of, StepPoint, of=operator.itemgetter(0))
+    columns: tuple[Column[Outlier], ...] = (
+        Column("", "At", lambda row: place_of(row[0])),
+        *of_point("ranks", "nodes", "is_baseline"),
+        Column("step", "Step", lambda row: row[1].step),
+        Column("seconds", "Took", lambda row: row[1].seconds, unit="s"),
+        Column("ratio_to_median", "Over the median", lambda row: row[1].ratio, lambda row: ratio_cell(row[1].ratio, 2)),
+        Column("rank", "Rank", lambda row: row[1].rank),
+        Column("host", "Host", lambda row: row[1].host, limit=64),
+        Column("phase", "Grew most", lambda row: row[1].phase, lambda row: PART_TITLES[row[1].phase]),
+        Column("run_id", "Run", lambda row: row[1].run_id),
+        *of_point("outlier_steps_of_all_runs=num_outliers"),
+    )
+    return Sheet(
+        name="outlier-steps",
+        title="Outlier steps",
+        columns=columns,
+        rows=rows,
+        is_shown=lambda row: len(rows) >= FEW_OUTLIERS and id(row[1]) in shown,
+        order=lambda row: -row[1].ratio,
+        is_folded=True,
+    )
+
+
+Quantile = tuple[StepPoint, int, StepQuantile]
+
+
+def quantile_sheet(found: StepTimes) -> Sheet[Quantile]:
+    """The distribution of step times; for people a column per rank count."""
+    columns = (
+        *columns_of(StepPoint, "ranks", "nodes", "is_baseline", of=operator.itemgetter(0)),
+        *columns_of(
+            StepQuantile, "share", "seconds", "runs=seconds.n", "interval=seconds.kind", of=operator.itemgetter(2)
+        ),
+    )
+    return Sheet(
+        name="step-quantiles",
+        title="Distribution of step times",
+        columns=columns,
+        rows=tuple((point, index, one) for point in found.points for index, one in enumerate(point.quantiles)),
+        pivot=Pivot(
+            corner="Share of steps",
+            down=lambda row: f"{row[1]} %",
+            across=lambda row: place_of(row[0]),
+            cell=lambda row: row[2].seconds,
+        ),
+        is_shown=lambda row: row[1] in LISTED and supports(row[0], row[1]),
+        is_drawn=True,
+        caption="Geometric means over runs; in parentheses the range of runs.",
+    )
+
+
+def rank_sheet(found: RankMap, most: int = MAX_ROWS) -> Sheet[MapRow]:
+    """Mean and largest value of each row of the map, for people of the `most` slowest, slowest first."""
+    slowest = sorted(found.rows, key=lambda row: -row.mean)[:most]
+    columns = (
+        Column("", "Ranks", row_title),
+        *columns_of(RankMap, "run_id", "ranks", "nodes", of=lambda row: found),
+        *columns_of(MapRow, "first_rank", "last_rank", "hosts", "mean", "largest"),
+        Column("", "In steps", lambda row: _span(row.largest_first_step, row.largest_last_step)),
+        *columns_of(MapRow, "largest_first_step", "largest_last_step"),
+    )
+    return Sheet(
+        name="ranks",
+        title="Own work by rank, slowest first",
+        columns=columns,
+        rows=found.rows,
+        is_shown=lambda row: row in slowest,
+        order=lambda row: -row.mean,
+        is_drawn=True,
+    )
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+MAX_MARKS = 60
+"""Outlier steps in a chart; the ones with the largest ratio."""
+
+MAX_RECTANGLES = 800
+"""Of a map; a page of ten maps stays well below five megabytes."""
+
+EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
+"""Where the colours of a map change; between 0.97 and 1.03 a cell is left blank."""
+_BLANK = 2
+_BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
+
+
+def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
+    """The distribution of step times, and where in the run the outliers are, if there are several."""
+    largest = found.points[-1]
+    return [
+        _distribution(group, found),
+        *([_outliers(group, largest)] if len(largest.outliers) >= FEW_OUTLIERS else []),
+    ]
+
+
+def _distribution(group: Subject, found: StepTimes) -> Chart:
+    import altair as alt
+
+    points, most = list(found.points), len(RANK_COLOURS)
+    if len(points) > most:
+        # The first, the last, and evenly between.
+        points = [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
+    rows: Rows = [
+        {
+            "place": place_of(point),
+            "share": index,
+            "seconds": short(figure.value),
+            "low": short(figure.value if figure.low is None else figure.low),
+            "high": short(figure.value if figure.high is None else figure.high),
+            "shown": figure_text(figure),
+        }
+        for point in points
+        for index in DRAWN
+        for figure in (point.quantiles[index].seconds,)
+    ]
+    low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
+    kind: Literal["log", "linear"] = "log" if low > 0 and high > 8 * low else "linear"
+
+    def x_of(field: str) -> Any:
+        scale = alt.Scale(type=kind, zero=False, nice=False)
+        return alt.X(f"{field}:Q", title="step time", scale=scale, axis=alt.Axis(labelExpr=si_label("s"), tickCount=5))
+
+    places = [place_of(point) for point in points]
+    y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")
+    scale = alt.Scale(domain=places, range=list(RANK_COLOURS[: len(places)]))
+    legend = alt.Legend(orient="bottom", columns=3, symbolStrokeWidth=3, symbolOpacity=1)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        y=y, color=alt.Color("place:N", title=None, sort=places, scale=scale, legend=legend)
+    )
+    tooltip = tooltips({"place": "at", "share:Q": "share of the steps, %", "shown": "take no longer than"})
+    layers = [base.mark_line(strokeWidth=2).encode(x=x_of("seconds"), order="share:Q", tooltip=tooltip)]
+    if any(row["low"] != row["high"] for row in rows):
+        layers.insert(0, base.mark_area(opacity=0.2, orient="horizontal").encode(x=x_of("low"), x2="high:Q"))
+    left_out = (
+        f" {len(points)} of {len(found.points)} rank counts are drawn." if len(points) < len(found.points) else ""
+    )
+    words = "; ".join(
+        f"{place_of(point)}: half of the steps within {figure_text(point.p50)}, 95 % within {figure_text(point.p95)}, "
+        f"the longest {figure_text(point.longest)}"
+        for point in points
+    )
+    return finish(
+        alt.layer(*layers),
+        group,
+        name="steps",
+        title="Share of steps that take no longer (band: range of runs)",
+        alt=f"Distribution of step times by rank count, geometric means over runs.{left_out} {words}.",
+        table=quantile_sheet(found),
+        size=(WIDE, 220),
+        axes="x",
+    )
+
+
+def _outliers(group: Subject, point: StepPoint) -> Chart:
+    rows: Rows = [
+        {
+            "step": one.step,
+            "ratio": short(one.ratio),
+            "phase": PART_TITLES[one.phase],
+            "who": f"rank {one.rank} on {one.host}",
+            "shown": format_seconds(one.seconds),
+            "run": one.run_id,
+        }
+        for one in point.outliers[:MAX_MARKS]
+    ]
+    by = Series("phase", {title: PART_COLOURS[name] for name, title in PART_TITLES.items()}, title="grew most")
+    tooltip = {
+        "step:Q": "step",
+        "shown": "took",
+        "ratio:Q": "over the median",
+        "who": "longest own work",
+        "phase": "grew most",
+        "run": "run",
+    }
+    x = Axis("step, warm-up steps counted", "step", format="d", axis={"tickCount": 6, "tickMinStep": 1})
+    y = Axis("over the run's median step", "ratio", scale={"zero": False})
+    words = "; ".join(
+        f"step {row['step']}: {row['shown']}, {row['ratio']:g} times the median, {row['who']}, {row['phase']}"
+        for row in rows[:5]
+    )
+    more = f" (the {len(rows)} longest are drawn)" if len(rows) < point.num_outliers else ""
+    return finish(
+        scatter(rows, x, y, by, tooltip, opacity=0.85),
+        group,
+        name="outlier-steps",
+        title=f"Outlier steps at {place_of(point)}",
+        alt=f"{point.num_outliers} of {point.num_steps} steps ({percent(point.pooled_outlier_share, 2)}) at "
+        f"{place_of(point)} are far longer than the others{more}. {words}.",
+        table=outlier_sheet((point,), MAX_MARKS),
+        size=(WIDE, 180),
+    )
+
+
+def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
+    """The map of the largest rank count; columns are joined until there are few enough rectangles."""
+    import altair as alt
+
+    joined = 1
+    while len(rows := list(_rectangles(found, joined))) > MAX_RECTANGLES and joined < len(found.step_starts):
+        joined *= 2
+    start, end = found.step_starts[0] - 0.5, found.last_step + 0.5
+    x_scale = alt.Scale(domain=[start, end], nice=False, zero=False)
+    y_scale = alt.Scale(domain=[-0.5, found.ranks - 0.5], reverse=True, nice=False, zero=False)
+    x_axis = alt.Axis(format="d", tickCount=6, tickMinStep=1, grid=False)
+    y_axis = alt.Axis(format="d", tickCount=min(8, found.ranks), tickMinStep=1, grid=False)
+    ends = {
+        "x": alt.X("x:Q", scale=x_scale, title="step, warm-up steps counted", axis=x_axis),
+        "x2": "x2:Q",
+        "y": alt.Y("y:Q", scale=y_scale, title="rank", axis=y_axis),
+        "y2": "y2:Q",
+    }
+    # Behind the map, in either colour scheme: its colours are made for it.
+    plate = alt.InlineData(values=[{"x": start, "x2": end, "y": -0.5, "y2": found.ranks - 0.5}])
+    layers = [alt.Chart(plate).mark_rect(color="#eceff3").encode(**ends)]
+    if rows:
+        colours = {bin_title(number): colour for number, colour in enumerate(_BIN_COLOURS) if number != _BLANK}
+        present = [title for title in colours if any(row["bin"] == title for row in rows)]
+        colour = alt.Color(
+            "bin:N",
+            title=f"own work over the median (blank: {bin_title(_BLANK)})",
+            scale=alt.Scale(domain=present, range=[colours[title] for title in present]),
+            legend=alt.Legend(orient="bottom", columns=4, titleOrient="top", titleLimit=WIDE),
+        )
+        tooltip = tooltips({"who": "ranks", "when": "steps", "shown": "own work over the median"})
+        cells = alt.Chart(alt.InlineData(values=rows)).mark_rect(strokeWidth=0)
+        layers.append(cells.encode(**ends, color=colour, tooltip=tooltip))
+    note = f" {joined} neighbouring columns are drawn as one, with the larger value." if joined > 1 else ""
+    slowest = max(found.rows, key=lambda row: row.mean)
+    drawn = finish(
+        alt.layer(*layers),
+        group,
+        name="ranks",
+        title=f"Own work by rank and step at {place_of(found)}",
+        alt=f"{found.finding} {row_title(slowest).capitalize()} is slowest on the whole: {slowest.mean:.3f} times the "
+        f"median.{note}",
+        table=rank_sheet(found, len(found.rows)),
+        size=(WIDE, min(320, max(70, 22 * len(found.rows)))),
+    )
+    return [drawn]
+
+
+def _rectangles(found: RankMap, joined: int) -> Iterator[dict[str, Any]]:
+    """Neighbouring cells of one colour as one rectangle; `joined` columns are drawn as one."""
+    starts = found.step_starts[::joined]
+    ends = (*starts[1:], found.last_step + 1)
+    for row in found.rows:
+        cells = [max(row.cells[first : first + joined]) for first in range(0, len(row.cells), joined)]
+        bins = [bisect.bisect_right(EDGES, cell) for cell in cells]
+        first = 0
+        for end in range(1, len(bins) + 1):
+            if end < len(bins) and bins[end] == bins[first]:
+                continue
+            if bins[first] != _BLANK:
+                low, high = f"{min(cells[first:end]):.3g}x", f"{max(cells[first:end]):.3g}x"
+                yield {
+                    "x": starts[first] - 0.5,
+                    "x2": ends[end - 1] - 0.5,
+                    "y": row.first_rank - 0.5,
+                    "y2": row.last_rank + 0.5,
+                    "bin": bin_title(bins[first]),
+                    "shown": low if low == high else f"{low} to {high}",
+                    "who": f"{row_title(row)} on {row.hosts}",
+                    "when": f"{starts[first]} to {ends[end - 1] - 1}",
+                }
+            first = end
+
+
+def bin_title(number: int) -> str:
+    """What a colour of the map means."""
+    if number == 0:
+        return f"below {EDGES[0]:g}x"
+    if number == len(EDGES):
+        return f"{EDGES[-1]:g}x and more"
+    return f"{EDGES[number - 1]:g}x to {EDGES[number]:g}x"
+
+
+NO_STEPS = "this report was made without the single steps of its runs."
+
+
+class StepsView(GroupView):
+    """How long steps take, and which take far longer."""
+
+    id = "steps"
+    title = "Step times"
+    key = "step_times"
+
+    def numbers(self, source: GroupSource) -> StepTimes | None:
+        return step_times(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        found = group.of(StepTimes)
+        if found is None:
+            return None
+        outliers = outlier_sheet(found.points)
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=step_headline(found),
+            notes=step_notes(found),
+            charts=lambda: step_charts(group, found),
+            sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),
+        )
+
+    def remedy(self, group: Group) -> str:
+        return NO_STEPS
+
+
+class RanksView(GroupView):
+    """Which ranks take longer than the others, and when."""
+
+    id = "ranks"
+    title = "Ranks and steps"
+
+    def section(self, group: Group) -> Section | None:
+        found = group.of(StepTimes)
+        if found is None or len(found.map.rows) < 2:
+            return None
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=f"{found.map.finding[:1].lower()}{found.map.finding[1:].rstrip('.')}",
+            notes=(map_text(found.map),),
+            charts=lambda: rank_charts(group, found.map),
+            sheets=(rank_sheet(found.map),),
+        )
+
+    def remedy(self, group: Group) -> str:
+        if group.of(StepTimes) is None:
+            return NO_STEPS
+        return second_rank(group, "one rank has none beside it")

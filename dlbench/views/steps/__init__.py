@@ -1,1 +1,0 @@
-"""Steps: a subject of the scaling report."""

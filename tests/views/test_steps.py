@@ -1,0 +1,496 @@
+"""The report's views of single steps against the steps themselves: quantiles, outliers, autocorrelation, maps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlbench.reading.digest import RankStepMap
+from dlbench.reading.measures import load_steps
+from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
+from dlbench.records.scan import Run, scan
+from dlbench.report import wording
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Section
+from dlbench.report.table import Sheet, TextTable
+from dlbench.specs.plan import RunPlan
+from dlbench.views import model
+from dlbench.views.scaling_report import assemble
+from dlbench.views.steps import (
+    EDGES,
+    LISTED,
+    MAX_OUTLIERS,
+    MAX_RECTANGLES,
+    MAX_ROWS,
+    MIN_EXCESS,
+    MapRow,
+    RankMap,
+    RanksView,
+    StepsView,
+    StepTimes,
+    bin_title,
+    find_slow_period,
+    step_times,
+)
+from tests.reading.test_causes import simulate
+from tests.support.run_factory import MS, Story, plans, write_run, write_scaling
+from tests.support.run_factory import StepTimes as Times
+
+VIEWS = (StepsView(), RanksView())
+
+WARMUP, STEPS = 5, 60
+LONG = (20, 41)
+"""Steps with a long input wait on rank 1."""
+
+
+def noisy(plan: RunPlan) -> Times:
+    """Steps about 100 ms long; rank 3 takes 30 % longer to compute from step 35 on."""
+    draw = random.Random(plan.series.position)
+
+    def work(rank: int, step: int) -> dict[str, float]:
+        slow = 1.375 if rank == 3 and step >= 35 else 1.0
+        found = {"forward": 30 * slow * draw.uniform(0.99, 1.01), "backward": 50 * slow * draw.uniform(0.99, 1.01)}
+        if rank == 1 and step in LONG:
+            found["input"] = 305.0
+        return found
+
+    return simulate(plan, work)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("steps") / "runs"
+    overrides = {"measure.warmup_steps": WARMUP, "measure.measured_steps": STEPS}
+    for plan in plans(points=(2, 4), repeats=3, overrides=overrides):
+        write_run(out, plan, noisy(plan), Story(host=lambda rank: f"n{rank // 2}"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def group(folder: Path) -> model.Group:
+    (found,) = assemble(scan(folder)).groups
+    return found
+
+
+def steps_of(group: model.Group) -> StepTimes:
+    found = group.of(StepTimes)
+    assert found is not None
+    return found
+
+
+def with_steps(group: model.Group, times: StepTimes | None) -> model.Group:
+    return dataclasses.replace(group, views={**group.views, "step_times": times})
+
+
+def section(group: model.Group, view: str) -> Section:
+    found = next(one for one in VIEWS if one.id == view).section(group)
+    assert found is not None
+    return found
+
+
+def runs_at(folder: Path, ranks: int) -> dict[str, Run]:
+    return {run.plan.run_id: run for run in scan(folder).runs if run.plan.layout.ranks == ranks}
+
+
+def slowest(run: Run) -> Any:
+    """Seconds of the slowest rank in each measured step."""
+    return load_steps(run).step_ns.max(axis=0) / 1e9
+
+
+def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
+    return {sheet.name: sheet for sheet in section(group, view).sheets}
+
+
+def charts(group: model.Group, view: str) -> tuple[Chart, ...]:
+    return tuple(section(group, view).charts())
+
+
+def cells(table: TextTable) -> set[str]:
+    return {str(cell) for row in table.rows for cell in row.cells}
+
+
+# Distribution
+
+
+def test_quantiles_are_geometric_means_over_runs_of_the_runs_own(folder: Path, group: model.Group) -> None:
+    for point in steps_of(group).points:
+        times = [slowest(run) for run in runs_at(folder, point.ranks).values()]
+        assert len(point.quantiles) == 101
+        for index, one in enumerate(point.quantiles):
+            own = [float(np.quantile(values, index / 100)) for values in times]
+            assert one.share == pytest.approx(index / 100)
+            assert one.seconds.value == pytest.approx(math.prod(own) ** (1 / len(own)))
+            assert (one.seconds.low, one.seconds.high) == (pytest.approx(min(own)), pytest.approx(max(own)))
+            assert (one.seconds.n, one.seconds.kind) == (3, "range")
+        assert point.p50.value == point.quantiles[50].seconds.value
+        assert point.p95.value == point.quantiles[95].seconds.value
+        assert point.p99.value == point.quantiles[99].seconds.value
+        assert point.longest.value == point.quantiles[100].seconds.value
+        assert (point.num_steps, point.num_warmup) == (3 * STEPS, 3 * WARMUP)
+
+
+def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
+    found = sheets(group, "steps")
+    (chart, _) = charts(group, "steps")
+    for point in steps_of(group).points:
+        for index in LISTED:
+            text = wording.figure_text(point.quantiles[index].seconds)
+            assert text in cells(found["step-quantiles"].to_display())
+            assert text in cells(chart.table)
+        # 60 steps a run: three lie beyond the 95 % quantile, none beyond that of 99 %.
+        for figure in (point.p50, point.p95, point.longest, point.fence):
+            assert wording.figure_text(figure) in cells(found["steps"].to_display())
+        assert wording.figure_text(point.p95) in chart.alt
+    rows = found["step-quantiles"].records()
+    assert [row["seconds"] for row in rows] == [q.seconds.value for p in steps_of(group).points for q in p.quantiles]
+    assert [(row["steps"], row["warmup_steps_left_out"], row["runs"]) for row in found["steps"].records()] == [
+        (180, 15, 3),
+        (180, 15, 3),
+    ]
+
+
+def test_the_headline_holds_median_tail_and_outliers_and_words_the_slowest_step(group: model.Group) -> None:
+    found = section(group, "steps")
+    last = steps_of(group).points[-1]
+    assert found.headline == (
+        f"4 ranks: median step {wording.value_text(last.p50)}, 95 % within {wording.value_text(last.p95)}; "
+        f"{last.num_outliers} outliers in 180 steps"
+    )
+    (longest,) = found.notes
+    assert longest.startswith("Slowest step relative to its run at 4 ranks: step ")
+    assert longest.endswith("mostly waiting for input, rank 1 on n0.")
+
+
+@pytest.mark.parametrize(("steps", "told"), [(12, {"0 %", "25 %", "50 %", "75 %", "100 %"}), (100, None)])
+def test_quantiles_are_listed_where_the_runs_have_steps_enough(
+    tmp_path: Path, steps: int, told: set[str] | None
+) -> None:
+    write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
+    (found,) = assemble(scan(tmp_path)).groups
+    rows = sheets(found, "steps")["step-quantiles"].to_display().rows
+    assert {str(row.cells[0]) for row in rows} == (told or {f"{percent} %" for percent in LISTED})
+    header = sheets(found, "steps")["steps"].to_display().header
+    assert ("p95" in header, "p99" in header) == (steps == 100, steps == 100)
+
+
+def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folder: Path, group: model.Group) -> None:
+    points = steps_of(group).points
+    for point in points:
+        own = []
+        for run in runs_at(folder, point.ranks).values():
+            centred = slowest(run) - slowest(run).mean()
+            own.append(float((centred[1:] * centred[:-1]).sum() / (centred**2).sum()))
+        assert point.autocorrelation is not None
+        assert point.autocorrelation.value == pytest.approx(float(np.median(own)))
+        assert "correlated" not in " ".join(section(group, "steps").notes)
+    known = points[-1].autocorrelation
+    assert known is not None
+    alike = dataclasses.replace(points[-1], autocorrelation=dataclasses.replace(known, value=0.5, low=0.4, high=0.6))
+    times = dataclasses.replace(steps_of(group), points=(points[0], alike))
+    last = section(with_steps(group, times), "steps").notes[-1]
+    assert "Successive steps are correlated (0.50 (0.40 to 0.60) at 4 ranks)" in last
+
+
+# Outliers
+
+
+def test_outliers_are_the_steps_beyond_the_fence(folder: Path, group: model.Group) -> None:
+    for point in steps_of(group).points:
+        expected: dict[tuple[str, int], float] = {}
+        for run_id, run in runs_at(folder, point.ranks).items():
+            times = slowest(run)
+            low, high = np.quantile(times, (0.25, 0.75))
+            beyond = np.flatnonzero(times > high + 3 * (high - low))
+            expected |= {(run_id, WARMUP + int(step)): float(times[step] / np.median(times)) for step in beyond}
+        assert point.num_outliers == len(expected)
+        assert {(one.run_id, one.step): one.ratio for one in point.outliers} == pytest.approx(expected)
+        assert [one.ratio for one in point.outliers] == sorted(expected.values(), reverse=True)
+        assert {(one.rank, one.host, one.phase) for one in point.outliers} == {(1, "n0", "input")}
+        assert {one.step for one in point.outliers} == set(LONG)
+
+
+def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> None:
+    sheet = sheets(group, "steps")["outlier-steps"]
+    listed = [one for point in steps_of(group).points for one in point.outliers]
+    assert [(row["run_id"], row["step"], row["ratio_to_median"]) for row in sheet.records()] == [
+        (one.run_id, one.step, one.ratio) for one in listed
+    ]
+    table = sheet.to_display()
+    assert len(table.rows) == min(MAX_OUTLIERS, len(listed))
+    for one in listed:
+        assert f"{one.ratio:.2f}x" in cells(table)
+    (_, chart) = charts(group, "steps")
+    drawn = next(iter(chart.spec["datasets"].values())) if "datasets" in chart.spec else chart.spec["data"]["values"]
+    largest = steps_of(group).points[-1]
+    assert [(row["step"], row["run"]) for row in drawn] == [(one.step, one.run_id) for one in largest.outliers]
+    assert chart.alt.startswith(f"{largest.num_outliers} of 180 steps ")
+
+
+def test_without_outliers_there_is_neither_table_nor_chart(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1, 2), repeats=1)
+    (found,) = assemble(scan(tmp_path)).groups
+    assert len(charts(found, "steps")) == 1
+    assert "outlier-steps" not in sheets(found, "steps")
+    (point, _) = steps_of(found).points
+    # Equal steps have no correlation, a single run no range.
+    assert point.autocorrelation is None
+    assert {one.seconds.kind for one in point.quantiles} == {"single run"}
+    assert {row["seconds_low"] for row in sheets(found, "steps")["step-quantiles"].records()} == {None}
+
+
+# Ranks by steps
+
+
+def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model.Group) -> None:
+    found = steps_of(group).map
+    runs = runs_at(folder, 4)
+    medians = {run_id: float(np.median(slowest(run))) for run_id, run in runs.items()}
+    assert found.run_id == sorted(medians, key=lambda run_id: medians[run_id])[1]
+    assert (found.ranks, found.num_runs, found.step_starts[0], found.last_step) == (4, 3, WARMUP, WARMUP + STEPS - 1)
+    steps = load_steps(runs[found.run_id])
+    own = steps.step_ns - steps.phase_ns["exchange"]
+    relative = own / np.median(own)
+    for rank, row in enumerate(found.rows):
+        assert (row.first_rank, row.last_rank, row.hosts) == (rank, rank, f"n{rank // 2}")
+        assert row.cells == pytest.approx(relative[rank].tolist(), rel=1e-3)
+        assert row.mean == pytest.approx(relative[rank].mean())
+        assert row.largest == pytest.approx(relative[rank].max())
+        assert row.largest_first_step == row.largest_last_step == WARMUP + int(relative[rank].argmax())
+
+
+def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
+    finding = section(group, "ranks").headline
+    assert finding.startswith("rank 3 on n1 took 1.3")
+    assert finding.endswith("x the time of the others from step 35 on (to the last, 64)")
+    (chart,) = charts(group, "ranks")
+    assert chart.alt.startswith(steps_of(group).map.finding)
+    (sheet,) = section(group, "ranks").sheets
+    assert tuple(map(str, sheet.to_display().rows[0].cells[:2])) == ("rank 3", "n1")
+    assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        (2, "Too few steps to look for slow ranks."),
+        (
+            3,
+            "No rank takes 5 % longer than the others for 3 steps or more, beyond noise.",
+        ),
+        # Two steps a column: 5 % of 75 columns are 4 of them.
+        (
+            150,
+            "No rank takes 5 % longer than the others for 8 steps or more, beyond noise.",
+        ),
+    ],
+)
+def test_equal_ranks_do_not_stand_out(tmp_path: Path, steps: int, told: str) -> None:
+    write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
+    (found,) = assemble(scan(tmp_path)).groups
+    assert steps_of(found).map.finding == told
+    assert RanksView().section(found) is not None
+
+
+def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=1)
+    (found,) = assemble(scan(tmp_path)).groups
+    assert StepsView().section(found) is not None
+    assert RanksView().section(found) is None
+    assert RanksView().remedy(found) == "one rank has none beside it, and this machine holds no other."
+    assert "--ranks 1,2 --repeats 5" in RanksView().remedy(dataclasses.replace(found, most_ranks=2))
+
+
+def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
+    table = tabulate(scan(folder))
+    assert [step_times(one, table) for one in groups(table)] == [None]
+    bare = with_steps(group, None)
+    for view in VIEWS:
+        assert view.section(bare) is None
+        assert view.remedy(bare)
+
+
+def a_map(values: Any, width: int) -> RankMap:
+    rows, columns = values.shape
+    return RankMap(
+        run_id="r",
+        ranks=rows,
+        nodes=1,
+        num_runs=1,
+        step_starts=tuple(range(7, 7 + columns * width, width)),
+        last_step=7 + columns * width - 1,
+        rows=tuple(
+            MapRow(
+                first_rank=row,
+                last_rank=row,
+                hosts="n0",
+                cells=tuple(values[row].tolist()),
+                mean=float(values[row].mean()),
+                largest=float(values[row].max()),
+                largest_first_step=7,
+                largest_last_step=7,
+            )
+            for row in range(rows)
+        ),
+        finding="",
+    )
+
+
+def rectangles(group: model.Group, found: RankMap) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """Of a drawn map: rectangles, the specification, the words."""
+    times = dataclasses.replace(steps_of(group), map=found)
+    (chart,) = charts(with_steps(group, times), "ranks")
+    every = [row for values in chart.spec.get("datasets", {}).values() for row in values]
+    every += [row for layer in chart.spec["layer"] for row in (layer.get("data") or {}).get("values", [])]
+    return [row for row in every if "bin" in row], chart.spec, chart.alt
+
+
+def bin_of(value: float) -> str:
+    """Counted, not searched."""
+    return bin_title(sum(value >= edge for edge in EDGES))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rectangles_cover_the_cells_that_are_not_near_one(group: model.Group, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.choice([0.5, 0.95, 1.0, 1.0, 1.0, 1.05, 1.2, 1.3, 1.7, 3.0], (6, 20))
+    made, _, alt = rectangles(group, a_map(values, 3))
+    seen: dict[tuple[int, int], str] = {}
+    for row in made:
+        for step in range(round(row["x"] + 0.5), round(row["x2"] + 0.5)):
+            for rank in range(round(row["y"] + 0.5), round(row["y2"] + 0.5)):
+                assert (rank, step) not in seen
+                seen[rank, step] = row["bin"]
+    expected = {
+        (rank, 7 + step): bin_of(values[rank, step // 3])
+        for rank in range(6)
+        for step in range(60)
+        if not 0.97 <= values[rank, step // 3] < 1.03
+    }
+    assert seen == expected
+    assert "drawn as one" not in alt
+
+
+def test_restless_maps_are_joined_until_they_are_small(group: model.Group) -> None:
+    values = np.random.default_rng(1).choice([0.8, 1.2, 1.6], (64, 100))
+    made, spec, alt = rectangles(group, a_map(values, 10))
+    assert 0 < len(made) <= MAX_RECTANGLES
+    assert "neighbouring columns are drawn as one, with the larger value" in alt
+    assert len(json.dumps(spec)) < 200_000
+
+
+def test_many_rows_are_cut_in_the_table_and_whole_behind_the_chart(group: model.Group) -> None:
+    values = np.ones((64, 10))
+    values[40] = 1.5
+    times = dataclasses.replace(steps_of(group), map=a_map(values, 1))
+    changed = with_steps(group, times)
+    (sheet,) = section(changed, "ranks").sheets
+    table = sheet.to_display()
+    assert len(table.rows) == MAX_ROWS
+    assert str(table.rows[0].cells[0]) == "rank 40"
+    (chart,) = charts(changed, "ranks")
+    assert len(chart.table.rows) == len(sheet.records()) == 64
+
+
+def test_more_rank_counts_than_colours_are_thinned_out_and_it_is_said(group: model.Group) -> None:
+    found = steps_of(group)
+    many = tuple(dataclasses.replace(found.points[0], ranks=2**power) for power in range(9))
+    chart = charts(with_steps(group, dataclasses.replace(found, points=many)), "steps")[0]
+    assert "6 of 9 rank counts are drawn." in chart.alt
+    assert "1 rank:" in chart.alt
+    assert "256 ranks:" in chart.alt
+    assert len(chart.table.header) == 10
+
+
+def test_times_in_nanoseconds_are_whole(folder: Path) -> None:
+    """The factory writes what `noisy` says: the slow rank's steps are really longer."""
+    run = next(iter(runs_at(folder, 4).values()))
+    steps = load_steps(run)
+    forward = steps.phase_ns["forward"]
+    assert forward[3, 40] > 1.3 * forward[0, 40]
+    assert steps.phase_ns["input"][1, LONG[0] - WARMUP] == 305 * MS
+
+
+def rank_map(cells: np.ndarray, *, width: int = 1, first: int = 10) -> RankStepMap:
+    rows, columns = cells.shape
+    return RankStepMap(
+        rank_starts=tuple(range(rows)),
+        num_ranks=rows,
+        step_starts=tuple(first + width * column for column in range(columns)),
+        last_step=first + width * columns - 1,
+        cells=tuple(tuple(row) for row in cells.tolist()),
+        row_hosts=tuple(f"n{row // 2}" for row in range(rows)),
+    )
+
+
+def noise(rows: int, columns: int, sigma: float, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).lognormal(0, sigma, (rows, columns))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "from_start", "to_end"), [(0, 100, True, True), (40, 100, False, True), (30, 60, False, False)]
+)
+def test_a_slow_rank_is_found_with_its_steps(start: int, end: int, from_start: bool, to_end: bool) -> None:
+    cells = noise(8, 100, 0.01, seed=1)
+    cells[5, start:end] *= 1.4
+    found = find_slow_period(rank_map(cells, width=3))
+    assert found is not None
+    assert (found.row, found.first_rank, found.last_rank, found.hosts) == (5, 5, 5, "n2")
+    assert (found.first_step, found.last_step) == (10 + 3 * start, 10 + 3 * end - 1)
+    assert (found.from_start, found.to_end) == (from_start, to_end)
+    assert found.ratio == pytest.approx(1.4, abs=0.02)
+
+
+def test_what_slows_all_ranks_alike_is_no_slow_period() -> None:
+    cells = noise(8, 100, 0.01, seed=2)
+    cells[:, 20:60] *= 3
+    assert find_slow_period(rank_map(cells)) is None
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize(("rows", "columns"), [(2, 12), (4, 12), (8, 100), (64, 100)])
+def test_noise_is_no_slow_period(sigma: float, rows: int, columns: int) -> None:
+    found = [find_slow_period(rank_map(noise(rows, columns, sigma, seed))) for seed in range(25)]
+    assert [one for one in found if one is not None] == []
+
+
+def test_one_long_step_is_no_slow_period() -> None:
+    cells = noise(4, 100, 0.01, seed=3)
+    cells[2, 50] = 5.0
+    assert find_slow_period(rank_map(cells)) is None
+
+
+def test_one_row_has_nothing_to_be_compared_with() -> None:
+    assert find_slow_period(rank_map(np.full((1, 50), 2.0))) is None
+
+
+def test_of_two_ranks_the_slower_one_is_told() -> None:
+    cells = noise(2, 50, 0.01, seed=4)
+    cells[1] *= 1.2
+    found = find_slow_period(rank_map(cells))
+    assert found is not None
+    assert (found.row, round(found.ratio, 1)) == (1, 1.2)
+
+
+def test_the_heaviest_span_of_all_is_taken() -> None:
+    """Against all spans of all rows, one by one."""
+    rng = random.Random(5)
+    cells = np.array([[rng.choice([1.0, 1.0, 1.3]) for _ in range(20)] for _ in range(5)])
+    cells[3, 4:15] += 2.0
+    excess = [
+        [cells[r, c] / float(np.median(np.delete(cells[:, c], r))) - 1 - MIN_EXCESS for c in range(20)]
+        for r in range(5)
+    ]
+    best = max(
+        ((sum(excess[r][a:b]), r, a, b) for r in range(5) for a in range(20) for b in range(a + 1, 21)),
+    )
+    found = find_slow_period(rank_map(cells))
+    assert found is not None
+    assert (found.row, found.first_step - 10, found.last_step - 10 + 1) == best[1:]
