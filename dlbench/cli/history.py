@@ -110,7 +110,9 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
         for outcome in history_import.import_runs(opened, _candidates(runs, opened, room), room):
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
-                click.echo(_outcome_line(outcome), err=outcome.verdict in ("refused", "damaged"))
+                line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
+                line = "".join(c if c.isprintable() else " " for c in line)
+                click.echo(line, err=outcome.verdict in ("refused", "damaged"))
     click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
     if counts["damaged"]:
         sys.exit(int(ExitCode.INCOMPLETE))
@@ -144,11 +146,6 @@ def _folders(path: Path) -> list[RunFolder]:
         return run_folders(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _outcome_line(outcome: Outcome) -> str:
-    why = f": {outcome.why}" if outcome.why else ""
-    return "".join(c if c.isprintable() else " " for c in f"{outcome.verdict:<9} {outcome.name}{why}")
 
 
 @history.command("list", short_help="List the runs of a history.")

@@ -16,7 +16,6 @@ from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.collectives.report import CollectivesReport
-    from dlbench.history.report import TrendsReport
     from dlbench.records.scan import Scan
     from dlbench.report.document import Document
     from dlbench.views.model import Report
@@ -109,7 +108,15 @@ def report(
     scanned = read_runs(runs, where)
     # Slurm forgets: what it still knows of these runs is kept beside them.
     scanned.runs = with_accounting(scanned.runs)[0]
-    found = assemble(scanned, None if store is None else _history(store))
+    history = None
+    if store is not None:
+        require_modules("report --history", "scipy")
+        from dlbench.history.report import trends_of
+        from dlbench.history.store import read_acknowledged
+
+        opened = open_store(store, None)
+        history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
+    found = assemble(scanned, history)
     document = document_of(found)
     if table == LIST:
         tables = document.tables()
@@ -120,16 +127,6 @@ def report(
         emit(document, chosen, output, table or "points", full=full)
         note_counts(output, found)
     finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the report says why")
-
-
-def _history(store: Path) -> TrendsReport:
-    """What changed over the months of a history."""
-    require_modules("report --history", "scipy")
-    from dlbench.history.report import trends_of
-    from dlbench.history.store import read_acknowledged
-
-    opened = open_store(store, None)
-    return trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
 
 
 def prepared(
@@ -222,12 +219,7 @@ def require_modules(command: str, *modules: str) -> None:
 def emit(document: Document, chosen: FormatName, output: Path | None, table: str = "", *, full: bool = False) -> None:
     """Writes a report to a file or standard output, in colours on a terminal.
 
-    Args:
-        document: the report.
-        chosen: the format.
-        output: a file; None: standard output.
-        table: which one CSV holds.
-        full: whether text holds all words and tables, not the summary.
+    CSV holds one `table`; text the summary, or all words and tables (`full`).
     """
     if chosen == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console

@@ -209,8 +209,7 @@ def _told(names: Iterable[str]) -> str:
     return f"there are {there[0]} to {there[-1]}" if there else ""
 
 
-_MAX_BYTES = 1 << 22
-"""Of each log, its end."""
+_MAX_BYTES = 1 << 22  # Of each log, its end.
 
 _LOOK_S = 1.0
 

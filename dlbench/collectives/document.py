@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbench.collectives.choice import STAY_WITHIN, Best, Crossover, Ratio
 from dlbench.collectives.fits import Errors, Fit, LevelCosts
@@ -29,7 +29,7 @@ from dlbench.collectives.report import (
     prediction_advice,
     same_text,
 )
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
@@ -42,26 +42,15 @@ from dlbench.report.document import (
     without_figures,
 )
 from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, cell_of, named_table, text_sheet, times_cell
-from dlbench.report.wording import (
-    DASH,
-    basis_text,
-    figure_text,
-    interval_text,
-    optional,
-    percent,
-    runs_text,
-    value_text,
-)
+from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
 from dlbench.specs.collectives import LineCost
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 
+# In front of every row of a group's, or a fit's, tables.
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
-"""In front of every row of a group's tables."""
-LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
-"""What the levels of a network are called."""
 FIT_COLUMNS = ("system", "carrier", "dtype")
-"""In front of every row of a fit's tables."""
+LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
 
 
 @dataclass(frozen=True)
@@ -75,10 +64,6 @@ class Point:
 def points_of(series: Series) -> list[Point]:
     """The points of a series, by size."""
     return [Point(series, row) for row in series.rows]
-
-
-def _decimals(ratio: float | None) -> str:
-    return DASH if ratio is None else f"{ratio:.2f}"
 
 
 _POINTS: tuple[Column[Point], ...] = (
@@ -104,7 +89,7 @@ _POINTS: tuple[Column[Point], ...] = (
         "predicted_over_measured",
         "Pred/meas",
         lambda one: one.at.predicted_over_measured,
-        lambda one: _decimals(one.at.predicted_over_measured),
+        lambda one: None if one.at.predicted_over_measured is None else f"{one.at.predicted_over_measured:.2f}",
         is_brief=True,
     ),
     Column("fastest", "", lambda one: one.at.is_best),
@@ -184,18 +169,18 @@ def best_sheet(group: GroupReport) -> Sheet[Best]:
 
 def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
     """Where one series overtakes another, measured and by the model."""
+
+    def between(one: Crossover) -> str | None:
+        return None if one.low is None or one.high is None else f"{format_bytes(one.low)} and {format_bytes(one.high)}"
+
     columns: tuple[Column[Crossover], ...] = (
         Column("", "Source", lambda one: one.source),
         Column("", "From size", lambda one: about(one.num_bytes)),
-        Column("", "Between", lambda one: _between(one.low, one.high)),
+        Column("", "Between", between),
         Column("", "Until then", lambda one: one.before),
         Column("", "From then on", lambda one: one.after),
     )
     return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
-
-
-def _between(low: int | None, high: int | None) -> str | None:
-    return None if low is None or high is None else f"{format_bytes(low)} and {format_bytes(high)}"
 
 
 _RATIOS: tuple[Column[Ratio], ...] = (
@@ -432,16 +417,13 @@ def _predicted_cell(row: _Predicted) -> Cell:
 
 
 HEIGHT = 260
-
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 """As many as are told apart; one more than there are colours, so that pairs repeat late."""
-
 TOLERANCE = 0.1
 """Half the width of the band around a perfect prediction (fraction)."""
 
 
-@dataclass(frozen=True)
-class _Quantity:
+class _Quantity(NamedTuple):
     """What a chart shows over sizes."""
 
     name: str
@@ -460,10 +442,14 @@ class _Quantity:
         return Cell(f"{value:.2f} ({optional(row.predicted_s, 's')} predicted)")
 
 
-_RATE = _Quantity("busbw", "Bus bandwidth over size", "busbw, GB/s", lambda row: row.busbw, " GB/s")
 _TIME = _Quantity("time", "Time over size", "time", lambda row: row.time)
 _PREDICTION = _Quantity(
     "prediction", "Predicted over measured time", "predicted / measured", lambda row: row.predicted_over_measured
+)
+_QUANTITIES = (
+    _Quantity("busbw", "Bus bandwidth over size", "busbw, GB/s", lambda row: row.busbw, " GB/s"),
+    _TIME,
+    _PREDICTION,
 )
 
 
@@ -472,21 +458,25 @@ def group_charts(group: GroupReport) -> list[Chart]:
     import altair as alt
 
     charts = []
-    for quantity in (_RATE, _TIME, _PREDICTION):
+    for quantity in _QUANTITIES:
         points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
+        if not points:
+            continue
         rows = _rows(group, quantity, points)
-        if rows:
-            charts.append(
-                finish(
-                    alt.layer(*_layers(alt, group, rows, quantity)),
-                    group,
-                    name=quantity.name,
-                    title=quantity.title,
-                    alt=_words(group, rows, quantity),
-                    table=_sheet(quantity, points),
-                    size=(WIDE, HEIGHT),
-                )
+        # At the largest size of each series: enough to hear what the chart shows; the table holds all.
+        last = {row["series"]: row for row in rows}
+        found = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
+        charts.append(
+            finish(
+                alt.layer(*_layers(alt, group, rows, quantity)),
+                group,
+                name=quantity.name,
+                title=quantity.title,
+                alt=f"{quantity.title} of {group.label}. {found}.",
+                table=_sheet(quantity, points),
+                size=(WIDE, HEIGHT),
             )
+        )
     return charts
 
 
@@ -507,15 +497,16 @@ def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
     rows: Rows = []
     for series, row in ((point.series, point.at) for point in points):
         value = quantity.value(row)
+        figure = value if isinstance(value, Estimate) else None
         rows.append(
             {
                 "series": titles[series.title],
                 "kind": "library" if series.is_library else "dlbench",
                 "bytes": row.num_bytes,
                 "size": format_bytes(row.num_bytes),
-                "value": value.value if isinstance(value, Estimate) else value,
-                "low": value.low if isinstance(value, Estimate) else None,
-                "high": value.high if isinstance(value, Estimate) else None,
+                "value": figure.value if figure else value,
+                "low": figure.low if figure else None,
+                "high": figure.high if figure else None,
                 "shown": f"{cell_of(quantity.cell(row))}{quantity.unit}",
                 "basis": basis_text(row.time),
             }
@@ -528,35 +519,30 @@ def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> li
     # Numbered over all series, so that one keeps its colour and shape in every chart.
     looks = [(index, name) for index, name in enumerate(short_titles(group.series).values()) if name in drawn]
     names = [name for _, name in looks]
-    kinds = ["dlbench", "library"]
     legend = {"orient": "bottom", "columns": 2, "symbolStrokeWidth": 2, "symbolSize": 60}
     colours = [RANK_COLOURS[index % len(RANK_COLOURS)] for index, _ in looks]
     shapes = [SHAPES[index % len(SHAPES)] for index, _ in looks]
     colour = alt.Color("series:N", title=None, sort=names).scale(domain=names, range=colours).legend(**legend)
     shape = alt.Shape("series:N", title=None, sort=names).scale(domain=names, range=shapes).legend(**legend)
-    dash = alt.StrokeDash("kind:N", legend=None).scale(domain=kinds, range=[[1, 0], [6, 4]])
-    texts = (("series", "series"), ("size", "size"), ("shown", quantity.axis.partition(",")[0]), ("basis", "interval"))
-    tooltip = [alt.Tooltip(f"{field}:N", title=title) for field, title in texts]
-    x = _size_axis(alt, rows)
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
+    dash = alt.StrokeDash("kind:N", legend=None).scale(domain=["dlbench", "library"], range=[[1, 0], [6, 4]])
+    shown = quantity.axis.partition(",")[0]
+    tooltip = tooltips({"series:N": "series", "size:N": "size", "shown:N": shown, "basis:N": "interval"})
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_size_axis(alt, rows))
+    line = base.mark_line(strokeWidth=1.5, opacity=0.85)
     rule = base.mark_rule(strokeWidth=3, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q", color=colour)
+    point = base.mark_point(filled=True, size=42, opacity=1)
     return [
         *(_perfect(alt, rows) if quantity is _PREDICTION else []),
-        base.mark_line(strokeWidth=1.5, opacity=0.85).encode(
-            y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash
-        ),
+        line.encode(y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash),
         *([rule] if any(row["low"] is not None for row in rows) else []),
-        base.mark_point(filled=True, size=42, opacity=1).encode(
-            y=alt.Y("value:Q"), color=colour, shape=shape, tooltip=tooltip
-        ),
+        point.encode(y=alt.Y("value:Q"), color=colour, shape=shape, tooltip=tooltip),
     ]
 
 
 def _size_axis(alt: Any, rows: Rows) -> Any:
     sizes = sorted({row["bytes"] for row in rows})
-    x = alt.X("bytes:Q", title="bytes of each rank's buffer").scale(
-        type="log", base=2, domain=[sizes[0] / 1.15, sizes[-1] * 1.15], nice=False
-    )
+    domain = [sizes[0] / 1.15, sizes[-1] * 1.15]
+    x = alt.X("bytes:Q", title="bytes of each rank's buffer").scale(type="log", base=2, domain=domain, nice=False)
     powers = [2**k for k in range(50) if sizes[0] <= 2**k <= sizes[-1]]
     # At most seven labels, at powers of two that are evenly apart.
     step = max(1, -(-len(powers) // 7))
@@ -578,42 +564,29 @@ def _value_axis(alt: Any, rows: Rows, quantity: _Quantity) -> Any:
         edge = max(1.3, *(value * 1.05 for value in values), *(1.05 / value for value in values))
         steps = [tick for tick in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10) if 1 / edge <= tick <= edge]
         return y.scale(type="log", domain=[1 / edge, edge], nice=False).axis(values=steps, format="~r")
-    if quantity is _TIME:
-        domain = [min(values) / 1.3, max(values) * 1.3]
-        label = _label(("s", 1), ("ms", 1e-3), ("µs", 1e-6))
-        return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=label)
-    return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
-
-
-def _decades(domain: list[float]) -> list[float]:
-    """Powers of ten within, and 2 and 5 times these where there are few."""
-    powers = range(math.floor(math.log10(domain[0])), math.ceil(math.log10(domain[1])) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-    inside = [tick for tick in ticks if domain[0] <= tick <= domain[1]]
-    tens = [tick for tick in inside if math.isclose(tick, 10.0 ** round(math.log10(tick)))]
-    return tens if len(tens) > 2 else inside
+    if quantity is not _TIME:
+        return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
+    low, high = min(values) / 1.3, max(values) * 1.3
+    # Powers of ten within, and 2 and 5 times these where there are few.
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+    tens = [tick for tick in ticks if math.isclose(tick, 10.0 ** round(math.log10(tick)))]
+    label = _label(("s", 1), ("ms", 1e-3), ("µs", 1e-6))
+    axis = {"values": tens if len(tens) > 2 else ticks, "labelExpr": label}
+    return y.scale(type="log", domain=[low, high], nice=False).axis(**axis)
 
 
 def _perfect(alt: Any, rows: Rows) -> list[Any]:
     """A band and a line where a prediction is right; drawn first, so that points lie above."""
     sizes = sorted({row["bytes"] for row in rows})
     ends = [{"bytes": size, "low": 1 - TOLERANCE, "high": 1 + TOLERANCE, "one": 1.0} for size in (sizes[0], sizes[-1])]
-    data = alt.Chart(alt.InlineData(values=ends)).encode(x=alt.X("bytes:Q"))
-    label = alt.Chart(alt.InlineData(values=ends[:1])).encode(x=alt.X("bytes:Q"))
+    data, label = (alt.Chart(alt.InlineData(values=one)).encode(x=alt.X("bytes:Q")) for one in (ends, ends[:1]))
+    text = label.mark_text(color=MUTED, align="left", baseline="bottom", dx=2, dy=-2, fontSize=11, text="± 10 %")
     return [
         data.mark_area(color=IDEAL, opacity=0.18).encode(y=alt.Y("low:Q"), y2="high:Q"),
         data.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("one:Q")),
-        label.mark_text(color=MUTED, align="left", baseline="bottom", dx=2, dy=-2, fontSize=11, text="± 10 %").encode(
-            y=alt.Y("high:Q")
-        ),
+        text.encode(y=alt.Y("high:Q")),
     ]
-
-
-def _words(group: GroupReport, rows: Rows, quantity: _Quantity) -> str:
-    """At the largest size of each series: enough to hear what the chart shows; the table holds all."""
-    last = {row["series"]: row for row in rows}
-    found = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
-    return f"{quantity.title} of {group.label}. {found}."
 
 
 def document_of(report: CollectivesReport) -> Document:

@@ -136,26 +136,20 @@ class Fits:
 
     def beside(self, group: CollectiveGroup) -> CollectiveGroup:
         """A group with what fits that did not see its points predict of them."""
-        return replace(group, series=tuple(self._beside(group, series) for series in group.series))
-
-    def _beside(self, group: CollectiveGroup, series: Series) -> Series:
-        fit = None if series.is_library else self.of(group, series.carrier)
-        rows = []
-        for row in series.rows:
-            seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
-            ratio = None if seconds is None else seconds / row.time.value
-            rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
-        return replace(series, rows=tuple(rows))
+        found = []
+        for series in group.series:
+            fit = None if series.is_library else self.of(group, series.carrier)
+            rows = []
+            for row in series.rows:
+                seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
+                ratio = None if seconds is None else seconds / row.time.value
+                rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
+            found.append(replace(series, rows=tuple(rows)))
+        return replace(group, series=tuple(found))
 
 
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
-    """Fits of every system, carrier and type in a table.
-
-    Args:
-        table: measurements.
-        fitted: the time to write into the models, UTC, ISO 8601.
-        only: fit this one alone.
-    """
+    """Fits of every system, carrier and type in a table, or of one; `fitted` is the time that models say, ISO 8601."""
     scopes: dict[Scope, list[tuple[CollectiveGroup, Series]]] = {}
     for group in table.groups:
         for series in group.series:
@@ -195,15 +189,8 @@ def fit_one(
 ) -> Fit:
     """The fit that a file (`*.network.json`) holds: of one system, one carrier, one type of element.
 
-    Where only libraries were measured the model has no levels, and holds their lines alone.
-
-    Args:
-        table: measurements.
-        system: which system; None: the only one.
-        transport: which carrier; None: the only one.
-        dtype: which type; None: fp32 if it was measured, else the only one.
-        fitted: the time to write into the model, UTC, ISO 8601.
-        where: what errors call the runs.
+    Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
+    only one, and of types fp32 where it was measured; `where` is what errors call the runs.
 
     Raises:
         UserError: several systems, carriers or types, and none chosen; or one that was not measured.

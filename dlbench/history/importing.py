@@ -48,12 +48,9 @@ class Candidate:
 
 
 def import_runs(history: History, candidates: Iterable[Candidate | Outcome], room: Path) -> Iterator[Outcome]:
-    """Brings runs in, and says of each what became of it.
+    """Brings runs in, and says of each what became of it; outcomes among the candidates are passed on.
 
-    Args:
-        history: where to.
-        candidates: the runs, and what is already known of others, which is passed on.
-        room: a folder of this process, from `Store.room`; what is unpacked of archives lies there, too.
+    What is unpacked of archives lies in `room` (of `Store.room`), too.
 
     Raises:
         RunError: no space, or the file system refuses. Runs reported as imported are in.

@@ -62,13 +62,7 @@ class TrendsReport(BaseReport):
 def trends_of(
     entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED, acknowledged: Sequence[Acknowledgement] = ()
 ) -> TrendsReport:
-    """The report over time.
-
-    Args:
-        entries: of a history, in any order.
-        metrics: names of `dlbench.reading.metrics.METRICS`.
-        acknowledged: of that history.
-    """
+    """The report over time of a history; metrics are names of `dlbench.reading.metrics.METRICS`."""
     known = list(entries)
     with_figures = [entry for entry in dated(known) if entry.group and entry.figures]
     found = trends(known, [metric for metric in METRICS if metric.name in metrics], acknowledged)

@@ -129,14 +129,9 @@ def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]
     rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3), but at least all before
     the decimal point and at most `_MOST_DIGITS`; value and ends stop at that decimal place, and have one unit. Without
     an interval, and where its ends do not differ in so many digits, a number has the digits of its unit.
-
-    Args:
-        figure: what is printed.
-        decimals: of a factor, where the interval does not say; None: those of its unit.
-
-    Returns:
-        Value; ``[low, high]`` for an interval of a level, ``(low to high)`` for a mere range, empty for none; unit,
-        empty where headers name it.
+    `decimals` are those of a factor, where the interval does not say; None: those of its unit. The interval is ``[low,
+    high]`` where it has a level, ``(low to high)`` for a mere range, empty for none; the unit empty where headers name
+    it.
     """
     value, low, high = figure.value, figure.low, figure.high
     if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):

@@ -23,8 +23,7 @@ from dlbench.opening import open_file, parse_json, why_unreadable
 from dlbench.specs.workload import ModelSpec, Shape
 
 WORDS, POSITIONS, BIAS = "word_embedding.weight", "position_embedding.weight", "mlm_bias"
-MAX_PADDING = 127
-"""Rows that padding to a multiple of 128 adds to a vocabulary at most."""
+MAX_PADDING = 127  # Rows that padding to a multiple of 128 adds to a vocabulary at most.
 
 _LAYER = {
     "attention.self.query": "attention.query",
@@ -61,14 +60,10 @@ class UnfitNamesError(ValueError):
 class Fit:
     """Which tensor of a file becomes which of the network."""
 
-    source: Mapping[str, str]
-    """Our name -> the file's; every tensor of the network has one."""
-    copies: Mapping[str, str]
-    """The file's name of a repeated tensor -> our name of what it must equal."""
-    constants: tuple[str, ...]
-    """The file's names of what is no weight."""
-    cut: Mapping[str, tuple[int, int]]
-    """Our name -> rows of the file, rows used, where those differ."""
+    source: Mapping[str, str]  # Our name -> the file's; every tensor of the network has one.
+    copies: Mapping[str, str]  # The file's name of a repeated tensor -> our name of what it must equal.
+    constants: tuple[str, ...]  # The file's names of what is no weight.
+    cut: Mapping[str, tuple[int, int]]  # Our name -> rows of the file, rows used, where those differ.
 
 
 def own_name(public: str) -> str | None:
@@ -152,8 +147,7 @@ def _refuse(what: str, names: list[str]) -> None:
 
 
 KEY = "checkpoint.initialize_from"
-MOST_HEADER = 100_000_000
-"""Bytes: as much as the library that reads the tensors takes."""
+MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensors takes.
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:

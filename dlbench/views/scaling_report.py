@@ -113,11 +113,7 @@ def assemble(
 ) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports.
 
-    Args:
-        scan: the runs.
-        history: what changed over months, shown beside them; None: no such view.
-        views: what it is made of.
-        with_digests: whether a view asks for single steps.
+    A history says what changed over months, next to the runs; without digests no view may ask for single steps.
     """
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
@@ -211,24 +207,14 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     return f"{what}, {group.scaling} scaling{shown}{kind}"
 
 
-def _batch_text(group: scaling.Group) -> str:
-    plan = group.sample.plan
-    unit = clean(plan.workload.sample_unit, 40)
-    if group.scaling == "strong":
-        return f"{plan.global_batch} {unit} in all"
-    return f"{plan.workload.train.batch_per_rank} {unit} per rank"
-
-
 def _short_conditions(group: scaling.Group) -> str:
     plan = group.sample.plan
-    parts = (
-        f"{plan.workload.preset} preset",
-        engine_title(plan),
-        precision(group.sample),
-        _batch_text(group),
-        clean(data_title(group.sample)),
-    )
-    return ", ".join(parts)
+    unit = clean(plan.workload.sample_unit, 40)
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    if group.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} in all"
+    data = clean(data_title(group.sample))
+    return ", ".join((f"{plan.workload.preset} preset", engine_title(plan), precision(group.sample), batch, data))
 
 
 def _caption(group: scaling.Group, what: str) -> str:

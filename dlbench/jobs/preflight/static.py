@@ -54,8 +54,7 @@ class SlurmNode:
 
     name: str
     cpus: int
-    shape: str
-    """Sockets, cores of each, threads of each: ``2:32:2``."""
+    shape: str  # Sockets, cores of each, threads of each: ``2:32:2``.
     memory_mb: int
     gres: str
     features: frozenset[str]
