@@ -297,7 +297,7 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
 
 @click.group(cls=InOrder)
 def comm() -> None:
-    """Measure collectives: dlbench's own algorithms, message by message, and libraries beside them.
+    """Measure collectives: dlbench's own algorithms, message by message, and libraries for comparison.
 
     Every result is checked against the sum computed apart, and steps and bytes are counted.
     """

@@ -1,4 +1,4 @@
-"""Slow nodes over months: each host beside the other hosts of the same runs, by calendar month.
+"""Slow nodes over months: each host and the other hosts of the same runs, by calendar month.
 
 The figures of a run and their limits are those of `dlbench.reading.hosts.slow_nodes` and
 `dlbench.reading.hosts.leaving`, so are the threshold,
@@ -104,7 +104,7 @@ class SlowMonths:
     num_runs: int
     """Runs on two hosts or more that were counted."""
     num_without: int
-    """Valid runs that compare no hosts: on one host, or with a fault planted."""
+    """Valid runs that compare no hosts: on one host, or with an injected fault."""
     exclude: tuple[str, ...]
     """Hosts that are slow now, for Slurm's `--exclude`, by name."""
     unsafe: tuple[str, ...]
