@@ -324,7 +324,7 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
 def _is_over(folder: RunFolder) -> bool:
     """Whether nothing is to come of a run, as where its job ended without a record."""
     from dlbench.jobs.campaign.run_status import run_statuses
-    from dlbench.records.collectives_scan import read_launched
+    from dlbench.records.comm import read_launched
 
     (one,), _ = run_statuses([read_launched(folder.path)])
     return one.ahead == "nothing"
@@ -431,7 +431,7 @@ def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> Non
     """Writes what Slurm says of the jobs beside their runs: many sites delete it after some time."""
     from dlbench.jobs.campaign.completing import sleep
     from dlbench.jobs.slurm.accounting import settled_accounting
-    from dlbench.records.collectives_scan import read_launched
+    from dlbench.records.comm import read_launched
 
     if now.submission.series.scheduler != "slurm":
         return
