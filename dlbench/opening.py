@@ -5,11 +5,12 @@ reader for ever, a device has no end, and a link leads somewhere else. Hence:
 
 - A file is opened without waiting and read only if it is a regular one; what is read whole has a limit, which the
   caller states. What is wrong is an `UnfitFileError`, an OSError whose `strerror` says it, so that it becomes the same
-  line as any other file that cannot be read.
-- A link to a regular file is followed in data sets: images are often links into a common store, and tools that keep
-  versions of data (git-annex, DVC) turn large files into links. In a run's folder no file is a link: a colleague may
-  have put it there, and what a run said is printed where others read it. Within a history no link is followed, neither
-  to a file nor to a folder: a history copies, moves and deletes on behalf of whoever runs `dlbench history`.
+  line as any other file that cannot be read. Every function here raises these two, unless it says otherwise.
+- A link to a regular file is followed in data sets (`follow`): images are often links into a common store, and tools
+  that keep versions of data (git-annex, DVC) turn large files into links. In a run's folder no file is a link: a
+  colleague may have put it there, and what a run said is printed where others read it. Within a history no link is
+  followed, neither to a file nor to a folder: a history copies, moves and deletes on behalf of whoever runs
+  `dlbench history`.
 - What a person names may also be a pipe, e.g. `--baseline <(git show main:baseline.json)`: `read_named`.
 
 Files of the kernel (`/proc`, `/sys`) and of the installation are opened as usual.
@@ -28,11 +29,11 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-PIPE_WAIT_S = 30.0
-"""How long a pipe that a person named may take to give all that it has."""
+PIPE_WAIT_S = 30.0  # How long a pipe that a person named may take to give all that it has.
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,47 +58,52 @@ def why_unreadable(error: Exception) -> str:
 
 
 def descriptor(path: Path, *, follow: bool = True) -> int:
-    """A descriptor of a regular file, for reading; whoever asks closes it.
-
-    `follow`: whether it may be a link to one.
-    Raises `UnfitFileError`: it is something else. `OSError`: it cannot be opened.
-    """
+    """A descriptor of a regular file, for reading; whoever asks closes it."""
     return _opened(path, follow=follow)[0]
 
 
-def open_file(path: Path, *, follow: bool = True) -> IO[bytes]:
-    """A regular file, open for reading; arguments and errors as of `descriptor`."""
+def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
+    """A regular file, open for reading."""
     return os.fdopen(descriptor(path, follow=follow), "rb")
 
 
 def require_file(path: Path) -> None:
-    """Proves that a path is a regular file, or a link to one, before a library opens it by itself.
-
-    Raises `UnfitFileError`: it is something else. `OSError`: it cannot be opened.
-    """
+    """Proves that a path is a regular file, or a link to one, before a library opens it by itself."""
     os.close(descriptor(path))
 
 
 def read_bytes(path: Path, limit: int, *, follow: bool = True) -> bytes:
-    """The whole content of a regular file.
+    """The whole content of a regular file, of at most `limit` bytes."""
+    return _whole(path, limit, follow=follow)
 
-    `limit`: bytes that it has at most. `follow`: whether it may be a link to one.
-    Raises `UnfitFileError`: it is something else, or larger. `OSError`: it cannot be read.
-    """
-    opened, status = _opened(path, follow=follow)
+
+def _whole(path: Path, limit: int, *, follow: bool, pipes: bool = False) -> bytes:
+    opened, status = _opened(path, follow=follow, pipes=pipes)
+    parts: list[bytes] = []
+    left, deadline = limit + 1, time.monotonic() + PIPE_WAIT_S
     try:
-        if status.st_size > limit:
-            raise _too_large(path, limit)
-        return _drained(path, opened, limit, status.st_size + 1)
+        if stat.S_ISREG(status.st_mode) and status.st_size > limit:
+            left = 0
+        while left > 0:
+            try:
+                part = os.read(opened, min(left, max(status.st_size + 1, _PIECE if pipes else 0)))
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(opened, select.POLLIN)
+                if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    continue
+                raise UnfitFileError(path, f"gave no end within {PIPE_WAIT_S:.0f} s") from None
+            if not part:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.append(part)
+            left -= len(part)
     finally:
         os.close(opened)
+    raise UnfitFileError(path, f"is larger than {limit} bytes, which no such file is")
 
 
 def open_inside(path: Path) -> IO[bytes]:
-    """A regular file, open for reading, where neither it nor its folder is a link, also if one is put there meanwhile.
-
-    Raises `UnfitFileError`: it is something else, or one of the two is a link. `OSError`: it cannot be opened.
-    """
+    """A regular file, open for reading; neither it nor its folder is a link, also if one is put there meanwhile."""
     try:
         with folder_below(path.parent.parent, path.parent.name) as folder:
             return os.fdopen(_opened(path, follow=False, folder=folder)[0], "rb")
@@ -106,10 +112,7 @@ def open_inside(path: Path) -> IO[bytes]:
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:
-    """The last bytes of a regular file, which is no link, however large it is.
-
-    Raises `UnfitFileError`: it is something else. `OSError`: it cannot be read.
-    """
+    """The last bytes of a regular file, which is no link, however large it is."""
     with open_file(path, follow=False) as file:
         file.seek(-min(num_bytes, file.seek(0, os.SEEK_END)), os.SEEK_END)
         return file.read(num_bytes)
@@ -121,12 +124,9 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a regular file, hexadecimal; read piece by piece. Errors as of `descriptor`."""
-    digest = hashlib.sha256()
+    """SHA-256 of a regular file, hexadecimal; read piece by piece."""
     with open_file(path) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, limit: int, *, follow: bool = False) -> Any:
@@ -168,17 +168,8 @@ def read_named(path: Path, limit: int) -> bytes:
     """The whole content of a file that a person named, which may be a pipe.
 
     A pipe is waited for, at most `PIPE_WAIT_S`; one that nobody writes to is empty.
-
-    Raises `UnfitFileError`: it is neither, or larger than `limit` bytes, or the pipe does not end. `OSError`: it cannot
-    be read.
     """
-    opened, status = _opened(path, follow=True, pipes=True)
-    try:
-        if not stat.S_ISFIFO(status.st_mode) and status.st_size > limit:
-            raise _too_large(path, limit)
-        return _drained(path, opened, limit, _PIECE)
-    finally:
-        os.close(opened)
+    return _whole(path, limit, follow=True, pipes=True)
 
 
 def _opened(path: Path, *, follow: bool, pipes: bool = False, folder: int | None = None) -> tuple[int, os.stat_result]:
@@ -197,35 +188,6 @@ def _opened(path: Path, *, follow: bool, pipes: bool = False, folder: int | None
         return opened, status
     os.close(opened)
     raise UnfitFileError(path, f"is {kind_of(status.st_mode)}, not a regular file")
-
-
-def _drained(path: Path, opened: int, limit: int, at_once: int) -> bytes:
-    """All that a descriptor gives."""
-    parts: list[bytes] = []
-    left = limit + 1
-    deadline = time.monotonic() + PIPE_WAIT_S
-    while left > 0:
-        try:
-            part = os.read(opened, min(left, at_once))
-        except BlockingIOError:
-            if not _comes_more(opened, deadline):
-                raise UnfitFileError(path, f"gave no end within {PIPE_WAIT_S:.0f} s") from None
-            continue
-        if not part:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.append(part)
-        left -= len(part)
-    raise _too_large(path, limit)
-
-
-def _comes_more(opened: int, deadline: float) -> bool:
-    poll = select.poll()
-    poll.register(opened, select.POLLIN)
-    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
-
-
-def _too_large(path: Path, limit: int) -> UnfitFileError:
-    return UnfitFileError(path, f"is larger than {limit} bytes, which no such file is")
 
 
 def kind_of(mode: int) -> str:
@@ -247,8 +209,8 @@ def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]
     `root` itself may be a link, because a person named it. Behind it each folder is opened from the one before and
     never through a link: whoever swaps one for a link, before or meanwhile, leads nowhere.
 
-    `root`: where to begin. `names`: one folder each. `create`: make those that are not there.
-    Raises `OSError`: one of them is no folder (ENOTDIR), is not there, or may not be opened.
+    With `create` those that are not there are made. Raises `OSError`: one of them is no folder (ENOTDIR), is not there,
+    or may not be opened.
     """
     opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -148,8 +148,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")
-"""Where GitLab CI and GitHub Actions say which commit is tested."""
+COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
 

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 MAX_NODES_SHOWN = 8
 """Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
 
-MAX_LINES = 24
-"""Of a terminal's usual size."""
+MAX_LINES = 24  # Of a terminal's usual size.
 
-MAX_TEXTS = 4
-"""Different things said of nodes, of each kind; the file has all."""
+MAX_TEXTS = 4  # Different things said of nodes, of each kind; the file has all.
 
 _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 

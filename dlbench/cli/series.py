@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from dlbench.jobs.scripts.job import Job
 
 
-EARLIER = "JOB_ID_OF_{}"
-"""Stands for the id of an earlier job, which Slurm gives it."""
+EARLIER = "JOB_ID_OF_{}"  # Stands for the id of an earlier job, which Slurm gives it.
 
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
@@ -127,8 +126,7 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
         yield f"Runs that could share a job are in several: system.slurm.max_time is {longest}."
 
 
-MOST_SOURCES = 6
-"""Lines of a dry run about where times come from."""
+MOST_SOURCES = 6  # Lines of a dry run about where times come from.
 
 
 def _order(campaign: Campaign) -> Iterator[str]:

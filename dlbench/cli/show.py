@@ -137,8 +137,7 @@ def _sentences(text: str) -> list[str]:
 
 
 WIDTH = 80
-_VALUE = 16
-"""Columns of a value; a longer one has a line of its own."""
+_VALUE = 16  # Columns of a value; a longer one has a line of its own.
 
 
 def schemas() -> dict[str, Any]:

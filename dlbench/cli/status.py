@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -15,19 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlbench.cli.choosing import named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
+from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
 from dlbench.cli.options import duration, output_folder
+from dlbench.cli.series import left, resume_command, series_at, streams_are_one
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scheduler import read_submission
+from dlbench.opening import open_inside
+from dlbench.reading.selection import select
+from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
+from dlbench.records.scan import LaunchedRun
+from dlbench.sharing import user_name
+from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.ended import Cancelled
     from dlbench.jobs.campaign.run_status import Outcome, RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
-    from dlbench.records.folder import RunFolder
-    from dlbench.records.scan import LaunchedRun
 
 
 @click.command()
@@ -52,7 +58,6 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
       dlbench status runs --where series=nightly --where state=failed
     """
     from dlbench.jobs.campaign.run_status import run_statuses
-    from dlbench.reading.selection import select
 
     wanted = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
@@ -101,8 +106,6 @@ def _row(one: RunStatus) -> dict[str, str]:
 
 def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
     """The folders given and those below them in which runs lie, each once: where series may be written down."""
-    from dlbench.cli.choosing import expanded
-
     roots = expanded(given)
     parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
     return list(dict.fromkeys([*roots, *parents]))
@@ -139,10 +142,8 @@ def _series(
 
 
 def _series_row(root: Path, one: SubmissionStatus, found: Mapping[str, RunStatus], valid: int) -> dict[str, Any]:
-    from dlbench.cli.series import resume_command
     from dlbench.jobs.campaign.run_status import counted
     from dlbench.jobs.campaign.series_file import is_held
-    from dlbench.sharing import user_name
 
     name, story = one.series.id, counted(one, found)
     is_left = one.submitted < one.total
@@ -208,8 +209,7 @@ def _told(names: Iterable[str]) -> str:
     return f"there are {there[0]} to {there[-1]}" if there else ""
 
 
-_MAX_BYTES = 1 << 22
-"""Of each log, its end."""
+_MAX_BYTES = 1 << 22  # Of each log, its end.
 
 _LOOK_S = 1.0
 
@@ -229,8 +229,6 @@ def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> Non
     Example:
       dlbench logs nightly-resnet50-ci-p00-n0001-k00 --follow
     """
-    from dlbench.opening import open_inside
-
     folder = run_folder(run, out)
     paths = logs_of(folder, rank)
     sizes: dict[Path, int] = {}
@@ -248,8 +246,6 @@ def run_folder(run: str, out: Path) -> RunFolder:
 
     Raises `UserError`: there is none; names the runs of a series of that name.
     """
-    from dlbench.records.folder import RunFolder
-
     # A folder that a person names may be a link to it.
     for path in (Path(os.path.realpath(run)), (out / run).absolute()):
         if RunFolder(path).plan.exists():
@@ -265,14 +261,10 @@ def run_folder(run: str, out: Path) -> RunFolder:
 
 
 def _escaped(text: str) -> str:
-    import glob
-
     return glob.escape(text) if text and "/" not in text and text not in (".", "..") else "*no run*"
 
 
 def _print_text(path: Path, content: bytes, lines: int, *, is_one: bool) -> None:
-    from dlbench.cli.streams import cleaned
-
     text = content.decode("utf-8", "replace")
     shown = text.splitlines()
     if not is_one:
@@ -285,9 +277,7 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
     """Prints what is added, until the run has a record, its launcher gave it up or its job is over, and nothing was
     added since.
     """
-    from dlbench.cli.streams import cleaned
     from dlbench.jobs.campaign.completing import EVERY_S
-    from dlbench.opening import open_inside
 
     last = next(reversed(sizes), None)
     is_over, asked = False, time.monotonic()
@@ -324,7 +314,6 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
 def _is_over(folder: RunFolder) -> bool:
     """Whether nothing is to come of a run, as where its job ended without a record."""
     from dlbench.jobs.campaign.run_status import run_statuses
-    from dlbench.records.comm import read_launched
 
     (one,), _ = run_statuses([read_launched(folder.path)])
     return one.ahead == "nothing"
@@ -346,7 +335,6 @@ def cancel(series: str, out: Path) -> None:
       dlbench cancel nightly
       dlbench cancel runs
     """
-    from dlbench.cli.series import series_at, streams_are_one
     from dlbench.jobs.campaign.ended import cancel_series
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named, series_path
 
@@ -402,11 +390,8 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     Example:
       dlbench wait nightly --timeout 2h && dlbench report runs
     """
-    from dlbench.cli.series import left, series_at
-    from dlbench.cli.streams import cleaned
     from dlbench.jobs.campaign.run_status import wait as wait_for
     from dlbench.jobs.processes import Interruption
-    from dlbench.units import format_seconds
 
     root, series = series_at(series, out)
     _adopt([root], series)
@@ -431,7 +416,6 @@ def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> Non
     """Writes what Slurm says of the jobs beside their runs: many sites delete it after some time."""
     from dlbench.jobs.campaign.completing import sleep
     from dlbench.jobs.slurm.accounting import settled_accounting
-    from dlbench.records.comm import read_launched
 
     if now.submission.series.scheduler != "slurm":
         return

@@ -145,16 +145,8 @@ def column(
 ) -> dict[str, Any]:
     """Metadata of a dataclass field that is a column, from which `columns_of` makes it.
 
-    Args:
-        title: for people; empty: for programs only.
-        name: for programs; None: the field's own; empty: for people only.
-        value: of the field's value, where that is no `Value` itself.
-        text: what people see of the field's value, where it is not None.
-        missing: what people see of None; empty: a dash.
-        unit: of plain numbers.
-        has_interval: None: fields annotated as `Estimate` have one.
-        is_brief: as of `Column`.
-        limit: as of `Column`.
+    `name`: None: the field's own; empty: for people only. `value` and `text` (where it is not None) are of the field's
+    value; `missing` is what people see of None. `has_interval`: None: fields annotated as `Estimate` have one.
     """
 
     def raw(found: Any) -> Value:
@@ -174,14 +166,9 @@ def columns_of(
     of: Callable[[Any], Any] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> tuple[Column[Any], ...]:
-    """The columns of a dataclass; see the example above.
+    """The columns of a dataclass, as in the example above; without picks of every field that has one.
 
-    Args:
-        kind: a dataclass.
-        picks: fields or properties (`ranks`), attributes of them under a name (`runs=time.n`), columns over the
-            dataclass; none: every field with a column.
-        of: finds the dataclass in a row; where it is None, so is every value.
-        titles: by column name, instead of those of the fields.
+    Where `of` finds None in a row, every value is None. `titles` are by column name.
 
     Raises:
         AttributeError: the class has no such field, or no column of a title's name.

@@ -14,8 +14,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,38 +27,40 @@ State = Literal["ok", "absent", "problem"]
 """absent: not here, needed only for what `needed_for` says. problem: here, but broken or unfit."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """The answer of one probe."""
 
     name: str
     state: State
     detail: str
-    needed_for: str = ""
     remedy: str = ""
+    needed_for: str = ""
 
     def as_dict(self) -> dict[str, str]:
         """For ``dlbench doctor --json``."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in ("name", "state", "detail", "needed_for", "remedy")}
 
 
 def examine() -> list[Finding]:
     """All probes, in the order in which a person sets a machine up."""
-    probes: tuple[Callable[[], Iterable[Finding]], ...] = (
-        _python,
-        _cores,
-        _host_name,
-        _torch,
-        _horovod,
-        _mpi,
-        _slurm,
-        _nvml,
-        _analysis,
-        _data,
-        _checkpoints,
-        _scratch,
-    )
-    return [finding for probe in probes for finding in probe()]
+    fast = _packages("Fast gunzip", ("isal",), "compressed TFRecord files at full speed", "data")
+    return [
+        Finding("Python", "ok", f"{sys.version.split()[0]} in {sys.prefix}"),
+        _cores(),
+        _host_name(),
+        _torch(),
+        *_horovod(),
+        _mpi(),
+        _slurm(),
+        _nvml(),
+        _packages("Analysis", ("numpy", "pandas", "altair", "vl-convert-python"), "dlbench report", "analysis"),
+        _packages("Data", ("h5py", "simplejpeg", "pillow", "tokenizers"), "training on files", "data"),
+        _packages("TFRecord", ("google-crc32c",), "data sets in TFRecord files", "data"),
+        fast if fast.state == "ok" else replace(fast, detail=f"{fast.detail}; zlib is used instead, slower"),
+        _packages("Checkpoints", ("safetensors",), "training and its checkpoints (compute nodes)", "node"),
+        *_scratch(),
+    ]
 
 
 def _call(words: tuple[str, ...], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -107,23 +109,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _python() -> Iterable[Finding]:
-    yield Finding(name="Python", state="ok", detail=f"{sys.version.split()[0]} in {sys.prefix}")
-
-
-def _cores() -> Iterable[Finding]:
+def _cores() -> Finding:
     allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     limit = _cgroup_cores()
     detail = f"{allowed} of {present} usable" + (f", cgroup limit {limit:g}" if limit is not None else "")
     if limit is not None and limit < allowed:
-        yield Finding(
-            name="Cores",
-            state="problem",
-            detail=detail,
-            remedy="raise the container's CPU limit, or pin with taskset: throttled cores make step times jump",
-        )
-        return
-    yield Finding(name="Cores", state="ok", detail=detail)
+        remedy = "raise the container's CPU limit, or pin with taskset: throttled cores make step times jump"
+        return Finding("Cores", "problem", detail, remedy)
+    return Finding("Cores", "ok", detail)
 
 
 def _cgroup_cores() -> float | None:
@@ -135,44 +128,25 @@ def _cgroup_cores() -> float | None:
         return None
 
 
-def _host_name() -> Iterable[Finding]:
+def _host_name() -> Finding:
     problem = host_name_problem()
     if problem:
-        yield Finding(
-            name="Host name",
-            state="problem",
-            detail=f"{problem}; Horovod over Gloo ends by SIGSEGV",
-            remedy=HOST_NAME_REMEDY,
-        )
-        return
-    yield Finding(name="Host name", state="ok", detail=f"{utf8_text(socket.gethostname())} resolves")
+        return Finding("Host name", "problem", f"{problem}; Horovod over Gloo ends by SIGSEGV", HOST_NAME_REMEDY)
+    return Finding("Host name", "ok", f"{utf8_text(socket.gethostname())} resolves")
 
 
-def _torch() -> Iterable[Finding]:
+def _torch() -> Finding:
     if _version("torch") is None:
-        yield Finding(
-            name="PyTorch",
-            state="absent",
-            detail="not installed",
-            needed_for="training (compute nodes)",
-            remedy="pip install 'dlbench[node]'",
-        )
-        return
+        return Finding("PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)")
     answer = ask(
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
         " 'gpus': torch.cuda.device_count(), 'nccl': torch.distributed.is_nccl_available()}))"
     )
     if isinstance(answer, str):
-        yield Finding(
-            name="PyTorch",
-            state="problem",
-            detail=f"does not import: {answer}",
-            remedy="reinstall torch in this environment",
-        )
-        return
+        return Finding("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
     cuda = f"CUDA {answer['cuda']}, {answer['gpus']} GPUs" if answer["cuda"] else "CPU build"
     nccl = "with NCCL" if answer["nccl"] else "without NCCL"
-    yield Finding(name="PyTorch", state="ok", detail=f"{answer['version']}, {cuda}, {nccl}")
+    return Finding("PyTorch", "ok", f"{answer['version']}, {cuda}, {nccl}")
 
 
 ASK_HOROVOD = """
@@ -191,13 +165,11 @@ print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi
 def _horovod() -> Iterable[Finding]:
     remedy = "dlbench setup horovod (builds it once for this Python and torch; needs g++, make, cmake)"
     if importlib.util.find_spec("horovod") is None:
-        yield Finding(
-            name="Horovod", state="absent", detail="not installed", needed_for="engine horovod", remedy=remedy
-        )
+        yield Finding("Horovod", "absent", "not installed", remedy, "engine horovod")
         return
     answer = ask(ASK_HOROVOD)
     if isinstance(answer, str):
-        yield Finding(name="Horovod", state="problem", detail=f"does not load: {answer}", remedy=f"{remedy} --rebuild")
+        yield Finding("Horovod", "problem", f"does not load: {answer}", f"{remedy} --rebuild")
         return
     operations = [name for name in ("gloo", "mpi", "nccl", "cuda") if answer[name]]
     missing = [name for name in ("gloo", "mpi", "nccl", "cuda") if not answer[name]]
@@ -206,20 +178,17 @@ def _horovod() -> Iterable[Finding]:
     )
     if not answer["readback"]:
         yield Finding(
-            name="Horovod",
-            state="problem",
-            detail=f"{detail}; not dlbench's build: settings in force cannot be read back",
-            remedy=remedy,
+            "Horovod", "problem", f"{detail}; not dlbench's build: settings in force cannot be read back", remedy
         )
         return
-    yield Finding(name="Horovod", state="ok", detail=detail)
+    yield Finding("Horovod", "ok", detail)
     if not answer["mpi"] and shutil.which("mpicxx"):
         yield Finding(
-            name="Horovod with MPI",
-            state="problem",
-            detail="Horovod was built without MPI, and MPI is here now",
-            needed_for="engine horovod with launchers mpirun and srun-mpi",
-            remedy="dlbench setup horovod (builds it anew, with MPI)",
+            "Horovod with MPI",
+            "problem",
+            "Horovod was built without MPI, and MPI is here now",
+            "dlbench setup horovod (builds it anew, with MPI)",
+            "engine horovod with launchers mpirun and srun-mpi",
         )
     if answer["torch_cuda"]:
         yield from _horovod_on_gpus(answer)
@@ -231,134 +200,76 @@ def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
         lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
         came = not isinstance(lacks, str)
         yield Finding(
-            name="Horovod with NCCL",
-            state="problem" if came else "absent",
-            detail="Horovod was built without NCCL, and NCCL and nvcc are here now"
+            "Horovod with NCCL",
+            "problem" if came else "absent",
+            "Horovod was built without NCCL, and NCCL and nvcc are here now"
             if came
             else f"Horovod was built without NCCL; {lacks}",
-            needed_for="engine horovod on two and more GPUs (ddp needs nothing more)",
-            remedy="dlbench setup horovod (builds it anew, with NCCL, where nothing lacks)",
+            "dlbench setup horovod (builds it anew, with NCCL, where nothing lacks)",
+            "engine horovod on two and more GPUs (ddp needs nothing more)",
         )
     elif not answer["free_timeline"]:
         yield Finding(
-            name="Horovod's timeline",
-            state="absent",
-            detail="this build would trace every step on GPUs, so its timeline stays off there",
-            needed_for="messages of engine horovod on GPUs",
-            remedy="dlbench setup horovod",
+            "Horovod's timeline",
+            "absent",
+            "this build would trace every step on GPUs, so its timeline stays off there",
+            "dlbench setup horovod",
+            "messages of engine horovod on GPUs",
         )
 
 
-def _mpi() -> Iterable[Finding]:
+def _mpi() -> Finding:
     answer = _command("mpirun", "--version")
     if answer is None:
-        yield Finding(
-            name="MPI",
-            state="absent",
-            detail="mpirun is not on PATH",
-            needed_for="launchers mpirun and srun-mpi with Horovod",
-            remedy="install Open MPI with its headers (Debian: openmpi-bin libopenmpi-dev) or load its module, "
-            "then dlbench setup horovod",
-        )
-        return
+        remedy = "install Open MPI with its headers (Debian: openmpi-bin libopenmpi-dev) or load its module, "
+        remedy += "then dlbench setup horovod"
+        needed_for = "launchers mpirun and srun-mpi with Horovod"
+        return Finding("MPI", "absent", "mpirun is not on PATH", remedy, needed_for)
     compiler = "with mpicxx" if shutil.which("mpicxx") else "without mpicxx: Horovod cannot be built for it"
-    yield Finding(name="MPI", state="ok", detail=f"{answer.splitlines()[0]}, {compiler}")
+    return Finding("MPI", "ok", f"{answer.splitlines()[0]}, {compiler}")
 
 
-def _slurm() -> Iterable[Finding]:
+def _slurm() -> Finding:
     if shutil.which("sbatch") is None:
-        yield Finding(
-            name="Slurm",
-            state="absent",
-            detail="sbatch is not on PATH",
-            needed_for="dlbench submit",
-            remedy="submit from a login node of the cluster",
+        return Finding(
+            "Slurm", "absent", "sbatch is not on PATH", "submit from a login node of the cluster", "dlbench submit"
         )
-        return
     answer = _command("sbatch", "--version")
     if answer is None:
         # Slurm's programs answer nothing, not even their version, without a configuration.
         configured = "SLURM_CONF" in os.environ
-        yield Finding(
-            name="Slurm",
-            state="problem" if configured else "absent",
-            detail="sbatch is installed, but finds no " + ("cluster by SLURM_CONF" if configured else "configuration"),
-            needed_for="dlbench submit",
-            remedy="set SLURM_CONF to the cluster's slurm.conf; for a trial: dlbench box start /tmp/box",
-        )
-        return
+        detail = "sbatch is installed, but finds no " + ("cluster by SLURM_CONF" if configured else "configuration")
+        remedy = "set SLURM_CONF to the cluster's slurm.conf; for a trial: dlbench box start /tmp/box"
+        return Finding("Slurm", "problem" if configured else "absent", detail, remedy, "dlbench submit")
     partitions = _command("sinfo", "--noheader", "--format=%R %D")
     if partitions is None:
-        yield Finding(
-            name="Slurm",
-            state="problem",
-            detail=f"{answer}; no controller answers",
-            needed_for="dlbench submit",
-            remedy="set SLURM_CONF, or ask the cluster's admin; for a trial: dlbench box start /tmp/box",
-        )
-        return
+        remedy = "set SLURM_CONF, or ask the cluster's admin; for a trial: dlbench box start /tmp/box"
+        return Finding("Slurm", "problem", f"{answer}; no controller answers", remedy, "dlbench submit")
     listed = _command("srun", "--mpi=list") or ""
     plugins = sorted(set(re.findall(r"\b(pmix(?:_v\d)?|pmi2|cray_shasta)\b", listed)))
-    yield Finding(
-        name="Slurm",
-        state="ok",
-        detail=f"{answer}; partitions {', '.join(partitions.splitlines())}; srun --mpi: {', '.join(plugins) or 'none'}",
-    )
+    detail = f"{answer}; partitions {', '.join(partitions.splitlines())}; srun --mpi: {', '.join(plugins) or 'none'}"
+    return Finding("Slurm", "ok", detail)
 
 
-def _nvml() -> Iterable[Finding]:
+def _nvml() -> Finding:
     if _version("nvidia-ml-py") is None:
-        yield Finding(
-            name="NVML",
-            state="absent",
-            detail="nvidia-ml-py is not installed",
-            needed_for="GPU telemetry",
-            remedy="pip install nvidia-ml-py",
-        )
-        return
+        return Finding("NVML", "absent", "nvidia-ml-py is not installed", "pip install nvidia-ml-py", "GPU telemetry")
     code = (
         "import json, pynvml as n; n.nvmlInit(); print(json.dumps({'driver': n.nvmlSystemGetDriverVersion(),"
         " 'gpus': [n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())]}))"
     )
     answer = ask(code)
     if isinstance(answer, str):
-        yield Finding(
-            name="NVML",
-            state="absent",
-            detail=answer,
-            needed_for="GPU telemetry",
-            remedy="install NVIDIA's driver where there is a GPU; without one nothing is missing",
-        )
-        return
-    yield Finding(name="NVML", state="ok", detail=f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
+        remedy = "install NVIDIA's driver where there is a GPU; without one nothing is missing"
+        return Finding("NVML", "absent", answer, remedy, "GPU telemetry")
+    return Finding("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
 
 
 def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str) -> Finding:
     missing = [package for package in packages if _version(package) is None]
     if missing:
-        return Finding(
-            name=name,
-            state="absent",
-            detail=f"missing: {', '.join(missing)}",
-            needed_for=needed_for,
-            remedy=f"pip install 'dlbench[{extra}]'",
-        )
-    return Finding(name=name, state="ok", detail=", ".join(f"{p} {_version(p)}" for p in packages))
-
-
-def _analysis() -> Iterable[Finding]:
-    yield _packages("Analysis", ("numpy", "pandas", "altair", "vl-convert-python"), "dlbench report", "analysis")
-
-
-def _data() -> Iterable[Finding]:
-    yield _packages("Data", ("h5py", "simplejpeg", "pillow", "tokenizers"), "training on files", "data")
-    yield _packages("TFRecord", ("google-crc32c",), "data sets in TFRecord files", "data")
-    fast = _packages("Fast gunzip", ("isal",), "compressed TFRecord files at full speed", "data")
-    yield fast if fast.state == "ok" else replace(fast, detail=f"{fast.detail}; zlib is used instead, slower")
-
-
-def _checkpoints() -> Iterable[Finding]:
-    yield _packages("Checkpoints", ("safetensors",), "training and its checkpoints (compute nodes)", "node")
+        return Finding(name, "absent", f"missing: {', '.join(missing)}", f"pip install 'dlbench[{extra}]'", needed_for)
+    return Finding(name, "ok", ", ".join(f"{p} {_version(p)}" for p in packages))
 
 
 def _scratch() -> Iterable[Finding]:
@@ -373,16 +284,13 @@ def _scratch() -> Iterable[Finding]:
             free = shutil.disk_usage(place).free
         except OSError as error:
             yield Finding(
-                name=f"Scratch {name}",
-                state="problem",
-                detail=f"{place}: {error.strerror}",
-                remedy=f"point {name} to a folder that exists",
+                f"Scratch {name}", "problem", f"{place}: {error.strerror}", f"point {name} to a folder that exists"
             )
             continue
         writable = os.access(place, os.W_OK)
         yield Finding(
-            name=f"Scratch {name}",
-            state="ok" if writable else "problem",
-            detail=f"{place}, {format_bytes(free)} free" + ("" if writable else ", not writable"),
-            remedy="" if writable else "ask for write permission",
+            f"Scratch {name}",
+            "ok" if writable else "problem",
+            f"{place}, {format_bytes(free)} free" + ("" if writable else ", not writable"),
+            "" if writable else "ask for write permission",
         )

@@ -35,8 +35,7 @@ _PATHS = (
 )
 _SAMPLE_UNITS = {"resnet": "images", "bert": "sequences", "cosmoflow": "volumes"}
 """What a sample is called where the workload file does not say, by the family of the network."""
-DEFAULT = "default"
-"""Origin of what no file and no option says."""
+DEFAULT = "default"  # Origin of what no file and no option says.
 GPU_PRESET = "gpu"
 """The preset that a system whose nodes have GPUs gets where none is asked for: a workload's default is strict fp32."""
 FILE_KEYS = ("format", "version", "presets", "default_preset")

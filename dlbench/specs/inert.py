@@ -271,7 +271,7 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 
 
 def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses a planted fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
+    """Refuses a injected fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
     for fault in [plan.fault for plan in plans if plan.fault is not None]:
         largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
         absent = [rank for rank in fault.ranks or () if rank >= largest]

@@ -25,8 +25,7 @@ from dlbench.specs.workload import BertModel, ModelSpec
 Shape = tuple[int, ...]
 
 WORDS, POSITIONS, BIAS = "word_embedding.weight", "position_embedding.weight", "mlm_bias"
-MAX_PADDING = 127
-"""Rows that padding to a multiple of 128 adds to a vocabulary at most."""
+MAX_PADDING = 127  # Rows that padding to a multiple of 128 adds to a vocabulary at most.
 
 _LAYER = {
     "attention.self.query": "attention.query",
@@ -63,14 +62,10 @@ class UnfitNamesError(ValueError):
 class Fit:
     """Which tensor of a file becomes which of the network."""
 
-    source: Mapping[str, str]
-    """Our name -> the file's; every tensor of the network has one."""
-    copies: Mapping[str, str]
-    """The file's name of a repeated tensor -> our name of what it must equal."""
-    constants: tuple[str, ...]
-    """The file's names of what is no weight."""
-    cut: Mapping[str, tuple[int, int]]
-    """Our name -> rows of the file, rows used, where those differ."""
+    source: Mapping[str, str]  # Our name -> the file's; every tensor of the network has one.
+    copies: Mapping[str, str]  # The file's name of a repeated tensor -> our name of what it must equal.
+    constants: tuple[str, ...]  # The file's names of what is no weight.
+    cut: Mapping[str, tuple[int, int]]  # Our name -> rows of the file, rows used, where those differ.
 
 
 def own_name(public: str) -> str | None:
@@ -154,8 +149,7 @@ def _refuse(what: str, names: list[str]) -> None:
 
 
 KEY = "checkpoint.initialize_from"
-MOST_HEADER = 100_000_000
-"""Bytes: as much as the library that reads the tensors takes."""
+MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensors takes.
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:

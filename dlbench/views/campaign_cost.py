@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
@@ -13,7 +13,7 @@ from dlbench.reading.sessions import wall_s
 from dlbench.records.job import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
-from dlbench.report.table import Column, Sheet, drop_empty_columns
+from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import number_text, optional, percent, runs_text
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
@@ -21,27 +21,49 @@ from dlbench.views.view import ReportSource, ReportView, place_columns
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
 
+_PARTS: dict[PartName, str] = {
+    "measured": "Measured steps",
+    "overhead": "Start, warm-up, evaluation, end of these runs",
+    "lost": "Attempts that were preempted or failed before",
+    "no_figure": "Runs without a figure",
+    "idle": "Nodes idle beside a smaller run",
+    "between": "Job outside its runs",
+    "unknown": "Not measured: Slurm tells of the job as a whole only",
+}
+_MANY_JOULES = 1e6
+
+
+def _hours(value: float | None) -> str:
+    return optional(None, "") if value is None else f"{value:,.3g}"
+
+
+def _energy_text(joules: float | None) -> str:
+    if joules is None:
+        return optional(None, "")
+    return f"{joules / 3.6e6:,.3g} kWh" if joules >= _MANY_JOULES else f"{joules:,.3g} J"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunCost:
     """One run of a job that has ended."""
 
-    run_id: str
-    state: str
-    job_id: str
-    job_state: str
-    exit_code: str
+    run_id: str = field(metadata=column("Run"))
+    state: str = field(metadata=column("State"))
+    job_id: str = field(metadata=column("Job"))
+    job_state: str = field(metadata=column("Job's state"))
+    exit_code: str = field(metadata=column("Exit"))
     """Of its last step, else of its job; empty: not told."""
-    source: str
-    waited_s: float | None
-    elapsed_s: float | None
-    node_hours: float | None
+    source: str = field(metadata=column())
+    waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s"))
+    elapsed_s: float | None = field(metadata=column("Elapsed", unit="s"))
+    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
     """Nodes of the job, while the run was in it."""
-    max_rss_bytes: float | None
-    energy_j: float | None
-    node_list: str
-    switches: tuple[str, ...]
+    max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes"))
+    energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
+    node_list: str = field(metadata=column("Nodes", limit=80))
+    switches: tuple[str, ...] = field(metadata=column("Switches", "leaf_switches", value=",".join, limit=80))
     """Leaf switches of its nodes, by their paths from the root; empty where Slurm tells none."""
-    not_measured: tuple[str, ...]
+    not_measured: tuple[str, ...] = field(metadata=column(value="; ".join))
     """Why figures are missing, each a sentence."""
 
 
@@ -49,21 +71,21 @@ class RunCost:
 class PointCost:
     """The runs of one configuration at one number of ranks and nodes."""
 
-    label: str
+    label: str = field(metadata=column("Runs of", "configuration", is_brief=True))
     ranks: int
     nodes: int
     runs: int
     results: int
     """Runs with figures."""
-    node_hours: float | None
+    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
     """None where that of a run is not known."""
-    waited_s: float | None
+    waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s", is_brief=True))
     """Median over its jobs."""
-    max_rss_bytes: float | None
-    energy_j: float | None
-    node_sets: int
+    max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes", is_brief=True))
+    energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
+    node_sets: int = field(metadata=column("Node sets", is_brief=True))
     """Different sets of nodes that its runs with figures had."""
-    most_switches: int
+    most_switches: int = field(metadata=column("Switches", "most_leaf_switches", is_brief=True))
     """Leaf switches that a run spans at most; 0: not told."""
 
     @property
@@ -76,8 +98,8 @@ class PointCost:
 class Part:
     """Where node-hours went."""
 
-    name: PartName
-    node_hours: float
+    name: PartName = field(metadata=column("Node-hours went into", "part", text=lambda name: _PARTS[name]))
+    node_hours: float = field(metadata=column("Node-hours", text=_hours))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,21 +329,11 @@ def cost_document(found: CampaignCost) -> Document:
     )
 
 
-_PARTS: dict[PartName, str] = {
-    "measured": "Measured steps",
-    "overhead": "Start, warm-up, evaluation, end of these runs",
-    "lost": "Attempts that were preempted or failed before",
-    "no_figure": "Runs without a figure",
-    "idle": "Nodes idle beside a smaller run",
-    "between": "Job outside its runs",
-    "unknown": "Not measured: Slurm tells of the job as a whole only",
-}
 _RECORDED: dict[PartName, str] = {
     "start": "in their start",
     "measured": "in measured steps",
     "rest": "in warm-up, evaluation and end",
 }
-_MANY_JOULES = 1e6
 
 
 class CampaignCostView(ReportView):
@@ -356,10 +368,6 @@ def cost_section(found: CampaignCost) -> Section:
 
 def _jobs_text(count: int) -> str:
     return f"{count:,} job{'s' * (count != 1)}"
-
-
-def _hours(value: float | None) -> str:
-    return optional(None, "") if value is None else f"{value:,.3g}"
 
 
 def _headline(found: CampaignCost) -> str:
@@ -407,12 +415,6 @@ def _words(found: CampaignCost) -> Iterator[str]:
         yield f"{runs_text(found.untold)} left out: not ended, or Slurm tells nothing (`dlbench cost` says)."
 
 
-def _energy_text(joules: float | None) -> str:
-    if joules is None:
-        return optional(None, "")
-    return f"{joules / 3.6e6:,.3g} kWh" if joules >= _MANY_JOULES else f"{joules:,.3g} J"
-
-
 def _notes(found: CampaignCost) -> Iterator[str]:
     sources = " and ".join(sorted({run.source for run in found.runs}))
     yield (
@@ -428,9 +430,8 @@ def _notes(found: CampaignCost) -> Iterator[str]:
 
 
 def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
-    columns: tuple[Column[Part], ...] = (
-        Column("part", "Node-hours went into", lambda part: part.name, lambda part: _PARTS[part.name]),
-        Column("node_hours", "Node-hours", lambda part: part.node_hours, lambda part: _hours(part.node_hours)),
+    columns = (
+        *columns_of(Part),
         Column("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction"),
     )
     return Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
@@ -438,25 +439,23 @@ def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
 
 def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     labels = {point.label for point in found.points}
-    columns: tuple[Column[PointCost], ...] = (
-        Column("configuration", "Runs of" if len(labels) > 1 else "", lambda point: point.label, is_brief=True),
+    columns = (
+        *columns_of(PointCost, "label", titles={} if len(labels) > 1 else {"configuration": ""}),
         *place_columns(),
-        Column("runs", "", lambda point: point.runs),
-        Column("results", "", lambda point: point.results),
-        Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
-        Column("node_hours", "Node-hours", lambda point: point.node_hours, lambda point: _hours(point.node_hours)),
-        Column(
-            "node_hours_per_result",
-            "Each",
-            lambda point: point.node_hours_per_result,
-            lambda point: _hours(point.node_hours_per_result),
-            is_brief=True,
+        *columns_of(
+            PointCost,
+            *("runs", "results"),
+            Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
+            "node_hours",
+            Column(
+                "node_hours_per_result",
+                "Each",
+                lambda point: point.node_hours_per_result,
+                lambda point: _hours(point.node_hours_per_result),
+                is_brief=True,
+            ),
+            *("waited_s", "max_rss_bytes", "energy_j", "node_sets", "most_switches"),
         ),
-        Column("queue_wait_s", "Wait", lambda point: point.waited_s, unit="s", is_brief=True),
-        Column("max_rss_bytes", "Memory", lambda point: point.max_rss_bytes, unit="bytes", is_brief=True),
-        Column("energy_j", "Energy", lambda point: point.energy_j, lambda point: _energy_text(point.energy_j)),
-        Column("node_sets", "Node sets", lambda point: point.node_sets, is_brief=True),
-        Column("most_leaf_switches", "Switches", lambda point: point.most_switches, is_brief=True),
     )
     return Sheet(
         name="cost-points",
@@ -469,26 +468,10 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
 
 
 def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
-    columns: tuple[Column[RunCost], ...] = (
-        Column("run_id", "Run", lambda run: run.run_id),
-        Column("state", "State", lambda run: run.state),
-        Column("job_id", "Job", lambda run: run.job_id),
-        Column("job_state", "Job's state", lambda run: run.job_state),
-        Column("exit_code", "Exit", lambda run: run.exit_code),
-        Column("source", "", lambda run: run.source),
-        Column("queue_wait_s", "Wait", lambda run: run.waited_s, unit="s"),
-        Column("elapsed_s", "Elapsed", lambda run: run.elapsed_s, unit="s"),
-        Column("node_hours", "Node-hours", lambda run: run.node_hours, lambda run: _hours(run.node_hours)),
-        Column("max_rss_bytes", "Memory", lambda run: run.max_rss_bytes, unit="bytes"),
-        Column("energy_j", "Energy", lambda run: run.energy_j, lambda run: _energy_text(run.energy_j)),
-        Column("node_list", "Nodes", lambda run: run.node_list, limit=80),
-        Column("leaf_switches", "Switches", lambda run: ",".join(run.switches), limit=80),
-        Column("not_measured", "", lambda run: "; ".join(run.not_measured)),
-    )
     return Sheet(
         name="cost-runs",
         title="Run by run",
-        columns=drop_empty_columns(columns, found.runs),
+        columns=drop_empty_columns(columns_of(RunCost), found.runs),
         rows=found.runs,
         is_sortable=True,
         is_folded=True,

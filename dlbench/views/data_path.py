@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading import scaling
@@ -18,16 +18,17 @@ from dlbench.reading.table import RunTable
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.shapes import Axis, Series, stacked
 from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, runs_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import Group
 from dlbench.views.reading import complement, storage_share
-from dlbench.views.view import GroupSource, GroupView, place_columns
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
@@ -50,7 +51,7 @@ def epoch_samples(run: Run) -> int | None:
 def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
     """Seconds that an epoch takes at the measured rate of each run, by series and repeat.
 
-    Runs of one series and repeat ran beside each other, whatever the group.
+    Runs of one series and repeat ran interleaved, whatever the group.
     """
     rates = table.figures.set_index("run_id")["throughput"]
     found: dict[RunKey, float] = {}
@@ -136,11 +137,11 @@ def _staging(middle: Sequence[Run]) -> str:
     data = middle[0].plan.workload.data
     if data.is_synthetic:
         return "no file is read"
-    told = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
-    if told:
+    took = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
+    if took:
         if data.staging == "lazy":
             return f"samples were kept on the node ({data.staging_tier}) when they were first read"
-        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(told), 's')} until all nodes were ready"
+        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(took), 's')} until all nodes were ready"
     if data.staging != "none":
         return f"{data.staging} to {data.staging_tier} was asked for; the runs do not say what it took"
     found = [seconds for run in middle if (seconds := _staged_s(run)) is not None]
@@ -196,25 +197,22 @@ class DataPoint:
 
     ranks: int
     nodes: int
-    wait: Estimate
+    wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s", is_brief=True))
     """Mean wait for input, seconds per step; as the parts of a step."""
-    copy: Estimate
-    """Host-to-device copy, likewise."""
-    wait_share: Estimate
-    """Wait over step (fraction)."""
-    utilisation: Estimate
+    copy: Estimate = field(metadata=column("Copy to the device", "copy_s", is_brief=True))
+    wait_share: Estimate = field(metadata=column("Share of the step", "input_wait_share"))
+    utilisation: Estimate = field(metadata=column("Accelerator utilisation", "accelerator_utilisation", is_brief=True))
     """1 - wait_share: accelerator utilisation as MLPerf Storage has it."""
     stalled: float | None
     """Share of steps that wait for more than `STALL_SHARE` of their time (1), in the run in the middle; None: not
     looked at."""
-    longest_wait_s: float | None
+    longest_wait_s: float | None = field(metadata=column("Longest wait", unit="s"))
     stall_steps: int
     """Steps of ranks that were looked at."""
     stall_ranks: int
     disk_bytes_per_s: float | None
     """Read from the disks of all its nodes in the measured window; None where no sample holds it."""
     page_cache_bytes: float | None
-    """Per node, mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,26 +336,25 @@ UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not sp
 
 def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:
     """Without a GPU there is no copy worth a column and no accelerator."""
-    columns: tuple[Column[DataPoint], ...] = (
+
+    def stalled(point: DataPoint) -> Cell:
+        if point.stalled is None:
+            return Cell("not looked at")
+        return Cell(f"{percent(point.stalled)} of {point.stall_steps:,}", number=point.stalled)
+
+    def disks(point: DataPoint) -> Cell:
+        rate = point.disk_bytes_per_s
+        return Cell("unknown") if rate is None else Cell(f"{format_bytes(rate)}/s", number=rate)
+
+    columns = columns_of(
+        DataPoint,
         *place_columns(),
-        Column("input_wait_s", "Input wait per step", lambda point: point.wait, has_interval=True, is_brief=True),
-        Column("input_wait_share", "Share of the step", lambda point: point.wait_share, has_interval=True),
-        Column(
-            "copy_s", "Copy to the device" if on_gpu else "", lambda point: point.copy, has_interval=True, is_brief=True
-        ),
-        Column(
-            "accelerator_utilisation",
-            "Accelerator utilisation" if on_gpu else "",
-            lambda point: point.utilisation,
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("runs", "", lambda point: point.wait.n),
-        Column("stalled_share", "Steps that stall", lambda point: point.stalled, _stalled),
-        Column("stall_steps", "", lambda point: point.stall_steps),
-        Column("longest_wait_s", "Longest wait", lambda point: point.longest_wait_s, unit="s"),
-        Column("disk_read_bytes_per_s", "Disks read", lambda point: point.disk_bytes_per_s, _disks),
-        Column("page_cache_bytes", "", lambda point: point.page_cache_bytes),
+        *("wait", "wait_share", "copy", "utilisation", "runs=wait.n"),
+        Column("stalled_share", "Steps that stall", lambda point: point.stalled, stalled),
+        *("stall_steps", "longest_wait_s"),
+        Column("disk_read_bytes_per_s", "Disks read", lambda point: point.disk_bytes_per_s, disks),
+        "page_cache_bytes",
+        titles={} if on_gpu else {"copy_s": "", "accelerator_utilisation": ""},
     )
     return Sheet(
         name="data-path",
@@ -369,28 +366,15 @@ def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoin
     )
 
 
-def _stalled(point: DataPoint) -> Cell:
-    if point.stalled is None:
-        return Cell("not looked at")
-    return Cell(f"{percent(point.stalled)} of {point.stall_steps:,}", number=point.stalled)
-
-
-def _disks(point: DataPoint) -> Cell:
-    rate = point.disk_bytes_per_s
-    return Cell("unknown") if rate is None else Cell(f"{format_bytes(rate)}/s", number=rate)
-
-
 def _charts(group: Group, found: DataPath) -> list[Chart]:
     """Input wait, and on GPUs the copy, as shares of the step; none where ranks never wait."""
-    import altair as alt
-
     steps = {(point.ranks, point.nodes): point.mean_step.value for point in group.points}
     rows: Rows = [
         {
-            "place": place_text(point.ranks, point.nodes),
+            "place": place_of(point),
             "part": PART_TITLES[part],
             "order": number,
-            "share": figure.value / steps[point.ranks, point.nodes],
+            "value": figure.value / steps[point.ranks, point.nodes],
             "shown": figure_text(figure),
         }
         for point in found.points
@@ -399,26 +383,13 @@ def _charts(group: Group, found: DataPath) -> list[Chart]:
     ]
     if not rows:
         return []
-    places = [place_text(point.ranks, point.nodes) for point in found.points]
-    present = [part for part in ("input", "h2d") if any(row["part"] == PART_TITLES[part] for row in rows)]
-    colour = alt.Color("part:N", title=None).scale(
-        domain=[PART_TITLES[part] for part in present], range=[PART_COLOURS[part] for part in present]
-    )
-    bars = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_bar(height={"band": 0.72})
-        .encode(
-            y=alt.Y("place:N", title=None, sort=places),
-            x=alt.X("share:Q", title="share of the mean step").stack("zero").axis(format="~%", tickCount=5),
-            color=colour.legend(orient="bottom", columns=2),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("place:N", title="at"),
-                alt.Tooltip("part:N", title="part"),
-                alt.Tooltip("shown:N", title="per step"),
-                alt.Tooltip("share:Q", title="of the step", format=".1%"),
-            ],
-        )
+    places = list(map(place_of, found.points))
+    drawn = stacked(
+        rows,
+        Axis("share of the mean step", format="~%"),
+        Series("part", {PART_TITLES[part]: PART_COLOURS[part] for part in ("input", "h2d")}),
+        {"place": "at", "part": "part", "shown": "per step", "value:Q:.1%": "of the step"},
+        names=places,
     )
     words = "; ".join(
         f"{place}: {figure_text(point.wait)}, {figure_text(point.wait_share)} of the step"
@@ -426,7 +397,7 @@ def _charts(group: Group, found: DataPath) -> list[Chart]:
     )
     return [
         finish(
-            alt.layer(bars),
+            drawn,
             group,
             name="data-path",
             title="Waiting for samples",

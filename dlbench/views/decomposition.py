@@ -19,8 +19,9 @@ step as it is. Its cost is the ratio of the geometric means over runs, in pairs,
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Literal
 
 from dlbench.reading.attribution import about_means
 from dlbench.reading.comparability import told_of
@@ -30,7 +31,7 @@ from dlbench.reading.side_by_side import Twins, compared, twins
 from dlbench.records.scan import Run
 from dlbench.records.watch import WatchOverhead
 from dlbench.report.document import Section
-from dlbench.report.table import Column, Sheet
+from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import (
     PART_TITLES,
     basis_text,
@@ -47,7 +48,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, Placed, geometric_mean_e
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, engine_title
+from dlbench.views.view import ReportSource, ReportView, engine_title, place_of
 
 Verdict = Literal["agree", "differ", "undecided", "insufficient"]
 """agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
@@ -77,18 +78,15 @@ OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
 class Difference:
     """One thing that was taken away; seconds per step, means over pairs of runs."""
 
-    what: What
-    seconds: Estimate
-    """How much shorter a step is without it."""
-    share: Estimate
-    """The same as a fraction of the plain step."""
-    phase_s: Estimate
+    what: What = field(metadata=column("Without"))
+    seconds: Estimate = field(metadata=column("Shorter by", "shorter_s"))
+    share: Estimate = field(metadata=column("Of the step", "shorter_fraction"))
+    phase_s: Estimate = field(metadata=column("Phase"))
     """What the phase of that name holds in the plain runs."""
-    gap_s: Estimate
-    """`seconds` less `phase_s`."""
+    gap_s: Estimate = field(metadata=column("Gap"))
     moved_s: Mapping[str, Estimate]
     """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
-    verdict: Verdict
+    verdict: Verdict = field(metadata=column("Verdict"))
     reason: str | None
     """Where most of the gap lies, and what is likely behind it; None unless both differ."""
 
@@ -97,8 +95,8 @@ class Difference:
 class Decomposition:
     """One scaling point of one series."""
 
-    series: str
-    workload: str
+    series: str = field(metadata=column("Series", limit=64))
+    workload: str = field(metadata=column("Workload", limit=64))
     preset: str
     engine: str
     exchanged_by: str
@@ -106,13 +104,12 @@ class Decomposition:
     scaling: str
     ranks: int
     nodes: int
-    step_s: Estimate | None
+    step_s: Estimate | None = field(metadata=column("Step"))
     """The plain step, mean over ranks and steps, geometric mean over runs; None where no plain run has figures."""
     differences: tuple[Difference, ...]
     missing: tuple[str, ...]
     """What of the plan could not be compared, in sentences."""
     doubts: tuple[str, ...] = ()
-    """Why its runs are no repeats, in sentences."""
 
 
 Parts = Mapping[str, float]
@@ -279,27 +276,17 @@ Row = tuple[Decomposition, Difference]
 
 
 def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
-    columns: tuple[Column[Row], ...] = (
-        Column("series", "Series", lambda row: row[0].series, limit=64),
-        Column("workload", "Workload", lambda row: row[0].workload, limit=64),
-        Column("preset", "", lambda row: row[0].preset),
-        Column("engine", "Engine", lambda row: row[0].engine, lambda row: row[0].exchanged_by),
-        Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes)),
-        Column("ranks", "", lambda row: row[0].ranks),
-        Column("nodes", "", lambda row: row[0].nodes),
-        Column("step_s", "Step", lambda row: row[0].step_s, has_interval=True),
-        Column("what", "Without", lambda row: row[1].what),
-        Column("shorter_s", "Shorter by", lambda row: row[1].seconds, has_interval=True),
-        Column("shorter_fraction", "Of the step", lambda row: row[1].share, has_interval=True),
-        Column("phase_s", "Phase", lambda row: row[1].phase_s, has_interval=True),
-        Column("gap_s", "Gap", lambda row: row[1].gap_s, has_interval=True),
-        Column("verdict", "Verdict", lambda row: row[1].verdict),
-        Column("pairs", "Pairs", lambda row: row[1].seconds.n),
+    engine: Column[Any] = Column("engine", "Engine", lambda point: point.engine, lambda point: point.exchanged_by)
+    at: Column[Any] = Column("", "At", place_of)
+    picks = ("series", "workload", "preset", engine, at, "ranks", "nodes", "step_s")
+    pairs: Column[Any] = Column("pairs", "Pairs", lambda one: one.seconds.n)
+    differences = columns_of(
+        Difference, "what", "seconds", "share", "phase_s", "gap_s", "verdict", pairs, of=itemgetter(1)
     )
     return Sheet(
         name="decomposition",
         title="Steps without input or exchange, against the phases of plain runs",
-        columns=columns,
+        columns=(*columns_of(Decomposition, *picks, of=itemgetter(0)), *differences),
         rows=[(point, one) for point in found for one in point.differences],
         caption="Geometric means over pairs of interleaved runs, all ranks, per step. Phase: input wait, or gradient "
         "exchange after backward, in the plain runs. Gap: what the step is shorter by, less the phase.",
@@ -366,7 +353,6 @@ class MeasuredCost:
     overhead: WatchOverhead | None
     """None where fewer than two pairs have figures."""
     why: str
-    """Why there is none, in a sentence; else empty."""
 
 
 def watch_costs(runs: Sequence[Run]) -> list[MeasuredCost]:

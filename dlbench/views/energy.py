@@ -237,7 +237,6 @@ def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
 NOT_MEASURED = "not measured"
 
 CAPTION = "GPUs and processors are never added: processors are those of whole nodes."
-SLURM_CAPTION = "Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end."
 
 
 @dataclass(frozen=True)
@@ -331,48 +330,25 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
     )
 
 
-def _slurm_sheet(checks: Sequence[SlurmCheck]) -> Sheet[SlurmCheck]:
-    return Sheet(
-        name="energy-slurm",
-        title="Slurm's account beside the samples",
-        columns=columns_of(SlurmCheck),
-        rows=checks,
-        caption=SLURM_CAPTION,
-    )
-
-
-@dataclass(frozen=True)
-class _Source:
-    """One stage of one source in one run."""
-
-    run_id: str
-    source: SourceEnergy
-    stage: str
-    amount: Amount
-
-
-def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[_Source]:
+def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[tuple[str, SourceEnergy, str, Amount]]:
     """Every GPU and processor package of every run, stage by stage; for programs only."""
     return Sheet(
         name="energy-sources",
         title="Energy of each source",
-        columns=columns_of(
-            _Source,
-            "run_id",
-            "node=source.node_rank",
-            "host=source.host",
-            "source=source.name",
-            "kind=source.kind",
-            "method=source.method",
-            "counter_over_power=source.counter_over_power",
-            "samples_in_window=source.samples_in_window",
-            "stage",
-            "joules=amount.value",
-            Column("seconds", "", lambda row: row.amount.length_ns / 1e9),
-            "sampled_share=amount.coverage",
+        columns=(
+            Column("run_id", "", lambda row: row[0]),
+            *columns_of(
+                SourceEnergy,
+                *("node=node_rank", "host", "source=name", "kind", "method", "counter_over_power", "samples_in_window"),
+                of=lambda row: row[1],
+            ),
+            Column("stage", "", lambda row: row[2]),
+            Column("joules", "", lambda row: row[3].value),
+            Column("seconds", "", lambda row: row[3].length_ns / 1e9),
+            Column("sampled_share", "", lambda row: row[3].coverage),
         ),
         rows=[
-            _Source(run.run_id, source, stage, amount)
+            (run.run_id, source, stage, amount)
             for run in runs
             for source in run.sources
             for stage, amount in source.stages.items()
@@ -456,7 +432,14 @@ class EnergyView(GroupView):
             return None
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
         if isinstance(found, DetailedEnergy):
-            sheets += [_slurm_sheet(found.slurm), sources_sheet(found.runs)]
+            slurm = Sheet(
+                name="energy-slurm",
+                title="Slurm's account beside the samples",
+                columns=columns_of(SlurmCheck),
+                rows=found.slurm,
+                caption="Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end.",
+            )
+            sheets += [slurm, sources_sheet(found.runs)]
         return Section(
             id=self.id,
             title=self.title,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
@@ -12,7 +12,7 @@ from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, drop_empty_columns
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
@@ -32,6 +32,22 @@ MAX_EPOCHS = 50
 Temperature = Literal["cold", "warm", "mixed", "not known"]
 
 
+NOT_COUNTED = "not counted"
+
+
+def _bytes_cell(value: float) -> Cell:
+    return Cell(format_bytes(value), number=value)
+
+
+def _share_cell(share: float) -> Cell:
+    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
+    return Cell(percent(min(1.0, share)), number=share)
+
+
+def _several(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochReads:
     """One epoch at one rank count, means over the runs that read it."""
@@ -42,23 +58,29 @@ class EpochReads:
     is_whole: bool
     """Whether every run read all of it."""
     num_runs: int
-    temperature: Temperature
+    temperature: Temperature = field(metadata=column("Cold or warm", is_brief=True))
     samples: float
-    shared_bytes: float
-    local_bytes: float
-    memory_bytes: float
-    storage_bytes: float | None
+    shared_bytes: float = field(metadata=column("From the shared file system", unit="bytes"))
+    local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
+    memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
+    storage_bytes: float | None = field(
+        metadata=column("Of it from storage", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
+    )
     """From devices or the network, read-ahead included; None: not counted."""
-    cached_bytes: float | None
+    cached_bytes: float | None = field(
+        metadata=column("From the page cache", "page_cache_bytes", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
+    )
     """The rest of the bytes of samples: from the page cache."""
-    fetch_s: Estimate
+    fetch_s: Estimate = field(metadata=column("Fetching"))
     """All readers together, seconds."""
-    prepare_s: Estimate
-    wait_s: Estimate
+    prepare_s: Estimate = field(metadata=column("Preparing"))
+    wait_s: Estimate = field(metadata=column("Wait of a rank"))
     """Wait of a rank for batches, mean over ranks."""
-    seconds: Estimate
+    seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))
     """Length of the epoch's steps."""
-    bytes_per_s: float | None
+    bytes_per_s: float | None = field(
+        metadata=column("Rate", text=lambda rate: Cell(f"{format_bytes(rate)}/s", number=rate))
+    )
     """Bytes of samples over the length."""
 
     @property
@@ -73,13 +95,13 @@ class ReaderChoice:
 
     ranks: int
     nodes: int
-    loader_workers: int
-    prefetch_batches: int
-    computing: bool
+    loader_workers: int = field(metadata=column("Readers per rank"))
+    prefetch_batches: int = field(metadata=column("Batches read ahead, each"))
+    computing: bool = field(metadata=column("Beside computing"))
     """Whether the training process computed between batches."""
-    samples_per_s: float
+    samples_per_s: float = field(metadata=column("Samples/s of a rank", unit="samples/s"))
     """Of the slowest rank while all read."""
-    is_chosen: bool
+    is_chosen: bool = field(metadata=column("Chosen"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,19 +111,35 @@ class ReadingPoint:
     ranks: int
     nodes: int
     num_runs: int
-    loader_workers: tuple[int, ...]
+    loader_workers: tuple[int, ...] = field(
+        metadata=column(
+            "Readers per rank",
+            value=_several,
+            text=lambda found: "none (training process)" if found == (0,) else _several(found),
+            is_brief=True,
+        )
+    )
     """Reader processes per rank in force; several where runs differ."""
     prefetch_batches: tuple[int, ...]
-    fetch_share: Estimate | None
+    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))
     """Fetching over fetching and preparing (1); None where readers did neither."""
-    storage_share: float | None
+    storage_share: float | None = field(
+        metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED, is_brief=True)
+    )
     """Bytes from storage over bytes of samples, all epochs; None: not counted."""
     cache: tuple[str, ...]
     """What became of data.cache, each text once."""
-    cache_in_force: bool
+    cache_in_force: bool = field(metadata=column("Page cache as asked"))
     """Of every run."""
-    cached_share: float | None
+    cached_share: float | None = field(
+        metadata=column("Data set cached at the start", text=_share_cell, missing="unknown")
+    )
     """Of the data set's pages when training began, mean over runs."""
+
+    @property
+    def prepare_share(self) -> Estimate | None:
+        """The rest beside fetching."""
+        return None if self.fetch_share is None else complement(self.fetch_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,15 +221,15 @@ def _epochs(point: Point, known: Mapping[RunKey, ReadingResult]) -> list[EpochRe
 
 
 def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> EpochReads:
-    def mean(value: Callable[[ReadEpoch], float]) -> Estimate:
-        return mean_estimate({key: value(one) for key, one in by_run.items()}, "s")
+    def mean(name: str) -> Estimate:
+        return mean_estimate({key: getattr(one, name) for key, one in by_run.items()}, "s")
 
     reads = list(by_run.values())
     tiers = {name: fmean(one.tier_bytes.get(name, 0) for one in reads) for name in ("shared", "local", "memory")}
     total = sum(tiers.values())
     counted = [one.storage_bytes for one in reads if one.storage_bytes is not None]
     storage = fmean(counted) if len(counted) == len(reads) else None
-    seconds = mean(lambda one: one.seconds)
+    seconds = mean("seconds")
     return EpochReads(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -200,14 +238,12 @@ def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> Epo
         num_runs=len(reads),
         temperature=_temperature(reads),
         samples=fmean(one.samples for one in reads),
-        shared_bytes=tiers["shared"],
-        local_bytes=tiers["local"],
-        memory_bytes=tiers["memory"],
+        **{f"{name}_bytes": value for name, value in tiers.items()},
         storage_bytes=storage,
         cached_bytes=None if storage is None else max(0.0, total - storage),
-        fetch_s=mean(lambda one: one.fetch_s),
-        prepare_s=mean(lambda one: one.prepare_s),
-        wait_s=mean(lambda one: one.wait_s),
+        fetch_s=mean("fetch_s"),
+        prepare_s=mean("prepare_s"),
+        wait_s=mean("wait_s"),
         seconds=seconds,
         bytes_per_s=total / seconds.value if seconds.value else None,
     )
@@ -244,8 +280,6 @@ def _choices(point: Point, known: Mapping[RunKey, ReadingResult]) -> list[Reader
         for trial in tried.trials
     ]
 
-
-NOT_COUNTED = "not counted"
 
 READERS_CAPTION = "Fetching: getting the stored bytes of a sample (I/O); the rest is preparing (decode, augment)."
 STORAGE_CAPTION = (
@@ -289,11 +323,8 @@ def _finding(point: ReadingPoint) -> str:
     if point.fetch_share is None:
         return "unknown what readers spent their time on"
     share = point.fetch_share.value
-    text = (
-        f"fetching (I/O) takes {percent(share)} of the readers' time"
-        if share >= 0.5
-        else f"preparing (CPU) takes {percent(1 - share)} of the readers' time"
-    )
+    most = f"fetching (I/O) takes {percent(share)}" if share >= 0.5 else f"preparing (CPU) takes {percent(1 - share)}"
+    text = f"{most} of the readers' time"
     if point.storage_share is None:
         return text
     return f"{text}; {percent(min(1.0, point.storage_share))} of the bytes from storage"
@@ -312,142 +343,61 @@ def _notes(found: Reading) -> Iterator[str]:
 
 def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
     points = found.points
-    stored = any(point.storage_share is not None for point in points)
-    prefetch = any(point.loader_workers != (0,) for point in points)
-    columns: tuple[Column[ReadingPoint], ...] = (
-        *place_columns(),
-        Column(
-            "loader_workers",
-            "Readers per rank",
-            lambda point: _several(point.loader_workers),
-            lambda point: _several(point.loader_workers, "none (training process)"),
-            is_brief=True,
-        ),
-        Column(
-            "prefetch_batches",
-            "Batches read ahead, each" if prefetch else "",
-            lambda point: _several(point.prefetch_batches),
-            lambda point: "none" if point.loader_workers == (0,) else _several(point.prefetch_batches),
-        ),
-        Column("fetch_share", "Fetching", lambda point: point.fetch_share, has_interval=True, is_brief=True),
-        Column(
-            "prepare_share",
-            "",
-            lambda point: None if point.fetch_share is None else complement(point.fetch_share),
-            has_interval=True,
-        ),
-        Column(
-            "storage_share",
-            "From storage",
-            lambda point: point.storage_share,
-            lambda point: _share_cell(point.storage_share, NOT_COUNTED),
-            is_brief=True,
-        ),
-        Column(
-            "cached_share",
-            "Data set cached at the start",
-            lambda point: point.cached_share,
-            lambda point: _share_cell(point.cached_share, "unknown"),
-        ),
-        Column(
-            "cache_in_force",
-            "Page cache as asked" if found.asked_cache != "any" else "",
-            lambda point: point.cache_in_force,
-        ),
-        Column("runs", "", lambda point: point.num_runs),
+    prefetch = Column[ReadingPoint](
+        "prefetch_batches",
+        "Batches read ahead, each" * any(point.loader_workers != (0,) for point in points),
+        lambda point: _several(point.prefetch_batches),
+        lambda point: "none" if point.loader_workers == (0,) else _several(point.prefetch_batches),
     )
+    prepare = Column[ReadingPoint]("prepare_share", "", lambda point: point.prepare_share, has_interval=True)
+    columns = columns_of(
+        ReadingPoint,
+        *("loader_workers", prefetch, "fetch_share", prepare),
+        *("storage_share", "cached_share", "cache_in_force", "runs=num_runs"),
+        titles={"cache_in_force": ""} if found.asked_cache == "any" else {},
+    )
+    is_stored = any(point.storage_share is not None for point in points)
     return Sheet(
         name="readers",
         title="Readers by rank count",
-        columns=drop_empty_columns(columns, points),
+        columns=drop_empty_columns((*place_columns(), *columns), points),
         rows=points,
-        caption=READERS_CAPTION + (STORAGE_CAPTION if stored else ""),
+        caption=READERS_CAPTION + STORAGE_CAPTION * is_stored,
     )
-
-
-def _several(values: Sequence[int], none: str = "") -> str:
-    return none if none and values == (0,) else ", ".join(map(str, values))
-
-
-def _share_cell(share: float | None, unknown: str) -> Cell:
-    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
-    return Cell(unknown) if share is None else Cell(percent(min(1.0, share)), number=share)
-
-
-def _bytes_cell(value: float | None) -> Cell:
-    return Cell(NOT_COUNTED) if value is None else Cell(format_bytes(value), number=value)
 
 
 def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
     is_known = any(one.temperature in ("cold", "warm", "mixed") for one in epochs)
-
-    def tier(name: str, title: str) -> Column[EpochReads]:
-        has_any = any(getattr(one, f"{name}_bytes") for one in epochs)
-        return Column(
-            f"{name}_bytes", title if has_any else "", lambda one: getattr(one, f"{name}_bytes"), unit="bytes"
-        )
-
-    columns: tuple[Column[EpochReads], ...] = (
-        *place_columns(),
-        Column("epoch", "Epoch", lambda one: one.epoch, _epoch_text, is_brief=True),
-        Column("is_whole", "", lambda one: one.is_whole),
-        Column("temperature", "Cold or warm" if is_known else "", lambda one: one.temperature, is_brief=True),
-        tier("shared", "From the shared file system"),
-        tier("local", "From node-local disk"),
-        tier("memory", "From memory of the node"),
-        Column(
-            "storage_bytes",
-            "Of it from storage",
-            lambda one: one.storage_bytes,
-            lambda one: _bytes_cell(one.storage_bytes),
-            is_brief=True,
-        ),
-        Column(
-            "page_cache_bytes",
-            "From the page cache",
-            lambda one: one.cached_bytes,
-            lambda one: _bytes_cell(one.cached_bytes),
-            is_brief=True,
-        ),
-        Column("fetch_s", "Fetching", lambda one: one.fetch_s, has_interval=True),
-        Column("prepare_s", "Preparing", lambda one: one.prepare_s, has_interval=True),
-        Column("wait_s", "Wait of a rank", lambda one: one.wait_s, has_interval=True),
-        Column("epoch_s", "Length", lambda one: one.seconds, has_interval=True, is_brief=True),
-        Column("bytes_per_s", "Rate", lambda one: one.bytes_per_s, _rate),
-        Column("samples", "", lambda one: one.samples),
-        Column("runs", "", lambda one: one.num_runs),
+    tiers = ("shared_bytes", "local_bytes", "memory_bytes")
+    epoch = Column[EpochReads](
+        "epoch",
+        "Epoch",
+        lambda one: one.epoch,
+        lambda one: Cell(str(one.epoch) + " (a part)" * (not one.is_whole), number=one.epoch),
+        is_brief=True,
+    )
+    empty = [name for name in tiers if not any(getattr(one, name) for one in epochs)]
+    columns = columns_of(
+        EpochReads,
+        *(epoch, "is_whole", "temperature", *tiers, "storage_bytes", "cached_bytes", "fetch_s", "prepare_s", "wait_s"),
+        *("seconds", "bytes_per_s", "samples", "runs=num_runs"),
+        titles=dict.fromkeys(empty, "") | ({} if is_known else {"temperature": ""}),
     )
     return Sheet(
         name="reads",
         title="What was read, epoch by epoch",
-        columns=drop_empty_columns(columns, epochs, keep=("epoch",)),
+        columns=drop_empty_columns((*place_columns(), *columns), epochs, keep=("epoch",)),
         rows=epochs,
         caption=EPOCHS_CAPTION if is_known else "",
         is_folded=not (is_known and any(one.is_whole for one in epochs)),
     )
 
 
-def _epoch_text(one: EpochReads) -> Cell:
-    return Cell(str(one.epoch) + ("" if one.is_whole else " (a part)"), number=one.epoch)
-
-
-def _rate(one: EpochReads) -> Cell | None:
-    return None if one.bytes_per_s is None else Cell(f"{format_bytes(one.bytes_per_s)}/s", number=one.bytes_per_s)
-
-
 def _choices_sheet(choices: Sequence[ReaderChoice]) -> Sheet[ReaderChoice]:
-    columns: tuple[Column[ReaderChoice], ...] = (
-        *place_columns(),
-        Column("loader_workers", "Readers per rank", lambda one: one.loader_workers),
-        Column("prefetch_batches", "Batches read ahead, each", lambda one: one.prefetch_batches),
-        Column("computing", "Beside computing", lambda one: one.computing),
-        Column("samples_per_s", "Samples/s of a rank", lambda one: one.samples_per_s, unit="samples/s"),
-        Column("is_chosen", "Chosen", lambda one: one.is_chosen),
-    )
     return Sheet(
         name="reader-trials",
         title="Automatic choice of readers",
-        columns=columns,
+        columns=(*place_columns(), *columns_of(ReaderChoice)),
         rows=choices,
         caption=CHOICES_CAPTION,
     )

@@ -1,15 +1,21 @@
-"""The views `runs`, `without-figures` and `environment`: every run, why some yield no figure, what they ran in."""
+"""The views `runs`, `without-figures`, `differences` and `environment`: every run, and in what runs differ."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from dlbench.reading.environments import Difference
+from dlbench.reading.comparability import averaged_id, comparable_values, is_shaping
+from dlbench.reading.environments import Difference, compare, order_of
+from dlbench.records.registry import KEYS
+from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
-from dlbench.report.table import Column, Sheet, drop_empty_columns
-from dlbench.report.wording import runs_text
-from dlbench.views.model import Report, RunRow
-from dlbench.views.view import ReportView
+from dlbench.report.table import Column, Pivot, Sheet, columns_of, drop_empty_columns, text_sheet
+from dlbench.report.wording import DASH, runs_text
+from dlbench.views.model import Group, Report, RunRow
+from dlbench.views.view import ReportSource, ReportView
 
 CAPTION = "Scatter: standard deviation of step times over their mean."
 
@@ -31,38 +37,26 @@ class RunsView(ReportView):
 
 def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
     """All runs, one line each."""
-    columns: tuple[Column[RunRow], ...] = (
-        Column("run_id", "Run", lambda run: run.run_id),
-        Column("group", "", lambda run: run.group),
-        Column("state", "State" if any(run.state != "valid" for run in runs) else "", lambda run: run.state),
-        Column("workload", "", lambda run: run.workload),
-        Column("preset", "", lambda run: run.preset),
-        Column("engine", "", lambda run: run.engine),
-        Column("precision", "", lambda run: run.precision),
-        Column("data", "", lambda run: run.data),
-        Column("batch_per_rank", "", lambda run: run.batch_per_rank),
-        Column("scaling", "", lambda run: run.scaling),
-        Column("series", "", lambda run: run.series),
-        Column("variant", "", lambda run: run.variant),
-        Column("side", "", lambda run: run.side),
-        Column("ranks", "Ranks", lambda run: run.ranks),
-        Column("nodes", "Nodes" if any(run.nodes != 1 for run in runs) else "", lambda run: run.nodes),
-        Column("repeat", "", lambda run: run.repeat),
-        Column("sample_unit", "", lambda run: run.sample_unit),
-        Column("steps", "", lambda run: run.steps),
-        Column("throughput_per_s", "Samples/s", lambda run: run.throughput, unit="ratio"),
-        Column("step_median_s", "Step, median", lambda run: run.step_median_s, unit="s"),
-        Column("step_p95_s", "Step, p95", lambda run: run.step_p95_s, unit="s"),
-        Column("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction"),
-        Column("finished", "", lambda run: run.finished),
-        Column("failure_reason", "", lambda run: run.failure_reason),
-        Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
-        Column("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
-        Column("goal", "", lambda run: run.goal),
-        Column("reached", "", lambda run: run.reached),
-        Column("time_to_quality_s", "", lambda run: run.time_to_quality_s),
-        Column("samples_to_quality", "", lambda run: run.samples_to_quality),
-        Column("epochs_to_quality", "", lambda run: run.epochs_to_quality),
+    throughput = Column[RunRow]("throughput_per_s", "Samples/s", lambda run: run.throughput, unit="ratio")
+    median = Column[RunRow]("step_median_s", "Step, median", lambda run: run.step_median_s, unit="s")
+    p95 = Column[RunRow]("step_p95_s", "Step, p95", lambda run: run.step_p95_s, unit="s")
+    cv = Column[RunRow]("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction")
+    warnings = Column[RunRow](
+        "warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)
+    )
+    columns = columns_of(
+        RunRow,
+        *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
+        *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", throughput, median, p95, cv),
+        *("finished", "failure_reason", warnings),
+        Column[RunRow]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
+        *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
+        titles={
+            "run_id": "Run",
+            "state": "State" if any(run.state != "valid" for run in runs) else "",
+            "ranks": "Ranks",
+            "nodes": "Nodes" if any(run.nodes != 1 for run in runs) else "",
+        },
     )
     return Sheet(
         name="runs",
@@ -86,13 +80,338 @@ class WithoutFiguresView(ReportView):
         return without_figures(report.without_figures, report.damaged)
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """One value of one key of the environment."""
+# Differences between runs
 
-    key: str
+Kind = Literal["registered", "setting", "tag", "environment"]
+
+NOT_SET = "not set"
+
+MAX_VALUES = 12
+"""Values of a key that are listed; the rest are counted."""
+MAX_DIFFERENCES = 200
+
+_LEFT_OUT = frozenset({"run_id", "created", "format", "version", "overrides", "tags", "series", "layout"})
+"""Parts of a plan that name the run, its place in its series or its size, or that are compared elsewhere."""
+
+_APART = (
+    *("model.", "data.", "train.", "quality.", "measure.", "engine.", "sync.", "watch.", "fault."),
+    *("checkpoint.every_",),
+)
+"""Settings that keep runs apart, by themselves or through a registered key."""
+
+_SHOWN = frozenset(
+    {
+        *("workload.name", "workload.preset", "engine.name", "train.precision", "data.source", "train.batch_per_rank"),
+        *("train.gradient_accumulation", "model.memory_format", "system.launch.launcher", "system.name"),
+        "measure.phases",
+        *("data.staging", "data.staging_tier", "data.shuffle", "data.partition", "data.cache"),
+    }
+)
+"""Settings that a registered key shows."""
+
+_SIZES = frozenset({"ranks", "nodes"})
+"""Registered keys that a series varies on purpose."""
+
+_SHARE = "batch_per_rank"
+"""The registered key that strong scaling varies with the rank count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentValue:
+    """One value of a key."""
+
     value: str
-    runs: str
+    num_runs: int
+    groups: tuple[str, ...]
+    """Ids of the groups that have it in all or some of their runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDifference:
+    """A key with more than one value."""
+
+    kind: Kind
+    key: str
+    expected: bool
+    """Whether it differs by nature: host, job, rank count."""
+    keeps_apart: bool
+    """Whether runs that differ here are not compared."""
+    values: tuple[DifferentValue, ...]
+    """The most frequent first, at most `MAX_VALUES`."""
+    num_values: int
+
+    @property
+    def is_within_a_group(self) -> bool:
+        """Whether runs that are compared with each other have different values."""
+        return _overlap([value.groups for value in self.values])
+
+
+Values = Sequence[tuple[str, Sequence[str]]]
+"""Each value of a key with the ids of its runs, the most frequent first."""
+
+
+def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
+    """In what runs with a record differ, the most telling first.
+
+    Registered keys come first, then settings of the plan that no registered key shows, tags, the environment, and last
+    what differs by nature.
+    """
+    known = [run for run in runs if run.record is not None]
+    groups = {run.plan.run_id: averaged_id(run) for run in known}
+    tags = _several_values({run.plan.run_id: dict(run.plan.tags) for run in known})
+    found = [
+        *_registered(known, groups),
+        *_settings(known, groups),
+        *(_difference("tag", key, values, groups) for key, values in tags),
+        *(
+            _difference("environment", item.key, item.values, groups, expected=item.expected)
+            for item in sorted(compare(known).differences if known else (), key=lambda item: order_of(item.key))
+        ),
+    ]
+    order: dict[Kind, int] = {"registered": 0, "setting": 1, "tag": 2, "environment": 3}
+    # Sorting keeps the order of what is equal: that of the registry, of the plan, of the table above.
+    return tuple(sorted(found, key=lambda item: (item.expected, order[item.kind])))
+
+
+def _difference(
+    kind: Kind,
+    key: str,
+    values: Values,
+    groups: Mapping[str, str],
+    *,
+    expected: bool = False,
+    keeps_apart: bool = False,
+) -> RunDifference:
+    """`groups` holds the group of each run, by run id."""
+    of_values = [tuple(dict.fromkeys(groups[run_id] for run_id in run_ids)) for _, run_ids in values]
+    listed = zip(values[:MAX_VALUES], of_values, strict=False)
+    return RunDifference(
+        kind=kind,
+        key=key,
+        expected=expected,
+        # What differs within a group keeps no runs apart: its runs are compared across it.
+        keeps_apart=keeps_apart and not _overlap(of_values),
+        values=tuple(
+            DifferentValue(value=value, num_runs=len(run_ids), groups=own) for (value, run_ids), own in listed
+        ),
+        num_values=len(values),
+    )
+
+
+def _overlap(of_values: Sequence[tuple[str, ...]]) -> bool:
+    """Whether a group has more than one of the values."""
+    groups = [group for own in of_values for group in own]
+    return len(groups) > len(set(groups))
+
+
+def _registered(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDifference]:
+    comparable = {name for run in runs for name in comparable_values(run)}
+    strong = {run.plan.run_id for run in runs if run.plan.series.scaling == "strong"}
+    # All registered keys, and the global batch where it has to agree.
+    of_runs = {run.plan.run_id: {key.name: key.value(run) for key in KEYS} | comparable_values(run) for run in runs}
+    shown = {run_id: {name: value or "none" for name, value in own.items()} for run_id, own in of_runs.items()}
+    for key, values in _several_values(shown):
+        expected, keeps_apart = key in _SIZES, key in comparable
+        if key == _SHARE and strong:
+            # Under strong scaling a rank's share of the global batch follows from the rank count.
+            chosen = [value for value, run_ids in values if not strong.issuperset(run_ids)]
+            expected, keeps_apart = len(chosen) < 2, len(chosen) > 1
+        yield _difference("registered", key, values, groups, expected=expected, keeps_apart=keeps_apart)
+
+
+def _settings(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDifference]:
+    found = _several_values({run.plan.run_id: _flat(run) for run in runs})
+    # What a system's file says beside the launcher explains least.
+    for key, values in sorted(found, key=lambda item: item[0].startswith("system.") and not _keeps_apart(item[0])):
+        if key not in _SHOWN:
+            yield _difference("setting", key, values, groups, keeps_apart=_keeps_apart(key))
+
+
+def _keeps_apart(key: str) -> bool:
+    """Whether `dlbench.reading.comparability` keeps runs apart that differ in this setting of their plans."""
+    if key.startswith("system."):
+        return is_shaping(key)
+    return key.startswith(_APART) and key != "measure.stall_timeout_s"
+
+
+def _flat(run: Run) -> dict[str, str]:
+    """Settings of a plan as `--set` names them."""
+    content = run.plan.model_dump(mode="json", exclude=set(_LEFT_OUT))
+    workload = content.pop("workload")
+    nested = {key: workload.pop(key) for key in list(workload) if isinstance(workload[key], dict)}
+    return dict(_leaves({**content, "workload": workload, **nested}, ""))
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, "none" if value is None else str(value)
+
+
+def _several_values(of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Values]]:
+    """Keys that have several values among the runs (by run id), in the order in which they are first met."""
+    for key in dict.fromkeys(key for own in of_runs.values() for key in own):
+        by_value: dict[str, list[str]] = {}
+        for run_id, own in of_runs.items():
+            by_value.setdefault(own.get(key, NOT_SET), []).append(run_id)
+        if len(by_value) > 1:
+            yield key, sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
+
+
+MAX_GROUPS = 10
+"""Groups that have a column, or are named behind a value; programs get all."""
+MAX_SHOWN = 60
+"""Keys that people see; programs get all."""
+
+
+class DifferencesView(ReportView):
+    """What differs, the most telling first."""
+
+    id = "differences"
+    title = "Differences between runs"
+    level = "appendix"
+    key = "differences"
+
+    def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
+        return run_differences([run for group in source.results for run in group.runs])[:MAX_DIFFERENCES]
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        found = report.all_of(RunDifference)
+        if not found:
+            return ()
+        names = group_names(report.groups)
+        matrix = (_matrix_sheet(found, report.groups, names),) if len(report.groups) > 1 else ()
+        # In what runs of one group differ though they should not.
+        within = [item.key for item in found if not item.expected and not item.keeps_apart and item.is_within_a_group]
+        headline, words = "runs of one group differ in nothing but hosts, jobs and rank counts", ""
+        if within:
+            headline = f"runs of one group differ in {_listed([key[:25] for key in within], 2)}"
+            words = f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter."
+        section = Section(
+            id=self.id,
+            title=self.title,
+            headline=headline,
+            words=tuple(filter(None, (words,))),
+            sheets=(_differences_sheet(found, names), *matrix),
+        )
+        return (section,)
+
+    def remedy(self, report: Report) -> str:
+        return "No two runs differ in a setting, a tag or the environment." if len(report.runs) > 1 else ""
+
+
+def group_names(groups: Sequence[Group]) -> dict[str, str]:
+    """A letter or two for each group, by id: A, B, ..., Z, AA, AB."""
+    return {group.id: _letters(place) for place, group in enumerate(groups)}
+
+
+def _letters(place: int) -> str:
+    head, last = divmod(place, 26)
+    return (_letters(head - 1) if head else "") + chr(ord("A") + last)
+
+
+def _listed(keys: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(keys) - most} more" if len(keys) > most else ""
+    return ", ".join(keys[:most]) + more
+
+
+# Tables
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One value of one key."""
+
+    item: RunDifference
+    value: DifferentValue | None = None
+    """None for the line that counts further values, which is for people only."""
+
+
+def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str]) -> Sheet[_Row]:
+    rows: list[_Row] = []
+    for item in found:
+        rows += [_Row(item, value) for value in item.values]
+        if item.num_values > len(item.values):
+            rows.append(_Row(item))
+    shown = found[:MAX_SHOWN]
+    hidden = len(found) - len(shown)
+
+    def kind(row: _Row) -> str:
+        title = "setting" if row.item.kind == "registered" else row.item.kind
+        return title + ", differs by nature" * row.item.expected
+
+    def value(row: _Row) -> str:
+        if row.value is None:
+            return f"and {row.item.num_values - len(row.item.values)} more values"
+        return row.value.value or "empty"
+
+    def named(row: _Row) -> str:
+        if row.value is None:
+            return DASH
+        groups = row.value.groups
+        more = f" and {len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
+        return ", ".join(sorted(names.get(group, "?") for group in groups)[:MAX_GROUPS]) + more
+
+    columns: tuple[Column[_Row], ...] = (
+        Column("key", "Key", lambda row: row.item.key, limit=200),
+        Column("kind", "Kind", lambda row: row.item.kind, kind),
+        Column("value", "Value", lambda row: row.value.value if row.value else None, value, limit=300),
+        Column("runs", "Runs", lambda row: row.value.num_runs if row.value else None),
+        Column("groups", "Groups", lambda row: " ".join(row.value.groups) if row.value else None, named),
+        Column("expected", "", lambda row: row.item.expected),
+        Column(
+            "keeps_apart",
+            "Compared across it",
+            lambda row: row.item.keeps_apart,
+            lambda row: "no" if row.item.keeps_apart else "yes",
+        ),
+    )
+    return Sheet(
+        name="differences",
+        title="What differs",
+        columns=columns,
+        rows=rows,
+        is_data=lambda row: row.value is not None,
+        is_shown=lambda row: row.item in shown,
+        caption=f"{hidden} more keys stand in the CSV alone." if hidden else "",
+        is_folded=True,
+    )
+
+
+def _matrix_sheet(
+    found: Sequence[RunDifference], groups: Sequence[Group], names: Mapping[str, str]
+) -> Sheet[tuple[RunDifference, Group]]:
+    """Keys by groups, for people only."""
+    hidden = len(groups) - MAX_GROUPS
+    more = f"{hidden} more groups have no column." if hidden > 0 else ""
+    keys = Counter(item.key for item in found)
+    return Sheet(
+        name="differences-matrix",
+        title="Which group has what",
+        columns=(),
+        rows=[(item, group) for item in found[:MAX_SHOWN] for group in groups[:MAX_GROUPS]],
+        pivot=Pivot(
+            corner="Key",
+            # A tag may be called like a setting.
+            down=lambda row: row[0].key if keys[row[0].key] == 1 else f"{row[0].key} ({row[0].kind})",
+            across=lambda row: f"{names[row[1].id]}: {row[1].label}",
+            cell=lambda row: _of_group(row[0], row[1].id),
+        ),
+        caption=more,
+        is_folded=True,
+    )
+
+
+def _of_group(item: RunDifference, group: str) -> str:
+    values = [value.value or "empty" for value in item.values if group in value.groups]
+    if len(values) > 3:
+        return f"{len(values)} values"
+    return "; ".join(values) if values else DASH
+
+
+# The environment
 
 
 class EnvironmentView(ReportView):
@@ -107,32 +426,25 @@ class EnvironmentView(ReportView):
         if not found.num_runs:
             return ()
         surprising = [item for item in found.differences if not item.expected]
+        finding = f"the same in all {runs_text(found.num_runs)}"
+        common = [(key, value, "all") for key, value in found.common]
+        recorded = [*_values(found.differences, " (differs)"), *common]
+        everything = _settings_sheet("environment", "Everything that was recorded of the environment", recorded)
+        sheets = [replace(everything, is_folded=True)]
         if surprising:
-            keys = [item.key for item in surprising]
-            more = f" and {len(keys) - 2} more" if len(keys) > 2 else ""
-            finding = f"runs differ in {', '.join(key[:30] for key in keys[:2])}{more}"
-        else:
-            finding = f"the same in all {runs_text(found.num_runs)}"
-        common = [_Setting(key, value, "all") for key, value in found.common]
-        recorded = [*_settings(list(found.differences), " (differs)"), *common]
-        sheets = [_sheet("environment", "Everything that was recorded of the environment", recorded, True)]
-        if surprising:
-            sheets.insert(0, _sheet("environment-differences", "What differs", _settings(surprising, ""), False))
+            finding = f"runs differ in {_listed([item.key[:30] for item in surprising], 2)}"
+            sheets.insert(0, _settings_sheet("environment-differences", "What differs", _values(surprising, "")))
         return (Section(id=self.id, title=self.title, headline=finding, sheets=tuple(sheets)),)
 
 
-def _settings(items: list[Difference], mark: str) -> list[_Setting]:
+def _values(items: Iterable[Difference], mark: str) -> list[tuple[str, str, str]]:
+    """Key, value and number of runs; `mark` follows the keys that should not differ."""
     return [
-        _Setting(item.key + ("" if item.expected else mark), value, str(len(ids)))
+        (item.key + ("" if item.expected else mark), value, str(len(ids)))
         for item in items
         for value, ids in item.values
     ]
 
 
-def _sheet(name: str, title: str, rows: list[_Setting], is_folded: bool) -> Sheet[_Setting]:
-    columns: tuple[Column[_Setting], ...] = (
-        Column("", "Key", lambda row: row.key),
-        Column("", "Value", lambda row: row.value),
-        Column("", "Runs", lambda row: row.runs),
-    )
-    return Sheet(name=name, title=title, columns=columns, rows=rows, is_folded=is_folded)
+def _settings_sheet(name: str, title: str, rows: list[tuple[str, str, str]]) -> Sheet[Any]:
+    return text_sheet(name, title, ("Key", "Value", "Runs"), rows)

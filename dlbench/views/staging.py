@@ -8,7 +8,7 @@ smallest; where the smallest is no gain there is no upper end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlbench.reading import scaling
 from dlbench.reading.attribution import about_means
@@ -18,14 +18,9 @@ from dlbench.reading.side_by_side import Side, compare, compared
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import StagingResult
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import DASH, number_text, place_text, times_value, value_text
-from dlbench.stats.estimates import (
-    Estimate,
-    difference_estimate,
-    geometric_mean_estimate,
-    median_estimate,
-)
+from dlbench.stats.estimates import Estimate, difference_estimate, geometric_mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
@@ -39,25 +34,24 @@ class StagingPoint:
 
     ranks: int
     nodes: int
-    strategy: str
-    tier: str
-    method: str
-    streams: int
-    seconds: Estimate
+    strategy: str = field(metadata=column("Strategy", is_brief=True))
+    tier: str = field(metadata=column("To", is_brief=True))
+    method: str = field(metadata=column("Copied by"))
+    streams: int = field(metadata=column("Streams"))
+    seconds: Estimate = field(metadata=column("Until all were ready", "staging_s", is_brief=True))
     """Until all nodes were ready; over runs that copied everything, where there are some, else over all."""
-    num_reused: int
+    num_reused: int = field(metadata=column(name="reused_runs"))
     """Runs that found some or all of it of an earlier run."""
     num_runs: int
-    needed_bytes: int
-    """On the node that needed most."""
-    free_bytes: int
+    needed_bytes: int = field(metadata=column("Needed on a node", unit="bytes", is_brief=True))
+    free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
-    copied_bytes: int
+    copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))
     """By all nodes of a run, the most of any."""
     slowest_bytes_per_s: float | None
     """Of a node, over all runs; None where nothing was copied before training."""
-    fastest_bytes_per_s: float | None
-    kept: bool
+    fastest_bytes_per_s: float | None = field(metadata=column(name="node_bytes_per_s_fastest"))
+    kept: bool = field(metadata=column("Kept"))
     paths: tuple[str, ...]
     verified: str
 
@@ -128,28 +122,24 @@ class BreakEven:
 
     ranks: int
     nodes: int
-    label: str
-    """What the runs are."""
-    staged_group: str
-    """Id."""
+    label: str = field(metadata=column("Runs", ""))
+    staged_group: str = field(metadata=column(name="group"))
     unstaged_group: str
-    strategy: str
-    tier: str
-    staging: Estimate
-    """Seconds until all nodes were ready."""
-    unstaged_epoch: Estimate
+    strategy: str = field(metadata=column("Strategy", is_brief=True))
+    tier: str = field(metadata=column("To", is_brief=True))
+    staging: Estimate = field(metadata=column("Staging", "staging_s", is_brief=True))
+    unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
     """Seconds of an epoch, reading in place."""
-    staged_epoch: Estimate
-    gain: Estimate
+    staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))
+    gain: Estimate = field(metadata=column("Gain of an epoch", "gain_s"))
     """Of an epoch: seconds in place less seconds staged."""
-    factor: Estimate
+    factor: Estimate = field(metadata=column("Factor", text=times_cell))
     """Epoch in place over epoch staged: above 1, staged epochs are faster."""
     is_paired: bool
-    """Whether both ran in the same repeats of one series."""
     epochs: float | None
     """Break-even epochs; None: never, by these means, or nothing is copied before training."""
-    epochs_low: float | None
-    epochs_high: float | None
+    epochs_low: float | None = field(metadata=column(name="break_even_epochs_low"))
+    epochs_high: float | None = field(metadata=column(name="break_even_epochs_high"))
     """None: no upper end."""
     is_lazy: bool
     """Nothing is copied before training: there is nothing to pay back."""
@@ -210,11 +200,8 @@ def _about_mean(epochs: Mapping[RunKey, float]) -> dict[RunKey, float]:
 
 
 def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
-    """Low end, value and high end of the epochs after which staging has paid; None where there is none.
-
-    Args:
-        staging: seconds of staging.
-        gain: seconds that an epoch gains.
+    """Low end, value and high end of the epochs after which seconds of staging have paid for the seconds that an epoch
+    gains; None where there is none.
     """
     value = staging.value / gain.value if gain.value > 0 else None
     low = high = None
@@ -283,21 +270,12 @@ def _notes(points: Sequence[StagingPoint]) -> tuple[str, ...]:
 
 
 def _sheet(points: Sequence[StagingPoint]) -> Sheet[StagingPoint]:
-    columns: tuple[Column[StagingPoint], ...] = (
+    columns = columns_of(
+        StagingPoint,
         *place_columns(),
-        Column("strategy", "Strategy", lambda point: point.strategy, is_brief=True),
-        Column("tier", "To", lambda point: point.tier, is_brief=True),
-        Column("method", "Copied by", lambda point: point.method),
-        Column("streams", "Streams", lambda point: point.streams),
-        Column("staging_s", "Until all were ready", lambda point: point.seconds, has_interval=True, is_brief=True),
-        Column("runs", "", lambda point: point.seconds.n),
+        *("strategy", "tier", "method", "streams", "seconds", "runs=seconds.n"),
         Column("node_bytes_per_s_slowest", "Rate of a node", lambda point: point.slowest_bytes_per_s, _rate),
-        Column("node_bytes_per_s_fastest", "", lambda point: point.fastest_bytes_per_s),
-        Column("copied_bytes", "Copied, all nodes", lambda point: point.copied_bytes, unit="bytes"),
-        Column("needed_bytes", "Needed on a node", lambda point: point.needed_bytes, unit="bytes", is_brief=True),
-        Column("free_bytes", "Free there", lambda point: point.free_bytes, unit="bytes"),
-        Column("reused_runs", "", lambda point: point.num_reused),
-        Column("kept", "Kept", lambda point: point.kept),
+        *("fastest_bytes_per_s", "copied_bytes", "needed_bytes", "free_bytes", "num_reused", "kept"),
     )
     return Sheet(name="staging", title="Staging by rank count", columns=columns, rows=points, caption=CAPTION)
 
@@ -353,25 +331,16 @@ def _pays_briefly(row: BreakEven) -> str:
 
 
 def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
-    columns: tuple[Column[BreakEven], ...] = (
-        Column("", "Runs", lambda row: row.label),
+    def epochs(row: BreakEven) -> Cell:
+        return Cell(break_even_text(row), number=row.epochs)
+
+    columns = columns_of(
+        BreakEven,
+        "label",
         *place_columns(),
-        Column("group", "", lambda row: row.staged_group),
-        Column("unstaged_group", "", lambda row: row.unstaged_group),
-        Column("strategy", "Strategy", lambda row: row.strategy, is_brief=True),
-        Column("tier", "To", lambda row: row.tier, is_brief=True),
-        Column("staging_s", "Staging", lambda row: row.staging, has_interval=True, is_brief=True),
-        Column("unstaged_epoch_s", "Epoch in place", lambda row: row.unstaged_epoch, has_interval=True),
-        Column("staged_epoch_s", "Epoch staged", lambda row: row.staged_epoch, has_interval=True),
-        Column("gain_s", "Gain of an epoch", lambda row: row.gain, has_interval=True),
-        Column("factor", "Factor", lambda row: row.factor, lambda row: times_cell(row.factor), has_interval=True),
-        Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, _epochs_cell, is_brief=True),
-        Column("break_even_epochs_low", "", lambda row: row.epochs_low),
-        Column("break_even_epochs_high", "", lambda row: row.epochs_high),
-        Column("is_paired", "", lambda row: row.is_paired),
+        *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
+        *("gain", "factor"),
+        Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs, is_brief=True),
+        *("epochs_low", "epochs_high", "is_paired"),
     )
     return Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=BREAK_EVEN_CAPTION)
-
-
-def _epochs_cell(row: BreakEven) -> Cell:
-    return Cell(break_even_text(row), number=row.epochs)

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import dlbench
 from dlbench.reading.attribution import about_means
 from dlbench.reading.measures import RunMeasures
-from dlbench.reading.side_by_side import Twins, twins
+from dlbench.reading.side_by_side import Twins, alike, twins
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
-from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
+from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
+from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Document, Section
-from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text, value_text
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of
+from dlbench.report.wording import basis_text, figure_text, percent, repeat_text, value_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.views.model import Report
 from dlbench.views.reading import WARM_SHARE, storage_share
-from dlbench.views.view import ReportSource, ReportView, engine_title
+from dlbench.views.view import ReportSource, ReportView, engine_title, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
@@ -32,17 +34,25 @@ WARM_ENOUGH = 0.05
 """Share of the bytes read that may come from storage in a run whose samples are to come from the page cache."""
 
 
+PART_TITLES = {
+    "ingestion": "step without input (synthetic data)",
+    "preparation": "preparation stall (decode, augment)",
+    "fetch": "fetch stall (storage)",
+}
+TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
+NOT_MEASURED = "not measured"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StallPart:
     """One part of the step with cold storage, or of the cached one where cold was not possible."""
 
-    name: Literal["ingestion", "preparation", "fetch"]
-    seconds: Estimate | None
+    name: Literal["ingestion", "preparation", "fetch"] = field(metadata=column(name="part"))
+    seconds: Estimate | None = field(metadata=column("Per step", missing=NOT_MEASURED, is_brief=True))
     """Per step, of geometric means over repeats; None: not measured."""
-    share: Estimate | None
+    share: Estimate | None = field(metadata=column("Share", is_brief=True))
     """Of the whole; shares sum to 1 over the parts that are there."""
-    why: str
-    """Why it is not measured; empty where it is."""
+    why: str = field(metadata=column(name="why_not_measured"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +60,14 @@ class TierRuns:
     """The runs of one kind at a scaling point."""
 
     tier: Tier
-    rate: Estimate
-    """Samples per second, all ranks together."""
-    step_s: Estimate
+    rate: Estimate = field(metadata=column("Samples/s", "samples_per_s", is_brief=True))
+    step_s: Estimate = field(metadata=column("Step", is_brief=True))
     """Mean step, geometric mean over runs."""
     storage_share: float | None
     """Of the bytes read, those that came from storage and not from the page cache; mean over runs, None: not known."""
     epochs: float | None
     """Epochs that a run read, the most of any; None: not known."""
-    cache: str
-    """What became of the page cache, in words; empty for synthetic data."""
+    cache: str = field(metadata=column("Page cache", value=lambda found: found or None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +88,12 @@ class Stalls:
     ceiling: Estimate | None
     """Samples per second that the ranks take where nothing waits for input; None: no run with synthetic data."""
     parts: tuple[StallPart, ...]
-    """Ingestion, preparation, fetch."""
     whole_s: Estimate | None
     """The step that the parts sum to; None where they sum to nothing."""
     whole_is: Tier
     pairs: int
     """Repeats in which all that is subtracted was measured."""
     missing: tuple[str, ...]
-    """Runs without figures, in sentences."""
     notes: tuple[str, ...]
     """What the figures must not be mistaken for."""
 
@@ -148,7 +154,6 @@ def _step_s(one: tuple[Run, RunMeasures]) -> float:
 
 
 def _readings(by_repeat: Mapping[RunKey, tuple[Run, RunMeasures]]) -> list[ReadingResult | None]:
-    """What runs say of their reading."""
     return [run.record.reading for run, _ in by_repeat.values() if run.record is not None]
 
 
@@ -233,14 +238,6 @@ def _notes(kinds: Kinds) -> Iterator[str]:
         )
 
 
-PART_TITLES = {
-    "ingestion": "step without input (synthetic data)",
-    "preparation": "preparation stall (decode, augment)",
-    "fetch": "fetch stall (storage)",
-}
-TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
-NOT_MEASURED = "not measured"
-
 CAPTION = (
     "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
     "(DS-Analyzer's method)."
@@ -251,75 +248,50 @@ PartRow = tuple[Stalls, StallPart]
 TierRow = tuple[Stalls, TierRuns]
 
 
-def place(point: Stalls) -> str:
-    """Where a point is."""
-    return place_text(point.ranks, point.nodes)
+def _of_point(*picks: str) -> tuple[Column[Any], ...]:
+    at: Column[Any] = Column("", "At", place_of, is_brief=True)
+    return columns_of(Stalls, *picks, "ranks", "nodes", at, of=itemgetter(0))
 
 
 def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
-    columns: tuple[Column[PartRow], ...] = (
-        Column("series", "", lambda row: row[0].series),
-        Column("workload", "", lambda row: row[0].workload),
-        Column("ranks", "", lambda row: row[0].ranks),
-        Column("nodes", "", lambda row: row[0].nodes),
-        Column("", "At", lambda row: place(row[0]), is_brief=True),
-        Column("part", "", lambda row: row[1].name),
-        Column("", "Part of the step", lambda row: PART_TITLES[row[1].name], is_brief=True),
-        Column(
-            "seconds",
-            "Per step",
-            lambda row: row[1].seconds,
-            lambda row: row[1].seconds or Cell(NOT_MEASURED),
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("share", "Share", lambda row: row[1].share, has_interval=True, is_brief=True),
-        Column("share_of", "", lambda row: row[0].whole_is),
-        Column("pairs", "", lambda row: row[0].pairs),
-        Column("why_not_measured", "", lambda row: row[1].why),
-    )
+    title: Column[Any] = Column("", "Part of the step", lambda part: PART_TITLES[part.name], is_brief=True)
+    part = itemgetter(1)
     return Sheet(
         name="stalls",
         title="Where a step waits for input",
-        columns=columns,
-        rows=[(point, part) for point in found for part in point.parts],
+        columns=(
+            *_of_point("series", "workload"),
+            *columns_of(StallPart, "name", title, "seconds", "share", of=part),
+            *columns_of(Stalls, "share_of=whole_is", "pairs", of=itemgetter(0)),
+            *columns_of(StallPart, "why", of=part),
+        ),
+        rows=[(point, one) for point in found for one in point.parts],
         caption=CAPTION,
         in_terminal=True,
     )
 
 
 def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
-    columns: tuple[Column[TierRow], ...] = (
-        Column("series", "", lambda row: row[0].series),
-        Column("ranks", "", lambda row: row[0].ranks),
-        Column("nodes", "", lambda row: row[0].nodes),
-        Column("", "At", lambda row: place(row[0]), is_brief=True),
-        Column("tier", "", lambda row: row[1].tier),
-        Column("", "Runs with", lambda row: TIER_TITLES[row[1].tier], is_brief=True),
-        Column("samples_per_s", "Samples/s", lambda row: row[1].rate, has_interval=True, is_brief=True),
-        Column("step_s", "Step", lambda row: row[1].step_s, has_interval=True, is_brief=True),
-        Column("storage_share", "From storage", lambda row: row[1].storage_share, lambda row: _share(row[1])),
-        Column("epochs", "", lambda row: row[1].epochs),
-        Column("runs", "Runs", lambda row: row[1].step_s.n),
-        Column("cache", "Page cache", lambda row: row[1].cache or None),
-    )
+    def share(tier: TierRuns) -> Cell:
+        if tier.tier == "synthetic":
+            return Cell("nothing is read")
+        if tier.storage_share is None:
+            return Cell("unknown")
+        # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
+        return Cell(percent(min(1.0, tier.storage_share)), number=tier.storage_share)
+
+    title: Column[Any] = Column("", "Runs with", lambda one: TIER_TITLES[one.tier], is_brief=True)
+    from_storage: Column[Any] = Column("storage_share", "From storage", lambda one: one.storage_share, share)
+    runs: Column[Any] = Column("runs", "Runs", lambda one: one.step_s.n)
+    picks = ("tier", title, "rate", "step_s", from_storage, "epochs", runs, "cache")
     return Sheet(
         name="stall-runs",
         title="The same plan with synthetic data, a warm and a cold page cache",
-        columns=columns,
+        columns=(*_of_point("series"), *columns_of(TierRuns, *picks, of=itemgetter(1))),
         rows=[(point, tier) for point in found for tier in point.tiers],
         caption=RUNS_CAPTION,
         in_terminal=True,
     )
-
-
-def _share(tier: TierRuns) -> Cell:
-    if tier.tier == "synthetic":
-        return Cell("nothing is read")
-    if tier.storage_share is None:
-        return Cell("unknown")
-    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
-    return Cell(percent(min(1.0, tier.storage_share)), number=tier.storage_share)
 
 
 MAX_CHARTS = 4
@@ -330,53 +302,30 @@ COLOURS = {"ingestion": PART_COLOURS["other"], "preparation": PART_COLOURS["inpu
 
 def _charts(found: Sequence[Stalls]) -> list[Chart]:
     """A chart for each of the first series; a stall below zero is none and is not drawn."""
-    series: dict[str, list[Stalls]] = {}
-    for point in found:
-        if any(part.seconds is not None for part in point.parts):
-            series.setdefault(point.series, []).append(point)
+    measured = [point for point in found if any(part.seconds is not None for part in point.parts)]
+    series = alike(measured, lambda point: point.series)
     return [_chart(number, points) for number, points in enumerate(list(series.values())[:MAX_CHARTS], 1)]
 
 
 def _chart(number: int, points: Sequence[Stalls]) -> Chart:
-    import altair as alt
-
     rows: Rows = [
-        {
-            "place": place(point),
-            "part": PART_TITLES[part.name],
-            "order": order,
-            "seconds": part.seconds.value,
-            "shown": figure_text(part.seconds),
-        }
+        {"place": place_of(point), "part": PART_TITLES[part.name], "order": order, **figure_row(part.seconds)}
         for point in points
         for order, part in enumerate(point.parts)
         if part.seconds is not None and part.seconds.value > 0
     ]
-    present = [name for name, title in PART_TITLES.items() if any(row["part"] == title for row in rows)]
-    colour = alt.Color("part:N", title=None).scale(
-        domain=[PART_TITLES[name] for name in present], range=[COLOURS[name] for name in present]
-    )
-    x = alt.X("seconds:Q", title="mean time per step").axis(labelExpr=si_label("s"), tickCount=5)
-    bars = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_bar(height={"band": 0.72})
-        .encode(
-            y=alt.Y("place:N", title=None, sort=[place(point) for point in points]),
-            x=x.stack("zero"),
-            color=colour.legend(orient="bottom", columns=1, labelLimit=300),
-            order="order:Q",
-            tooltip=[
-                alt.Tooltip("place:N", title="at"),
-                alt.Tooltip("part:N", title="part"),
-                alt.Tooltip("shown:N", title="mean per step"),
-            ],
-        )
+    drawn = stacked(
+        rows,
+        Axis("mean time per step", unit="s"),
+        Series("part", {PART_TITLES[name]: COLOURS[name] for name in COLOURS}, columns=1, legend={"labelLimit": 300}),
+        {"place": "at", "part": "part", "shown": "mean per step"},
+        names=list(map(place_of, points)),
     )
     words = "; ".join(f"{row['place']}, {row['part']}: {row['shown']}" for row in rows)
     first = points[0]
     label = f"{first.workload}, {first.preset} preset, {first.exchanged_by}, series {first.series}"
     return finish(
-        alt.layer(bars),
+        drawn,
         ReportSubject(id=f"stalls-{number}", label=label),
         name="stalls",
         title="What a step waits for",
@@ -410,17 +359,18 @@ def _sections(found: Sequence[Stalls]) -> tuple[Section, ...]:
     if not found:
         return ()
     words, notes = tuple(map(_finding, found)), tuple(text for point in found for text in _remarks(point))
-    section = Section(
-        id=StallsView.id,
-        title=StallsView.title,
-        headline=_headline(found[-1]),
-        words=words,
-        brief=(*words, *notes),
-        charts=lambda: _charts(found),
-        sheets=(_parts_sheet(found), _runs_sheet(found)),
-        notes=notes,
+    return (
+        Section(
+            id=StallsView.id,
+            title=StallsView.title,
+            headline=_headline(found[-1]),
+            words=words,
+            brief=(*words, *notes),
+            charts=lambda: _charts(found),
+            sheets=(_parts_sheet(found), _runs_sheet(found)),
+            notes=notes,
+        ),
     )
-    return (section,)
 
 
 def _headline(point: Stalls) -> str:
@@ -431,7 +381,7 @@ def _headline(point: Stalls) -> str:
         for part in point.parts
         if part.name in names
     ]
-    return f"{place(point)}: {', '.join(parts)} of the step"
+    return f"{place_of(point)}: {', '.join(parts)} of the step"
 
 
 def stalls_document(found: Sequence[Stalls]) -> Document:
@@ -445,8 +395,7 @@ def stalls_document(found: Sequence[Stalls]) -> Document:
 
 
 def _finding(point: Stalls) -> str:
-    """The ceiling, and both stalls, in words."""
-    start = f"{point.workload} ({point.preset}, {point.exchanged_by}) at {place(point)}: "
+    start = f"{point.workload} ({point.preset}, {point.exchanged_by}) at {place_of(point)}: "
     if point.ceiling is None:
         start += "the ingestion ceiling is not measured"
     else:
@@ -474,14 +423,14 @@ def _remarks(point: Stalls) -> Iterator[str]:
     first = next((part.seconds for part in point.parts if part.seconds is not None), None)
     if first is not None and not first.is_confident:
         unit = "sessions" if (first.sessions or 1) > 1 else "repeats"
-        told = f"{first.units} of {MIN_RUNS} {unit} that an interval of 95 % needs"
-        yield f"{place(point)}: {told}: {repeat_text(first)}."
+        few = f"{first.units} of {MIN_RUNS} {unit} that an interval of 95 % needs"
+        yield f"{place_of(point)}: {few}: {repeat_text(first)}."
     for text in point.notes:
-        yield f"{place(point)}: {text}."
+        yield f"{place_of(point)}: {text}."
     for text in point.missing:
         yield f"Left out: {text}."
     cold = next((one for one in point.tiers if one.tier == "cold"), None)
     if cold is not None and cold.cache:
         known = cold.storage_share
         share = "" if known is None else f"; {percent(min(1.0, known))} of the bytes came from storage"
-        yield f"Cold at {place(point)}: {cold.cache}{share}."
+        yield f"Cold at {place_of(point)}: {cold.cache}{share}."

@@ -15,7 +15,7 @@ import operator
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dlbench.reading import scaling
 from dlbench.reading.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
@@ -78,11 +78,13 @@ def find_slow_period(found: RankStepMap) -> SlowPeriod | None:
     columns = len(found.step_starts)
     if weight <= 0 or end - start < min_columns(columns):
         return None
+    # Standard deviation of a cell, from the median difference of neighbours, which jumps and peaks hardly change.
+    jumps = [abs(after - before) for cells in excess for before, after in itertools.pairwise(cells)]
+    noise = 1.4826 * statistics.median(jumps) / math.sqrt(2) if jumps else 0.0
     mean = statistics.fmean(excess[row][start:end])
     # One very long step would carry a whole span: half of its columns have to stand out by themselves.
-    if statistics.median(excess[row][start:end]) < MIN_EXCESS or mean < SIGMAS * _noise(excess) / math.sqrt(
-        end - start
-    ):
+    is_few = statistics.median(excess[row][start:end]) < MIN_EXCESS
+    if is_few or mean < SIGMAS * noise / math.sqrt(end - start):
         return None
     ends = (*found.rank_starts[1:], found.num_ranks)
     return SlowPeriod(
@@ -123,12 +125,6 @@ def _heaviest(row: Sequence[float]) -> tuple[float, int, int]:
         if total > best[0]:
             best = (total, start, place + 1)
     return best
-
-
-def _noise(excess: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of a cell, from the median difference of neighbours, which jumps and peaks hardly change."""
-    jumps = [abs(after - before) for row in excess for before, after in itertools.pairwise(row)]
-    return 1.4826 * statistics.median(jumps) / math.sqrt(2) if jumps else 0.0
 
 
 def map_finding(found: RankStepMap) -> str:
@@ -314,8 +310,22 @@ def _map(point: Point, table: RunTable) -> RankMap:
     ordered = sorted(point.run_ids, key=lambda run_id: (table.digests[run_id].quantiles_s[50], run_id))
     run_id = ordered[(len(ordered) - 1) // 2]
     found = table.digests[run_id].map
-    ends = (*found.rank_starts[1:], found.num_ranks)
-    rows = zip(found.rank_starts, ends, found.row_hosts, found.cells, strict=True)
+    rank_ends = (*found.rank_starts[1:], found.num_ranks)
+    step_ends = (*(start - 1 for start in found.step_starts[1:]), found.last_step)
+    rows = []
+    for first, end, hosts, cells in zip(found.rank_starts, rank_ends, found.row_hosts, found.cells, strict=True):
+        largest = max(range(len(cells)), key=cells.__getitem__)
+        row = MapRow(
+            first_rank=first,
+            last_rank=end - 1,
+            hosts=hosts,
+            cells=tuple(float(f"{value:.4g}") for value in cells),
+            mean=statistics.fmean(cells),
+            largest=cells[largest],
+            largest_first_step=found.step_starts[largest],
+            largest_last_step=step_ends[largest],
+        )
+        rows.append(row)
     return RankMap(
         run_id=run_id,
         ranks=point.ranks,
@@ -323,23 +333,8 @@ def _map(point: Point, table: RunTable) -> RankMap:
         num_runs=len(ordered),
         step_starts=found.step_starts,
         last_step=found.last_step,
-        rows=tuple(_row(found, first, end - 1, hosts, cells) for first, end, hosts, cells in rows),
+        rows=tuple(rows),
         finding=map_finding(found),
-    )
-
-
-def _row(found: RankStepMap, first: int, last: int, hosts: str, cells: Sequence[float]) -> MapRow:
-    column = max(range(len(cells)), key=lambda index: cells[index])
-    ends = (*(start - 1 for start in found.step_starts[1:]), found.last_step)
-    return MapRow(
-        first_rank=first,
-        last_rank=last,
-        hosts=hosts,
-        cells=tuple(float(f"{value:.4g}") for value in cells),
-        mean=statistics.fmean(cells),
-        largest=cells[column],
-        largest_first_step=found.step_starts[column],
-        largest_last_step=ends[column],
     )
 
 
@@ -363,28 +358,26 @@ def supports(point: StepPoint, percent_of_steps: int) -> bool:
 
 def step_notes(found: StepTimes) -> tuple[str, ...]:
     """The slowest step; and where steps are no independent measurements, in one sentence."""
+    last, notes = found.points[-1], []
+    if last.outliers:
+        worst = last.outliers[0]
+        notes.append(
+            f"Slowest step relative to its run at {place_of(last)}: step {worst.step} of {worst.run_id} "
+            f"({worst.ratio:.2f}x the median), mostly {PART_TITLES[worst.phase]}, rank {worst.rank} on {worst.host}."
+        )
     correlated = [
         f"{' '.join(filter(None, shown(point.autocorrelation, 2)))} at {place_of(point)}"
         for point in found.points
         if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
     ]
-    warning = (f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.",)
-    return (*_longest_step_text(found.points[-1]), *(warning if correlated else ()))
+    if correlated:
+        notes.append(f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.")
+    return tuple(notes)
 
 
 def outliers_text(point: StepPoint) -> str:
     """``12 (0.04 %)``: outliers of all runs."""
     return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
-
-
-def _longest_step_text(point: StepPoint) -> tuple[str, ...]:
-    if not point.outliers:
-        return ()
-    worst = point.outliers[0]
-    return (
-        f"Slowest step relative to its run at {place_of(point)}: step {worst.step} of {worst.run_id} "
-        f"({worst.ratio:.2f}x the median), mostly {PART_TITLES[worst.phase]}, rank {worst.rank} on {worst.host}.",
-    )
 
 
 def map_text(found: RankMap) -> str:
@@ -534,15 +527,10 @@ MAX_MARKS = 60
 MAX_RECTANGLES = 800
 """Of a map; a page of ten maps stays well below five megabytes."""
 
-_HEIGHT = 220
-_OUTLIERS_HEIGHT = 180
-
 EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
 """Where the colours of a map change; between 0.97 and 1.03 a cell is left blank."""
 _BLANK = 2
 _BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
-_PLATE = "#eceff3"
-"""Behind the map, in either colour scheme: its colours are made for it."""
 
 
 def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
@@ -554,18 +542,13 @@ def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
     ]
 
 
-def _chosen(points: Sequence[StepPoint]) -> list[StepPoint]:
-    """As many rank counts as there are colours, the first, the last, and evenly between."""
-    most = len(RANK_COLOURS)
-    if len(points) <= most:
-        return list(points)
-    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
-
-
 def _distribution(group: Subject, found: StepTimes) -> Chart:
     import altair as alt
 
-    points = _chosen(found.points)
+    points, most = list(found.points), len(RANK_COLOURS)
+    if len(points) > most:
+        # The first, the last, and evenly between.
+        points = [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
     rows: Rows = [
         {
             "place": place_of(point),
@@ -579,6 +562,24 @@ def _distribution(group: Subject, found: StepTimes) -> Chart:
         for index in DRAWN
         for figure in (point.quantiles[index].seconds,)
     ]
+    low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
+    kind: Literal["log", "linear"] = "log" if low > 0 and high > 8 * low else "linear"
+
+    def x_of(field: str) -> Any:
+        scale = alt.Scale(type=kind, zero=False, nice=False)
+        return alt.X(f"{field}:Q", title="step time", scale=scale, axis=alt.Axis(labelExpr=si_label("s"), tickCount=5))
+
+    places = [place_of(point) for point in points]
+    y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")
+    scale = alt.Scale(domain=places, range=list(RANK_COLOURS[: len(places)]))
+    legend = alt.Legend(orient="bottom", columns=3, symbolStrokeWidth=3, symbolOpacity=1)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        y=y, color=alt.Color("place:N", title=None, sort=places, scale=scale, legend=legend)
+    )
+    tooltip = tooltips({"place": "at", "share:Q": "share of the steps, %", "shown": "take no longer than"})
+    layers = [base.mark_line(strokeWidth=2).encode(x=x_of("seconds"), order="share:Q", tooltip=tooltip)]
+    if any(row["low"] != row["high"] for row in rows):
+        layers.insert(0, base.mark_area(opacity=0.2, orient="horizontal").encode(x=x_of("low"), x2="high:Q"))
     left_out = (
         f" {len(points)} of {len(found.points)} rank counts are drawn." if len(points) < len(found.points) else ""
     )
@@ -588,36 +589,15 @@ def _distribution(group: Subject, found: StepTimes) -> Chart:
         for point in points
     )
     return finish(
-        alt.layer(*_curves(alt, rows, [place_of(point) for point in points])),
+        alt.layer(*layers),
         group,
         name="steps",
         title="Share of steps that take no longer (band: range of runs)",
         alt=f"Distribution of step times by rank count, geometric means over runs.{left_out} {words}.",
         table=quantile_sheet(found),
-        size=(WIDE, _HEIGHT),
+        size=(WIDE, 220),
         axes="x",
     )
-
-
-def _curves(alt: Any, rows: Rows, places: list[str]) -> list[Any]:
-    low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
-    kind = "log" if low > 0 and high > 8 * low else "linear"
-
-    def x_of(field: str) -> Any:
-        x = alt.X(f"{field}:Q", title="step time").scale(type=kind, zero=False, nice=False)
-        return x.axis(labelExpr=si_label("s"), tickCount=5)
-
-    y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")
-    colour = alt.Color("place:N", title=None, sort=places).scale(domain=places, range=list(RANK_COLOURS[: len(places)]))
-    legend = colour.legend(orient="bottom", columns=3, symbolStrokeWidth=3, symbolOpacity=1)
-    tooltip = tooltips({"place:N": "at", "share:Q": "share of the steps, %", "shown:N": "take no longer than"})
-    base = alt.Chart(alt.InlineData(values=rows))
-    layers = []
-    if any(row["low"] != row["high"] for row in rows):
-        band = base.mark_area(opacity=0.2, orient="horizontal")
-        layers.append(band.encode(y=y, x=x_of("low"), x2="high:Q", color=legend))
-    line = base.mark_line(strokeWidth=2)
-    return [*layers, line.encode(x=x_of("seconds"), y=y, order="share:Q", color=legend, tooltip=tooltip)]
 
 
 def _outliers(group: Subject, point: StepPoint) -> Chart:
@@ -656,46 +636,60 @@ def _outliers(group: Subject, point: StepPoint) -> Chart:
         alt=f"{point.num_outliers} of {point.num_steps} steps ({percent(point.pooled_outlier_share, 2)}) at "
         f"{place_of(point)} are far longer than the others{more}. {words}.",
         table=outlier_sheet((point,), MAX_MARKS),
-        size=(WIDE, _OUTLIERS_HEIGHT),
+        size=(WIDE, 180),
     )
 
 
 def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
-    """The map of the largest rank count."""
+    """The map of the largest rank count; columns are joined until there are few enough rectangles."""
     import altair as alt
 
-    rows, joined = _rectangles(found)
-    height = min(320, max(70, 22 * len(found.rows)))
+    joined = 1
+    while len(rows := list(_rectangles(found, joined))) > MAX_RECTANGLES and joined < len(found.step_starts):
+        joined *= 2
+    start, end = found.step_starts[0] - 0.5, found.last_step + 0.5
+    x_scale = alt.Scale(domain=[start, end], nice=False, zero=False)
+    y_scale = alt.Scale(domain=[-0.5, found.ranks - 0.5], reverse=True, nice=False, zero=False)
+    x_axis = alt.Axis(format="d", tickCount=6, tickMinStep=1, grid=False)
+    y_axis = alt.Axis(format="d", tickCount=min(8, found.ranks), tickMinStep=1, grid=False)
+    ends = {
+        "x": alt.X("x:Q", scale=x_scale, title="step, warm-up steps counted", axis=x_axis),
+        "x2": "x2:Q",
+        "y": alt.Y("y:Q", scale=y_scale, title="rank", axis=y_axis),
+        "y2": "y2:Q",
+    }
+    # Behind the map, in either colour scheme: its colours are made for it.
+    plate = alt.InlineData(values=[{"x": start, "x2": end, "y": -0.5, "y2": found.ranks - 0.5}])
+    layers = [alt.Chart(plate).mark_rect(color="#eceff3").encode(**ends)]
+    if rows:
+        colours = {bin_title(number): colour for number, colour in enumerate(_BIN_COLOURS) if number != _BLANK}
+        present = [title for title in colours if any(row["bin"] == title for row in rows)]
+        colour = alt.Color(
+            "bin:N",
+            title=f"own work over the median (blank: {bin_title(_BLANK)})",
+            scale=alt.Scale(domain=present, range=[colours[title] for title in present]),
+            legend=alt.Legend(orient="bottom", columns=4, titleOrient="top", titleLimit=WIDE),
+        )
+        tooltip = tooltips({"who": "ranks", "when": "steps", "shown": "own work over the median"})
+        cells = alt.Chart(alt.InlineData(values=rows)).mark_rect(strokeWidth=0)
+        layers.append(cells.encode(**ends, color=colour, tooltip=tooltip))
     note = f" {joined} neighbouring columns are drawn as one, with the larger value." if joined > 1 else ""
     slowest = max(found.rows, key=lambda row: row.mean)
     drawn = finish(
-        alt.layer(*_map_layers(alt, found, rows)),
+        alt.layer(*layers),
         group,
         name="ranks",
         title=f"Own work by rank and step at {place_of(found)}",
         alt=f"{found.finding} {row_title(slowest).capitalize()} is slowest on the whole: {slowest.mean:.3f} times the "
         f"median.{note}",
         table=rank_sheet(found, len(found.rows)),
-        size=(WIDE, height),
+        size=(WIDE, min(320, max(70, 22 * len(found.rows)))),
     )
     return [drawn]
 
 
-def _rectangles(found: RankMap) -> tuple[Rows, int]:
-    """Neighbouring cells of one colour as one rectangle; columns are joined until there are few enough of them.
-
-    Returns:
-        The rectangles, and how many columns are drawn as one.
-    """
-    joined = 1
-    while True:
-        made = list(_merged(found, joined))
-        if len(made) <= MAX_RECTANGLES or joined >= len(found.step_starts):
-            return made, joined
-        joined *= 2
-
-
-def _merged(found: RankMap, joined: int) -> Iterator[dict[str, Any]]:
+def _rectangles(found: RankMap, joined: int) -> Iterator[dict[str, Any]]:
+    """Neighbouring cells of one colour as one rectangle; `joined` columns are drawn as one."""
     starts = found.step_starts[::joined]
     ends = (*starts[1:], found.last_step + 1)
     for row in found.rows:
@@ -706,23 +700,18 @@ def _merged(found: RankMap, joined: int) -> Iterator[dict[str, Any]]:
             if end < len(bins) and bins[end] == bins[first]:
                 continue
             if bins[first] != _BLANK:
-                span = cells[first:end]
+                low, high = f"{min(cells[first:end]):.3g}x", f"{max(cells[first:end]):.3g}x"
                 yield {
                     "x": starts[first] - 0.5,
                     "x2": ends[end - 1] - 0.5,
                     "y": row.first_rank - 0.5,
                     "y2": row.last_rank + 0.5,
                     "bin": bin_title(bins[first]),
-                    "shown": _ratios(span),
+                    "shown": low if low == high else f"{low} to {high}",
                     "who": f"{row_title(row)} on {row.hosts}",
                     "when": f"{starts[first]} to {ends[end - 1] - 1}",
                 }
             first = end
-
-
-def _ratios(span: Sequence[float]) -> str:
-    low, high = f"{min(span):.3g}x", f"{max(span):.3g}x"
-    return low if low == high else f"{low} to {high}"
 
 
 def bin_title(number: int) -> str:
@@ -732,32 +721,6 @@ def bin_title(number: int) -> str:
     if number == len(EDGES):
         return f"{EDGES[-1]:g}x and more"
     return f"{EDGES[number - 1]:g}x to {EDGES[number]:g}x"
-
-
-def _map_layers(alt: Any, found: RankMap, rows: Rows) -> list[Any]:
-    start, end = found.step_starts[0] - 0.5, found.last_step + 0.5
-    plate = {"x": start, "x2": end, "y": -0.5, "y2": found.ranks - 0.5}
-    x_scale = alt.Scale(domain=[start, end], nice=False, zero=False)
-    y_scale = alt.Scale(domain=[-0.5, found.ranks - 0.5], reverse=True, nice=False, zero=False)
-    x = alt.X("x:Q", scale=x_scale, title="step, warm-up steps counted").axis(
-        format="d", tickCount=6, tickMinStep=1, grid=False
-    )
-    y = alt.Y("y:Q", scale=y_scale, title="rank").axis(
-        format="d", tickCount=min(8, found.ranks), tickMinStep=1, grid=False
-    )
-    layers = [alt.Chart(alt.InlineData(values=[plate])).mark_rect(color=_PLATE).encode(x=x, x2="x2:Q", y=y, y2="y2:Q")]
-    if not rows:
-        return layers
-    numbers = [number for number in range(len(EDGES) + 1) if number != _BLANK]
-    present = [number for number in numbers if any(row["bin"] == bin_title(number) for row in rows)]
-    colour = alt.Color("bin:N", title=f"own work over the median (blank: {bin_title(_BLANK)})").scale(
-        domain=[bin_title(number) for number in present], range=[_BIN_COLOURS[number] for number in present]
-    )
-    tooltip = tooltips({"who:N": "ranks", "when:N": "steps", "shown:N": "own work over the median"})
-    cells = alt.Chart(alt.InlineData(values=rows)).mark_rect(strokeWidth=0)
-    legend = colour.legend(orient="bottom", columns=4, titleOrient="top", titleLimit=WIDE)
-    layers.append(cells.encode(x=x, x2="x2:Q", y=y, y2="y2:Q", color=legend, tooltip=tooltip))
-    return layers
 
 
 NO_STEPS = "this report was made without the single steps of its runs."

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Literal
 
 import dlbench
 from dlbench.costs.storage_demand import Demand
-from dlbench.records.data_path import RateRepeat, ReadingRate
+from dlbench.records.data_path import ReadingRate
 from dlbench.report.document import Document, Section
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, percent, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate, median_estimate
 from dlbench.units import format_number
@@ -28,33 +29,53 @@ Cache = Literal["cold", "warm"]
 Limit = Literal["fetch", "prepare"]
 
 
+LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
+_MB = 1e6
+MAX_SIZE_FACTOR = 1.5
+"""By so much samples may be larger or smaller than the published ones without a word."""
+_NOT_MEASURED = "not measured"
+
+
+def _count(figure: Estimate) -> Cell:
+    """Whole accelerators, and the figure itself where it is small."""
+    value = figure.value
+    ends = ""
+    if figure.low is not None and figure.high is not None:
+        ends = f"[{format_number(figure.low, 2)}, {format_number(figure.high, 2)}]"
+    if value < 1:
+        text = f"{format_number(value, 2)} of one"
+    else:
+        text = f"{math.floor(value)} ({format_number(value, 2)})" if value < 100 else f"{math.floor(value):,}"
+    return Cell(text, ends, number=value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Supply:
     """What the readers gave, in one state of the page cache."""
 
-    ranks: int
+    ranks: int = field(metadata=column("Ranks", is_brief=True))
     """Processes that read at the same time, as ranks do."""
-    cache: Cache
+    cache: Cache = field(metadata=column("Page cache", is_brief=True))
     in_force: bool
     """Whether the page cache was in that state; where not, there are no figures."""
-    told: str
+    told: str = field(metadata=column(name="cache_told"))
     """What became of the page cache, in words."""
-    loader_workers: int
+    loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int
-    samples_per_s: Estimate | None
-    """All ranks together; over repeats."""
-    bytes_per_s: Estimate | None
+    samples_per_s: Estimate | None = field(metadata=column("Samples/s", missing=_NOT_MEASURED, is_brief=True))
+    bytes_per_s: Estimate | None = field(
+        metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
+    )
     sample_bytes: float | None
     """Stored bytes of a sample, mean."""
-    fetch_share: Estimate | None
+    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))
     """Of the time of fetching and preparing."""
-    prepare_share: Estimate | None
+    prepare_share: Estimate | None = field(metadata=column("Preparing", is_brief=True))
     storage_share: float | None
     """Bytes from devices or the network over bytes of samples; None: not counted."""
     fetch_samples_per_s: Estimate | None
     """What fetching alone would give to as many readers."""
     limit: Limit | None
-    """What takes the larger part of the readers' time."""
     warnings: tuple[str, ...]
 
 
@@ -62,18 +83,17 @@ class Supply:
 class Fed:
     """How many accelerators one supply feeds."""
 
-    ranks: int
-    cache: Cache
-    accelerators: Estimate
-    """By all that readers do."""
-    by_fetching: Estimate | None
+    ranks: int = field(metadata=column("Ranks", is_brief=True))
+    cache: Cache = field(metadata=column("Page cache", is_brief=True))
+    accelerators: Estimate = field(metadata=column("How many", text=_count, is_brief=True))
+    by_fetching: Estimate | None = field(metadata=column("By fetching alone", text=_count, is_brief=True))
     """If preparing took no time."""
-    limit: Limit
+    limit: Limit = field(metadata=column("Limited by", text=LIMIT_TITLES.__getitem__, is_brief=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """One accelerator's demand beside what the readers give."""
+    """One accelerator's demand next to what the readers give."""
 
     demand: Demand
     bytes_per_s: float | None
@@ -106,24 +126,28 @@ def supply_of(answer: ReadingRate) -> Supply:
     """
     if answer.cache == "any":
         raise ValueError("the reader benchmark ran with the page cache as it was")
-    repeats = [one for one in answer.repeats if one.together.samples] if answer.cache_in_force else []
-    share = _fetch_share(repeats)
+    together = [one.together for one in answer.repeats if one.together.samples] if answer.cache_in_force else []
+    busy = [(one.fetch_s, one.fetch_s + one.prepare_s) for one in together]
+    shares = [fetch / whole for fetch, whole in busy if whole > 0]
+    share = mean_estimate(shares, "fraction") if shares else None
+    counted = [(one.storage_bytes, one.raw_bytes) for one in together if one.storage_bytes is not None]
+    raw = sum(size for _, size in counted)
     readers = answer.processes * max(1, answer.loader_workers)
-    fetching = [one.together.samples * readers / one.together.fetch_s for one in repeats if one.together.fetch_s]
-    samples = sum(one.together.samples for one in repeats)
+    fetching = [one.samples * readers / one.fetch_s for one in together if one.fetch_s]
+    samples = sum(one.samples for one in together)
     return Supply(
         ranks=answer.processes,
         cache=answer.cache,
-        in_force=bool(repeats),
+        in_force=bool(together),
         told=answer.cache_told,
         loader_workers=answer.loader_workers,
         prefetch_batches=answer.prefetch_batches,
-        samples_per_s=_median([one.together.samples_per_s for one in repeats], "samples/s"),
-        bytes_per_s=_median([one.together.bytes_per_s for one in repeats], "bytes/s"),
-        sample_bytes=sum(one.together.raw_bytes for one in repeats) / samples if samples else None,
+        samples_per_s=_median([one.samples_per_s for one in together], "samples/s"),
+        bytes_per_s=_median([one.bytes_per_s for one in together], "bytes/s"),
+        sample_bytes=sum(one.raw_bytes for one in together) / samples if samples else None,
         fetch_share=share,
         prepare_share=None if share is None else complement(share),
-        storage_share=_storage_share(repeats),
+        storage_share=sum(storage for storage, _ in counted) / raw if raw else None,
         fetch_samples_per_s=_median(fetching, "samples/s"),
         limit=None if share is None else "fetch" if share.value >= 0.5 else "prepare",
         warnings=answer.warnings,
@@ -134,27 +158,8 @@ def _median(values: Sequence[float], unit: str) -> Estimate | None:
     return median_estimate(values, unit) if values else None
 
 
-def _fetch_share(repeats: Sequence[RateRepeat]) -> Estimate | None:
-    shares = []
-    for one in repeats:
-        whole = one.together.fetch_s + one.together.prepare_s
-        if whole > 0:
-            shares.append(one.together.fetch_s / whole)
-    return mean_estimate(shares, "fraction") if shares else None
-
-
-def _storage_share(repeats: Sequence[RateRepeat]) -> float | None:
-    known = [
-        (one.together.storage_bytes, one.together.raw_bytes)
-        for one in repeats
-        if one.together.storage_bytes is not None
-    ]
-    total = sum(raw for _, raw in known)
-    return sum(storage for storage, _ in known) / total if total else None
-
-
 def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
-    """One demand beside all supplies with figures."""
+    """One demand next to all supplies with figures."""
     sizes = [one.sample_bytes for one in supplies if one.sample_bytes is not None]
     fed = tuple(
         Fed(
@@ -173,12 +178,6 @@ def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
     )
     return Need(demand=demand, bytes_per_s=demand.samples_per_s * sizes[0] if sizes else None, fed=fed)
 
-
-LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
-_MB = 1e6
-MAX_SIZE_FACTOR = 1.5
-"""By so much samples may be larger or smaller than the published ones without a word."""
-_NOT_MEASURED = "not measured"
 
 GIVES_CAPTION = (
     "Reading and preparing without training, all ranks together. Fetching: getting the stored bytes; preparing: "
@@ -220,31 +219,18 @@ def io_document(found: Io) -> Document:
 
 
 def _gives_sheet(supplies: Sequence[Supply]) -> Sheet[Supply]:
-    columns: tuple[Column[Supply], ...] = (
-        Column("cache", "Page cache", lambda one: one.cache, is_brief=True),
-        Column("ranks", "Ranks", lambda one: one.ranks, is_brief=True),
-        Column(
-            "samples_per_s",
-            "Samples/s",
-            lambda one: one.samples_per_s,
-            lambda one: one.samples_per_s or Cell(_NOT_MEASURED),
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column(
-            "mb_per_s",
-            "MB/s",
-            lambda one: one.bytes_per_s.scaled(1 / _MB, "MB/s") if one.bytes_per_s else None,
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("fetch_share", "Fetching", lambda one: one.fetch_share, has_interval=True, is_brief=True),
-        Column("prepare_share", "Preparing", lambda one: one.prepare_share, has_interval=True, is_brief=True),
-        Column("storage_share", "From storage", lambda one: one.storage_share, _storage, is_brief=True),
-        Column("loader_workers", "Readers per rank", lambda one: one.loader_workers),
-        Column("prefetch_batches", "", lambda one: one.prefetch_batches),
-        Column("limit", "", lambda one: one.limit),
-        Column("cache_told", "", lambda one: one.told),
+    def storage(one: Supply) -> Cell | None:
+        if one.samples_per_s is None:
+            return None
+        if one.storage_share is None:
+            return Cell("not counted")
+        return Cell(percent(min(1.0, one.storage_share), 0), number=one.storage_share)
+
+    columns = columns_of(
+        Supply,
+        *("cache", "ranks", "samples_per_s", "bytes_per_s", "fetch_share", "prepare_share"),
+        Column("storage_share", "From storage", lambda one: one.storage_share, storage, is_brief=True),
+        *("loader_workers", "prefetch_batches", "limit", "told"),
     )
     return Sheet(
         name="io-gives",
@@ -254,14 +240,6 @@ def _gives_sheet(supplies: Sequence[Supply]) -> Sheet[Supply]:
         caption=GIVES_CAPTION,
         in_terminal=True,
     )
-
-
-def _storage(one: Supply) -> Cell | None:
-    if one.samples_per_s is None:
-        return None
-    if one.storage_share is None:
-        return Cell("not counted")
-    return Cell(percent(min(1.0, one.storage_share), 0), number=one.storage_share)
 
 
 def _gives(found: Io) -> Iterator[str]:
@@ -286,82 +264,40 @@ def _gives(found: Io) -> Iterator[str]:
 
 
 def _needs_sheet(needs: Sequence[Need]) -> Sheet[Need]:
+    def rate(name: str, title: str, value: Callable[[Need], float | None]) -> Column[Need]:
+        """Bytes per second as MB/s."""
+
+        def in_mb(need: Need) -> float | None:
+            found = value(need)
+            return None if found is None else found / _MB
+
+        def cell(need: Need) -> Cell | None:
+            found = in_mb(need)
+            return None if found is None else Cell(format_number(found, 3), number=value(need))
+
+        return Column(name, title, in_mb, cell, is_brief=True)
+
     columns: tuple[Column[Need], ...] = (
         Column("accelerator", "One", lambda need: need.demand.accelerator, is_brief=True),
         Column("samples_per_s", "Samples/s", lambda need: need.demand.samples_per_s, unit="samples/s", is_brief=True),
-        Column(
-            "published_mb_per_s",
-            "MB/s, published set",
-            lambda need: None if need.demand.bytes_per_s is None else need.demand.bytes_per_s / _MB,
-            _rate_of(lambda need: need.demand.bytes_per_s),
-            is_brief=True,
-        ),
-        Column(
-            "mb_per_s",
-            "MB/s, this set",
-            lambda need: None if need.bytes_per_s is None else need.bytes_per_s / _MB,
-            _rate_of(lambda need: need.bytes_per_s),
-            is_brief=True,
-        ),
+        rate("published_mb_per_s", "MB/s, published set", lambda need: need.demand.bytes_per_s),
+        rate("mb_per_s", "MB/s, this set", lambda need: need.bytes_per_s),
         Column("source", "Source", lambda need: need.demand.source),
     )
     return Sheet(name="io-needs", title="What one accelerator needs", columns=columns, rows=needs, in_terminal=True)
 
 
-def _rate_of(value: Callable[[Need], float | None]) -> Callable[[Need], Cell | None]:
-    """Bytes per second as MB/s."""
-
-    def cell(need: Need) -> Cell | None:
-        rate = value(need)
-        return None if rate is None else Cell(format_number(rate / _MB, 3), number=rate)
-
-    return cell
-
-
 def _fed_sheet(needs: Sequence[Need]) -> Sheet[FedRow]:
-    columns: tuple[Column[FedRow], ...] = (
-        Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True),
-        Column("ranks", "Ranks", lambda row: row[1].ranks, is_brief=True),
-        Column("cache", "Page cache", lambda row: row[1].cache, is_brief=True),
-        Column(
-            "accelerators",
-            "How many",
-            lambda row: row[1].accelerators,
-            lambda row: _count(row[1].accelerators),
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column("limit", "Limited by", lambda row: row[1].limit, lambda row: LIMIT_TITLES[row[1].limit], is_brief=True),
-        Column(
-            "by_fetching",
-            "By fetching alone",
-            lambda row: row[1].by_fetching,
-            lambda row: None if row[1].by_fetching is None else _count(row[1].by_fetching),
-            has_interval=True,
-            is_brief=True,
-        ),
-    )
+    accelerator: Column[FedRow] = Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True)
+    fed = columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1))
     return Sheet(
         name="io-feeds",
         title="How many accelerators can be fed",
-        columns=columns,
-        rows=[(need, fed) for need in needs for fed in need.fed],
+        columns=(accelerator, *fed),
+        rows=[(need, one) for need in needs for one in need.fed],
         caption=FED_CAPTION,
         in_terminal=True,
     )
-
-
-def _count(figure: Estimate) -> Cell:
-    """Whole accelerators, and the figure itself where it is small."""
-    value = figure.value
-    ends = ""
-    if figure.low is not None and figure.high is not None:
-        ends = f"[{format_number(figure.low, 2)}, {format_number(figure.high, 2)}]"
-    if value < 1:
-        text = f"{format_number(value, 2)} of one"
-    else:
-        text = f"{math.floor(value)} ({format_number(value, 2)})" if value < 100 else f"{math.floor(value):,}"
-    return Cell(text, ends, number=value)
 
 
 def _needs(found: Io) -> Iterator[str]:

@@ -39,12 +39,6 @@ MAX_POINTS = 200
 MAX_STRETCHES = 40
 """Of a lane: further ones are joined to their nearest neighbours."""
 
-_KEPT_GAPS = 10
-"""The longest gaps, both of whose sides are points."""
-
-SeriesPoint = tuple[float, float | None]
-"""Seconds, and a value; None within a gap."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
@@ -58,20 +52,17 @@ class Stretch:
     """The stage, or the reasons."""
 
 
-def series(samples: NodeSamples, names: Sequence[str], window: Interval) -> tuple[SeriesPoint, ...]:
+def series(samples: NodeSamples, names: Sequence[str], window: Interval) -> tuple[tuple[float, float | None], ...]:
     """The mean (host.cpu.N.busy) or sum (anything else) of fields over time; of counters the rate, per second.
 
-    Args:
-        samples: of one node.
-        names: fields of one kind, all of them sampled.
-        window: of the measured steps; its begin is second 0.
+    Fields are of one kind, and all sampled; second 0 is the begin of the window. None stands within a gap.
     """
     import numpy as np
 
     times, values, gap_behind = _values(samples, names)
     if not len(values):
         return ()
-    found: list[SeriesPoint] = []
+    found: list[tuple[float, float | None]] = []
     chosen = thinned(times, values, gap_behind)
     holes = np.concatenate([[0], np.cumsum(gap_behind)])
     for place, index in enumerate(chosen):
@@ -105,11 +96,8 @@ def thinned(time_ns: Times, values: Floats, gap_behind: Flags, max_points: int =
 
     With a point in every gap between two chosen ones there are at most `max_points`.
 
-    Args:
-        time_ns: growing, shape (n,).
-        values: finite, shape (n,).
-        gap_behind: whether nothing is known between a point and the next, shape (n - 1,).
-        max_points: at least 50.
+    `time_ns` grows and `values` are finite, both of shape (n,); `gap_behind`, of shape (n - 1,), says whether nothing
+    is known between a point and the next. `max_points`: at least 50.
     """
     import numpy as np
 
@@ -117,7 +105,7 @@ def thinned(time_ns: Times, values: Floats, gap_behind: Flags, max_points: int =
     gaps = np.flatnonzero(gap_behind)
     if count + len(gaps) <= max_points:
         return list(range(count))
-    longest = gaps[np.argsort(np.diff(time_ns)[gaps], kind="stable")[::-1][:_KEPT_GAPS]]
+    longest = gaps[np.argsort(np.diff(time_ns)[gaps], kind="stable")[::-1][:10]]
     chosen = {0, count - 1, *longest.tolist(), *(longest + 1).tolist()}
     # Every gap may need a point of its own: many gaps leave less room for values.
     room = max_points - len(chosen) - len(gaps)
@@ -184,9 +172,6 @@ def _joined_stretches(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
 
 MAX_LANES = 3
 """GPUs, or nodes without any, that are drawn over time."""
-
-_AT_REST = 1e4
-"""Bytes per second below which a network or a disk is not worth a panel."""
 
 _THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
 
@@ -279,7 +264,7 @@ def timeline(run: Run, reading: MachineReading, notes: list[str]) -> Timeline | 
     by_node: dict[int, _Lane] = {}
     for lane in lanes:
         by_node.setdefault(lane.node, lane)
-    panels = [panel for panel in _panels(lanes, by_node, reading) if panel is not None]
+    panels = tuple(_panels(lanes, by_node, reading))
     if not panels:
         return None
     window = lanes[0].stages.measured
@@ -289,7 +274,7 @@ def timeline(run: Run, reading: MachineReading, notes: list[str]) -> Timeline | 
         nodes=run.plan.layout.nodes,
         window_s=(window[1] - window[0]) / 1e9,
         lanes=tuple(dict.fromkeys(line.lane for panel in panels for line in panel.lines)),
-        panels=tuple(panels),
+        panels=panels,
         stages=tuple(one for lane in by_node.values() for one in stage_stretches(lane.host, lane.stages)),
         throttled=tuple(
             one
@@ -302,62 +287,72 @@ def timeline(run: Run, reading: MachineReading, notes: list[str]) -> Timeline | 
 
 def _lanes(run: Run, reading: MachineReading) -> list[_Lane]:
     """The most throttled GPU, the first GPU of the first node, and others spread over the run."""
-    ranked = sorted(reading.nodes, key=lambda node: (-(_worst(node) or 0.0), node.node_rank))
+
+    def throttled(node: NodeTelemetry) -> float:
+        worst = worst_throttled(node, [int(name.removeprefix("gpu.")) for name in node.clock_reasons])
+        return worst[0] if worst else 0.0
+
+    ranked = sorted(reading.nodes, key=lambda node: (-throttled(node), node.node_rank))
     spread = [node.node_rank for node in reading.nodes][:: -(-len(reading.nodes) // MAX_LANES)]
-    ordered = dict.fromkeys([ranked[0].node_rank, *spread])
-    wanted = list(ordered)[:MAX_LANES]
     summaries = {node.node_rank: node for node in reading.nodes}
     lanes: list[_Lane] = []
     spare: list[_Lane] = []
-    for node in wanted:
+    for node in list(dict.fromkeys([ranked[0].node_rank, *spread]))[:MAX_LANES]:
         samples, stages = read_node(run, node, lambda name: True), node_stages(run, node)
         gpus = gpus_of_ranks(run, samples).gpus if computes_on_gpu(run, node) else ()
         worst = worst_throttled(summaries[node], gpus)
         first = worst[1] if worst is not None and worst[0] > 0 else next(iter(gpus), None)
-        host = _host(summaries[node], reading)
+        host = summaries[node].host
+        if not host or sum(other.host == host for other in reading.nodes) > 1:
+            host = f"{host} (node {node})".strip()
         lanes.append(_Lane(node=node, gpu=first, samples=samples, stages=stages, host=host))
         spare += [replace(lanes[-1], gpu=gpu) for gpu in gpus if gpu != first]
     return [*lanes, *spare][:MAX_LANES]
 
 
-def _worst(node: NodeTelemetry) -> float | None:
-    gpus = [int(name.removeprefix("gpu.")) for name in node.clock_reasons]
-    worst = worst_throttled(node, gpus)
-    return None if worst is None else worst[0]
+def _panels(lanes: Sequence[_Lane], by_node: Mapping[int, _Lane], reading: MachineReading) -> Iterator[Panel]:
+    """Of GPUs, then of nodes; those that no lane has samples of are missing."""
+    summaries = {node.node_rank: node.fields for node in reading.nodes}
 
+    def panel(title: str, unit: str, factor: float, name: str, *, is_gpu: bool = False) -> Iterator[Panel]:
+        lines = []
+        for lane in lanes if is_gpu else by_node.values():
+            whole = f"gpu.{lane.gpu}.{name}" if is_gpu else name
+            fields = _cpu_fields(lane) if name == "host.cpu.busy" else [whole]
+            if (is_gpu and lane.gpu is None) or not fields or not set(fields) <= lane.samples.columns.keys():
+                continue
+            points = series(lane.samples, fields, lane.stages.measured)
+            of_node = summaries[lane.node]
+            summary = of_node.get(whole) or of_node.get(fields[0])
+            if points and summary is not None:
+                line = Line(
+                    lane=lane.name if is_gpu else lane.host,
+                    points=tuple((_rounded(t), None if v is None else _rounded(v * factor)) for t, v in points),
+                    mean=summary.mean * factor,
+                    lowest=summary.lowest * factor,
+                    highest=summary.highest * factor,
+                )
+                lines.append(line)
+        if lines:
+            yield Panel(name=name, title=title, unit=unit, lines=tuple(lines))
 
-_GPU_PANELS = (
-    # Field, title, unit, factor to the unit.
-    ("power_w", "Power of a GPU", "W", 1.0),
-    ("sm_clock_hz", "SM clock", "MHz", 1e-6),
-    ("utilization", "GPU utilisation", "%", 100.0),
-    ("tensor_active", "Tensor cores active", "%", 100.0),
-    ("dram_active", "GPU memory bandwidth used", "%", 100.0),
-)
-
-
-def _panels(lanes: Sequence[_Lane], by_node: Mapping[int, _Lane], reading: MachineReading) -> Iterator[Panel | None]:
-    """Of GPUs, then of nodes."""
-
-    def panel(name: str, title: str, unit: str, factor: float) -> Panel | None:
-        members = [(lane.host, lane, _cpu_fields(lane) if "cpu" in name else [name], name) for lane in by_node.values()]
-        return _panel((name, title, unit, factor), members, reading)
-
-    for field, title, unit, factor in _GPU_PANELS:
-        names = [(lane, f"gpu.{lane.gpu}.{field}") for lane in lanes if lane.gpu is not None]
-        yield _panel((field, title, unit, factor), [(lane.name, lane, [name], name) for lane, name in names], reading)
-    yield panel("host.cpu.busy", "CPU busy", "%", 100.0)
-    yield panel("host.memory_used_bytes", "Host memory", "GiB", 2**-30)
+    yield from panel("Power of a GPU", "W", 1.0, "power_w", is_gpu=True)
+    yield from panel("SM clock", "MHz", 1e-6, "sm_clock_hz", is_gpu=True)
+    yield from panel("GPU utilisation", "%", 100.0, "utilization", is_gpu=True)
+    yield from panel("Tensor cores active", "%", 100.0, "tensor_active", is_gpu=True)
+    yield from panel("GPU memory bandwidth used", "%", 100.0, "dram_active", is_gpu=True)
+    yield from panel("CPU busy", "%", 100.0, "host.cpu.busy")
+    yield from panel("Host memory", "GiB", 2**-30, "host.memory_used_bytes")
     for pattern, title in (
         (r"host\.(?:net|infiniband)\.(.+)\.received_bytes", "{} receives"),
         (r"host\.(?:net|infiniband)\.(.+)\.sent_bytes", "{} sends"),
         (r"host\.disk\.(.+)\.read_bytes", "Disk {} reads"),
     ):
-        # The counter with the highest rate of all nodes.
+        # The counter with the highest rate of all nodes; below 10 kB/s it is at rest.
         fields = [summary for node in reading.nodes for summary in node.fields.items()]
-        known = [(one.mean, name) for name, one in fields if re.fullmatch(pattern, name) and one.mean > _AT_REST]
+        known = [(one.mean, name) for name, one in fields if re.fullmatch(pattern, name) and one.mean > 1e4]
         if known and (found := re.fullmatch(pattern, max(known)[1])):
-            yield panel(found[0], title.format(found[1]), "MiB/s", 2**-20)
+            yield from panel(title.format(found[1]), "MiB/s", 2**-20, found[0])
 
 
 def _cpu_fields(lane: _Lane) -> list[str]:
@@ -366,67 +361,35 @@ def _cpu_fields(lane: _Lane) -> list[str]:
     return cores or [name for name in ("host.cpu.mean.busy",) if name in lane.samples.columns]
 
 
-def _host(node: NodeTelemetry, reading: MachineReading) -> str:
-    is_unique = sum(other.host == node.host for other in reading.nodes) == 1
-    return node.host if node.host and is_unique else f"{node.host} (node {node.node_rank})".strip()
-
-
-def _panel(
-    spec: tuple[str, str, str, float], members: Sequence[tuple[str, _Lane, list[str], str]], reading: MachineReading
-) -> Panel | None:
-    """Name, title, unit and factor to the unit; of each line its name, its lane, its fields, and that of its mean."""
-    name, title, unit, factor = spec
-    summaries = {node.node_rank: node.fields for node in reading.nodes}
-    lines = []
-    for label, lane, fields, summary_name in members:
-        if not fields or not set(fields) <= lane.samples.columns.keys():
-            continue
-        points = series(lane.samples, fields, lane.stages.measured)
-        of_node = summaries[lane.node]
-        summary = of_node.get(summary_name) or of_node.get(fields[0])
-        if not points or summary is None:
-            continue
-        lines.append(
-            Line(
-                lane=label,
-                points=tuple((_rounded(t), None if v is None else _rounded(v * factor)) for t, v in points),
-                mean=summary.mean * factor,
-                lowest=summary.lowest * factor,
-                highest=summary.highest * factor,
-            )
-        )
-    return Panel(name=name, title=title, unit=unit, lines=tuple(lines)) if lines else None
-
-
 def _rounded(value: float) -> float:
     """Four digits are more than a line shows."""
     return float(f"{value:.4g}") if abs(value) < 1000 else float(f"{value:.6g}")
 
 
 _WIDTH = 640
-_HEIGHT = 58
-_BAR = 15
-
-_IN_WORDS = {"power_w": "a GPU's power"}
-"""Panels whose title does not read well in a sentence, by name."""
 
 MIN_SAMPLES = 3
 """Samples in the measured window below which there is no series to draw."""
-
-_ALIKE = 0.02
-"""Means that differ by less are one number in words."""
-
-_THROTTLED = "#d55e00"
 
 
 def timeline_chart(group: Group, found: Timeline) -> Chart:
     """Stages and throttling as bars, then a panel for each quantity."""
     import altair as alt
 
-    ends = _ends(found)
-    strips = [_strip(alt, "Stages", found.stages, ends, _stage_colour(alt, found))]
+    # A little more than the measured window and the stages around it; a long building would leave it no room.
+    first = max(min([0.0, *(one.begin_s for one in found.stages)]), -found.window_s)
+    last = min(max([found.window_s, *(one.end_s for one in found.stages)]), 2 * found.window_s)
+    ends = [round(first, 3), round(last, 3)]
+    stages = dict.fromkeys(one.name for one in found.stages)
+    colours = {stage: colour for stage, colour in STAGE_COLOURS.items() if stage in stages} | {
+        stage: MUTED for stage in stages if stage not in STAGE_COLOURS
+    }
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    legend = alt.Legend(orient="top", columns=6, offset=2)
+    stage_colour = alt.Color("what:N", title=None, scale=scale, legend=legend)
+    strips = [_strip(alt, "Stages", found.stages, ends, stage_colour)]
     if found.throttled:
-        strips.append(_strip(alt, "Throttled", found.throttled, ends, alt.value(_THROTTLED)))
+        strips.append(_strip(alt, "Throttled", found.throttled, ends, alt.value("#d55e00")))
     panels = [_drawn(alt, panel, found, ends, is_first=not place) for place, panel in enumerate(found.panels)]
     stack = alt.vconcat(*strips, *panels, spacing=6).resolve_scale(color="independent")
     words, title = finding(found), f"One run over time at {place_of(found)}"
@@ -471,39 +434,25 @@ def is_series(timeline: Timeline) -> bool:
 
 
 def finding(timeline: Timeline) -> str:
-    """What the lines show, in words."""
-    parts = [text for panel in timeline.panels if (text := _means(panel))]
+    """What the lines show, in words: the mean of a panel's lines, or the lowest and the highest where they differ."""
+    parts = []
+    for panel in timeline.panels:
+        means = sorted((line.mean, line.lane) for line in panel.lines if line.mean is not None)
+        if means:
+            (low, first), (high, last) = means[0], means[-1]
+            text = f"{format_number(high, 3)} {panel.unit}"
+            if high - low > 0.02 * abs(high):
+                text = f"{format_number(low, 3)} {panel.unit} at {first} to {text} at {last}"
+            title = "a GPU's power" if panel.name == "power_w" else panel.title
+            parts.append(f"{title} {text}")
     held: dict[str, float] = {}
     for (lane, _), share in timeline.throttled_shares().items():
         held[lane] = held.get(lane, 0.0) + share
     clocks = [f"{lane} was throttled in {percent(share)} of it" for lane, share in held.items()]
     has_gaps = any(line.num_gaps for panel in timeline.panels for line in panel.lines)
     broken = ["gaps in the lines are times without samples"] if has_gaps else []
-    means = f"Means over {format_seconds(timeline.window_s)}: {'; '.join(parts)}" if parts else ""
-    return "".join(f"{text[0].upper()}{text[1:]}. " for text in (means, *clocks, *broken) if text).rstrip()
-
-
-def _means(panel: Panel) -> str:
-    """The mean of a panel's lines, or the lowest and the highest where they differ."""
-    means = sorted((line.mean, line.lane) for line in panel.lines if line.mean is not None)
-    if not means:
-        return ""
-    title = _IN_WORDS.get(panel.name, panel.title)
-    (low, first), (high, last) = means[0], means[-1]
-    if high - low <= _ALIKE * abs(high):
-        return f"{title} {format_number(high, 3)} {panel.unit}"
-    ends = f"{format_number(low, 3)} {panel.unit} at {first} to {format_number(high, 3)} {panel.unit} at {last}"
-    return f"{title} {ends}"
-
-
-def _ends(timeline: Timeline) -> list[float]:
-    """Begin and end of the axis: a little more than the measured window and the stages around it."""
-    begins = [0.0, *(one.begin_s for one in timeline.stages)]
-    ends = [timeline.window_s, *(one.end_s for one in timeline.stages)]
-    # A long building would leave no room for what is measured.
-    first = max(min(begins), -timeline.window_s)
-    last = min(max(ends), 2 * timeline.window_s)
-    return [round(first, 3), round(last, 3)]
+    means_text = f"Means over {format_seconds(timeline.window_s)}: {'; '.join(parts)}" if parts else ""
+    return "".join(f"{text[0].upper()}{text[1:]}. " for text in (means_text, *clocks, *broken) if text).rstrip()
 
 
 def _x(alt: Any, field: str, ends: list[float]) -> Any:
@@ -533,22 +482,12 @@ def _strip(alt: Any, title: str, stretches: tuple[Stretch, ...], ends: list[floa
         alt.Chart(alt.InlineData(values=rows))
         .mark_bar(height={"band": 0.8})
         .encode(x=_x(alt, "from:Q", ends), x2="to:Q", y=y, color=colour, tooltip=tooltip)
-        .properties(width=_WIDTH, height=_BAR * max(1, len(lanes)), title=_chart_title(alt, title))
+        .properties(width=_WIDTH, height=15 * max(1, len(lanes)), title=_chart_title(alt, title))
     )
 
 
 def _chart_title(alt: Any, text: str) -> Any:
     return alt.TitleParams(text, fontSize=11, fontWeight="normal", color=MUTED, anchor="start", offset=3)
-
-
-def _stage_colour(alt: Any, timeline: Timeline) -> Any:
-    present = [stage for stage in STAGE_COLOURS if any(one.name == stage for one in timeline.stages)]
-    others = list(dict.fromkeys(one.name for one in timeline.stages if one.name not in STAGE_COLOURS))
-    scale = {
-        "domain": [*present, *others],
-        "range": [*(STAGE_COLOURS[name] for name in present), *[MUTED] * len(others)],
-    }
-    return alt.Color("what:N", title=None).scale(**scale).legend(orient="top", columns=6, offset=2)
 
 
 def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_first: bool) -> Any:
@@ -576,7 +515,7 @@ def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_
     if is_first and len(panel.lines) > 1:
         layers.append(_legend(alt, {line.lane: colours[line.lane] for line in panel.lines}))
     return alt.layer(*layers).properties(
-        width=_WIDTH, height=_HEIGHT, title=_chart_title(alt, f"{panel.title}, {panel.unit}")
+        width=_WIDTH, height=58, title=_chart_title(alt, f"{panel.title}, {panel.unit}")
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dlbench.machine.nvml import METRICS, open_nvml
-from dlbench.node.collectives.sample_clocks import HostSampleClock, StreamSampleClock
+from dlbench.node.collectives.contestants import HostSampleClock, StreamSampleClock
 from dlbench.node.models.build import MEAN, STD, normalised
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.timing import CudaClock

@@ -21,11 +21,8 @@ from dlbench.costs.collectives import Layout, counts
 from dlbench.costs.schedules import Step, Transfer
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
-from dlbench.node.collectives import executor
-from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs
-from dlbench.node.collectives.mpi_transport import start_mpi
-from dlbench.node.collectives.transport import Counters, Part, count_sends
-from dlbench.node.collectives.verify import check
+from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs, check
+from dlbench.node.collectives.transport import Counters, Execution, Part, Transport, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.records.comm import CommPoint, CommRecord
@@ -205,7 +202,7 @@ def test_every_algorithm_is_right_and_counted_exactly_over_mpi(over_mpi: dict[st
     check_all_algorithms(over_mpi["every algorithm"], 3, 1, MPI_ELEMENTS)
 
 
-class Loopback:
+class Loopback(Transport):
     """A rank that sends to itself: what the executor does in which order, without processes."""
 
     rank, size, group_size, carrier = 0, 2, 1, "loopback"
@@ -217,21 +214,14 @@ class Loopback:
         """What each send reads; and its copy, once it was waited for."""
         self._received: list[tuple[torch.Tensor, list[bool]]] = []
 
-    def wrap(self, run: torch.Tensor) -> torch.Tensor:
-        return run
-
-    def post(self, receives: Any, sends: Any) -> tuple[list[Any], list[Any]]:
+    def _post(self, receives: Any, sends: Any) -> tuple[list[Any], list[Any]]:
         arriving = [(part.handle, [False]) for part in receives]
         leaving = [[part.handle] for part in sends]
         self._received += arriving
         self._sent += leaving
-        count_sends(self.counters, sends)
         return arriving, leaving
 
-    def line_up(self) -> None:
-        pass
-
-    def wait(self, pending: Any, part: Part, direction: str) -> None:
+    def _wait(self, pending: Any, part: Part, direction: str) -> None:
         """Reads and writes as late as a real library may: when it is waited for."""
         if direction == "to":
             pending.append(pending[0].clone())
@@ -268,7 +258,7 @@ def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) ->
     transport = Loopback(data.draw(st.sampled_from([None, 4, 12, 1024])), early=data.draw(st.booleans()))
     if transport.segment_bytes is None:
         transport.early = False  # as NCCL
-    executor.run(tuple(steps), buffer, transport)
+    Execution(tuple(steps), buffer, transport).run()
     assert torch.equal(buffer, wanted)
     assert transport.counters.steps == len(steps)
     assert transport.counters.messages == sum(len(step.sends) for step in steps)
@@ -278,7 +268,7 @@ def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) ->
 def test_a_schedule_that_reads_its_input_needs_one() -> None:
     step = Step(sends=(Transfer(1, 0, 1),), from_input=True)
     with pytest.raises(ValueError, match="needs one"):
-        executor.run((step,), torch.zeros(2), Loopback(None, early=False))
+        Execution((step,), torch.zeros(2), Loopback(None, early=False)).run()
 
 
 # Inputs and verdicts
@@ -695,7 +685,7 @@ def test_mpi_that_sees_other_ranks_is_refused(tmp_path: Path) -> None:
     needs_mpi()
     code = (
         "from dlbench.errors import EnvironmentLacksError\n"
-        "from dlbench.node.collectives.mpi_transport import start_mpi\n"
+        "from dlbench.node.collectives.transport import start_mpi\n"
         "from tests.real.test_collectives import place\n"
         "try:\n    start_mpi(place(2), 'mpirun', many_threads=False)\n"
         "except EnvironmentLacksError as error:\n    print(error)\n"
@@ -717,7 +707,7 @@ def test_other_threads_go_on_while_mpi_waits_for_its_ranks(tmp_path: Path) -> No
         "import os, sys, threading, time\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from dlbench.node.collectives.mpi_transport import start_mpi, stop_mpi\n"
+        "from dlbench.node.collectives.transport import start_mpi, stop_mpi\n"
         "from tests.real.test_collectives import place\n"
         "asked, answered = Path('asked'), Path('answered')\n"
         "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"

@@ -21,19 +21,14 @@ import torch
 
 from dlbench.costs.schedules import schedule
 from dlbench.errors import DlbenchError, ExitCode, RunError
-from dlbench.node.collectives import participants
-from dlbench.node.collectives.control import Control
-from dlbench.node.collectives.deadline import Deadline
-from dlbench.node.collectives.executor import Execution
-from dlbench.node.collectives.inputs import DTYPES, Inputs
+from dlbench.node.collectives import lineup
+from dlbench.node.collectives.contestants import Reference
+from dlbench.node.collectives.control import Control, Deadline
+from dlbench.node.collectives.inputs import DTYPES, Inputs, check
+from dlbench.node.collectives.lineup import Lineup
 from dlbench.node.collectives.measure import Measurement
-from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi
-from dlbench.node.collectives.participants import Lineup
-from dlbench.node.collectives.references import Reference
 from dlbench.node.collectives.run import CommRun
-from dlbench.node.collectives.torch_transport import GlooTransport
-from dlbench.node.collectives.transport import Transport
-from dlbench.node.collectives.verify import check
+from dlbench.node.collectives.transport import Execution, GlooTransport, MpiTransport, Transport, start_mpi
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.records.files import write_json
@@ -195,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
     tasks = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
     # MPI cannot begin again once it has ended.
-    end_mpi, participants.stop_mpi = participants.stop_mpi, kept_mpi.append
+    end_mpi, lineup.stop_mpi = lineup.stop_mpi, kept_mpi.append
     try:
         for name, task, options in tasks:
             getattr(Rank(folder / name, options), task)()

@@ -67,11 +67,8 @@ class Limits:
     max_node_hours: float | None = None
 
 
-_NO_LIMITS = Limits()
-
-
 def begin(
-    root: Path, jobs: Sequence[Job], *, chain: bool, python: str, request: str, limits: Limits = _NO_LIMITS
+    root: Path, jobs: Sequence[Job], *, chain: bool, python: str, request: str, limits: Limits | None = None
 ) -> str:
     """Writes down what a series shall hold, before anything is submitted; returns its name.
 
@@ -80,7 +77,7 @@ def begin(
     Raises `UserError`: a run of that name exists, the series is another user's, or another process submits it.
     `RunError`: the files cannot be written.
     """
-    series_id = _series_of(jobs[0])
+    series_id, limits = _series_of(jobs[0]), limits or Limits()
     if owner := owner_of_other(root, series_id):
         raise UserError(f"{root}: series {series_id} is of user {owner}; choose another --series")
     for run_id in (run_id for job in jobs for run_id in job.run_ids):
@@ -251,11 +248,9 @@ def _finish(folder: RunFolder, plan: LaunchPlan) -> None:
     write_atomic(folder.plan, plan.to_json())
 
 
-EVERY_S = 60.0
-"""How often the scheduler is asked while a series is fed or waited for, seconds."""
+EVERY_S = 60.0  # How often the scheduler is asked while a series is fed or waited for, seconds.
 
-MOST_S = 600.0
-"""The longest pause, after it did not answer or took no job several times."""
+MOST_S = 600.0  # The longest pause, after it did not answer or took no job several times.
 
 MOST_DOUBTS = 10
 """How often in succession `feed` submits a job of which the scheduler says neither yes nor no: in more than an hour."""
@@ -267,12 +262,10 @@ _SLICE_S = 0.5
 class Submitted:
     """One job that is with Slurm now."""
 
-    number: int
-    """From 1, of the jobs of the series."""
+    number: int  # From 1, of the jobs of the series.
     job: Job
     job_id: str
-    is_adopted: bool
-    """It was there already, and dlbench did not know."""
+    is_adopted: bool  # It was there already, and dlbench did not know.
 
 
 def complete(
@@ -408,7 +401,7 @@ class _Room:
 
     def __init__(self, now: SubmissionStatus, queue: Queue, most: int | None) -> None:
         self._most = most
-        self._active = sum(len(_active(queue, job_id)) for job_id in now.ids if job_id)
+        self._active = sum(len(queue.active(job_id)) for job_id in now.ids if job_id)
         self.taken: dict[int, str] = {}
         """Ids of this time, by the job's number."""
 
@@ -430,7 +423,7 @@ class _Room:
 
 def _require_movement(now: SubmissionStatus, queue: Queue, room: _Room) -> None:
     """Proves that the queue may get room. Raises `StuckError`: the jobs of the series that are in it never start."""
-    active = [job for job_id in now.ids if job_id for job in queue.of(job_id) if job.phase != "over"]
+    active = [job for job_id in now.ids if job_id for job in queue.active(job_id)]
     # In a chain the others wait for the first.
     first = active[:1] if now.series.chain else active
     if room.taken or not active or not all(job.is_stuck for job in first):
@@ -455,13 +448,9 @@ def _before(now: SubmissionStatus, number: int, queue: Queue, room: _Room) -> st
         job_id = now.ids[earlier]
         if job_id:
             # A job that has ended may be forgotten, and then some versions refuse to wait for it.
-            is_over = not queue.unanswered and not _active(queue, job_id)
+            is_over = not queue.unanswered and not queue.active(job_id)
             return None if is_over else job_id
     return None
-
-
-def _active(queue: Queue, job_id: str) -> list[str]:
-    return [job.job_id for job in queue.of(job_id) if job.phase != "over"]
 
 
 def _queue_for(now: SubmissionStatus, jobs: Sequence[Job], scheduler: Scheduler, *, is_counted: bool) -> Queue:
@@ -511,7 +500,7 @@ def feed(
         except QueueFullError as error:
             now, why = submission_status(root, series_id), str(error)
             queue = scheduler.query(clusters=sorted(now.clusters))
-            if not queue.unanswered and not any(_active(queue, job_id) for job_id in now.ids if job_id):
+            if not queue.unanswered and not any(queue.active(job_id) for job_id in now.ids if job_id):
                 raise  # nothing of it would ever leave
         except DoubtError as error:
             now, why = submission_status(root, series_id), str(error)

@@ -35,7 +35,7 @@ from dlbench.jobs.campaign.series_file import (
     submission_status,
     write_series,
 )
-from dlbench.jobs.scheduler import Queue, QueuedJob, Scheduler, Submission, UnansweredError, array_of, read_submission
+from dlbench.jobs.scheduler import Queue, Scheduler, Submission, UnansweredError, array_of, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.job import was_cancelled
@@ -47,16 +47,11 @@ from dlbench.specs.plan import LaunchPlan, RunPlan
 class Cancelled:
     """What became of a series or a run that was cancelled."""
 
-    jobs: tuple[str, ...] = ()
-    """Ids of the jobs that were cancelled."""
-    over: int = 0
-    """Jobs that had ended before."""
-    taken_out: int = 0
-    """Jobs that were never submitted."""
-    unsure: int = 0
-    """Jobs of which nobody knows whether they are queued; they stay in the series."""
-    strangers: tuple[str, ...] = ()
-    """Ids that are another job's by now; they were left alone."""
+    jobs: tuple[str, ...] = ()  # Ids of the jobs that were cancelled.
+    over: int = 0  # Jobs that had ended before.
+    taken_out: int = 0  # Jobs that were never submitted.
+    unsure: int = 0  # Jobs of which nobody knows whether they are queued; they stay in the series.
+    strangers: tuple[str, ...] = ()  # Ids that are another job's by now; they were left alone.
 
     @property
     def text(self) -> str:
@@ -91,9 +86,8 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
         for number, (entry, state, job_id) in enumerate(zip(now.series.jobs, now.states, now.ids, strict=True)):
             if state == "missing":
                 continue
-            own = _submitted_from(
-                queue, root / entry.runs[0], {entry.comment, *(job.comment for job in queue.of(job_id))}
-            )
+            comments = {entry.comment, *(job.comment for job in queue.of(job_id))}
+            own = _submitted_from(queue, root / entry.runs[0], comments)
             if not own and state == "written":
                 unsubmitted += [RunFolder(root / run_id) for run_id in entry.runs]
                 continue
@@ -101,7 +95,7 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
             if own and number in unknown:
                 keep_found(root, scheduler, all_jobs[number], entry, own[0])
             mine += own
-            if not own and _active(queue, job_id):
+            if not own and queue.active(job_id):
                 strangers.append(job_id)
             elif not own:
                 unsure += state == "unsure"
@@ -134,7 +128,7 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
             f"or all of them: scancel {submission.job_id}"
         )
     queue = _queue(scheduler, [submission.cluster])
-    active = _active(queue, submission.reference)
+    active = queue.active(submission.reference)
     if array_of(submission.reference):
         mine = [submission.reference] if active and _is_element(scheduler, submission.reference, folder.path) else []
     else:
@@ -150,10 +144,6 @@ def _queue(scheduler: Scheduler, clusters: Collection[str]) -> Queue:
     if queue.unanswered:
         raise UnansweredError(f"{queue.unanswered}: nothing was cancelled; try again")
     return queue
-
-
-def _active(queue: Queue, job_id: str) -> list[QueuedJob]:
-    return [job for job in queue.of(job_id) if job.phase != "over"]
 
 
 def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) -> list[str]:
@@ -201,14 +191,10 @@ _STAYS = re.compile(r"(earlier-)?slurm-[0-9_]+\.out|attempt-\d{4}|checkpoints")
 class Reopened:
     """Runs without a record, whose jobs have ended."""
 
-    campaign: Campaign | None = None
-    """Of those that are in new jobs now; None if there are none."""
-    cancelled: tuple[str, ...] = ()
-    """Those that were left alone, because their jobs were cancelled."""
-    cancelled_jobs: tuple[str, ...] = ()
-    """Ids of these."""
-    begun: tuple[str, ...] = ()
-    """Of those that are in new jobs now: what had begun."""
+    campaign: Campaign | None = None  # Of those that are in new jobs now; None if there are none.
+    cancelled: tuple[str, ...] = ()  # Those that were left alone, because their jobs were cancelled.
+    cancelled_jobs: tuple[str, ...] = ()  # Ids of these.
+    begun: tuple[str, ...] = ()  # Of those that are in new jobs now: what had begun.
 
     @property
     def runs(self) -> int:
@@ -221,12 +207,9 @@ class _Waiting:
     """A run without a record."""
 
     run_id: str
-    job_id: str
-    """Of an element of an array its own."""
-    log: Path | None
-    """Of its job, if that wrote anything, and so began."""
-    has_begun: bool
-    """Something lies in its folder beside what a submission wrote, and Slurm's log."""
+    job_id: str  # Of an element of an array its own.
+    log: Path | None  # Of its job, if that wrote anything, and so began.
+    has_begun: bool  # Something lies in its folder beside what a submission wrote, and Slurm's log.
 
 
 def reopen(
@@ -275,14 +258,8 @@ def _unfinished(root: Path, now: SubmissionStatus, number: int) -> list[_Waiting
         submission = read_submission(folder)
         job_id = now.ids[number] if submission is None else submission.reference
         log = None if submission is None else root / submission.log
-        found.append(
-            _Waiting(
-                run_id=run_id,
-                job_id=job_id,
-                log=log if log is not None and log.exists() else None,
-                has_begun=not never_began(folder),
-            )
-        )
+        log = log if log is not None and log.exists() else None
+        found.append(_Waiting(run_id=run_id, job_id=job_id, log=log, has_begun=not never_began(folder)))
     return found
 
 

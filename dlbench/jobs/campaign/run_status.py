@@ -31,8 +31,7 @@ from dlbench.sharing import WithheldError
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import RunPlan
 
-_FIRST_S = 2.0
-"""The first pause; each is twice the one before, up to what was asked for."""
+_FIRST_S = 2.0  # The first pause; each is twice the one before, up to what was asked for.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +39,8 @@ class Outcome:
     """How a series stands."""
 
     submission: SubmissionStatus
-    runs: dict[str, RunStatus]
-    """By run id; a run that was not submitted has none."""
-    is_over: bool
-    """Nothing more is to come."""
+    runs: dict[str, RunStatus]  # By run id; a run that was not submitted has none.
+    is_over: bool  # Nothing more is to come.
 
     @property
     def is_valid(self) -> bool:
@@ -139,16 +136,12 @@ class RunStatus:
     """One run."""
 
     run_id: str
-    state: str
-    """valid, invalid, failed, interrupted, incomplete, or the scheduler's word."""
+    state: str  # valid, invalid, failed, interrupted, incomplete, or the scheduler's word.
     job: str = ""
     story: str = ""
-    reason: str = ""
-    """Why its job waits, the scheduler's word."""
-    starts: str = ""
-    """When its job should start, the scheduler's local time."""
-    ahead: Ahead = "nothing"
-    """Whether something is still to come."""
+    reason: str = ""  # Why its job waits, the scheduler's word.
+    starts: str = ""  # When its job should start, the scheduler's local time.
+    ahead: Ahead = "nothing"  # Whether something is still to come.
 
     @property
     def is_failed(self) -> bool:
@@ -195,56 +188,41 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
         return _not_submitted(run)
     job = submission.job_id
     told = next(iter(queue.of(submission.reference)), None)
-    if state == "failed" and told is not None and told.phase == "waiting":
-        # What failed was an earlier attempt: a job that waits has none that is under way.
-        return RunStatus(
-            run_id=run_id,
-            state=told.state,
-            job=job,
-            story=f"its job was requeued {_expected(run, submission, told)}".strip() + f"; {story}",
-            reason=told.reason,
-            starts=told.starts,
-            ahead="nothing" if told.is_stuck else "comes",
-        )
-    if state == "failed" and told is not None and told.state == "CANCELLED":
-        why = f"{story}; job {job} was cancelled; {_resume(run, told)} submits it again"
-        return RunStatus(run_id=run_id, state=state, job=job, story=why)
-    if state == "failed" and told is not None and told.state in _TOLD_CAUSES:
-        return RunStatus(run_id=run_id, state=state, job=job, story=f"{story}; job {job} ended as {told.state}")
-    if state == "interrupted" and told is not None and told.phase != "over":
-        return RunStatus(
-            run_id=run_id,
-            state=state,
-            job=job,
-            story=f"{story}; its job was requeued: {told.state} {_expected(run, submission, told)}".strip(),
-            reason=told.reason,
-            starts=told.starts,
-            ahead="nothing" if told.is_stuck else "comes",
-        )
-    if state != "incomplete":
-        return RunStatus(run_id=run_id, state=state, job=job, story=story)
+
+    def ahead_of(told: QueuedJob, state: str, story: str) -> RunStatus:
+        """Of a job that has not ended."""
+        ahead: Ahead = "nothing" if told.is_stuck else "comes"
+        known = {"reason": told.reason, "starts": told.starts, "story": story.strip()}
+        return RunStatus(run_id=run_id, state=state, job=job, ahead=ahead, **known)
+
+    def over(story: str, state: str = state, ahead: Ahead = "nothing") -> RunStatus:
+        return RunStatus(run_id=run_id, state=state, job=job, story=story, ahead=ahead)
+
     if told is None:
-        ahead: Ahead = "unknown" if queue.unanswered else "nothing"
-        return RunStatus(
-            run_id=run_id, state=state, job=job, story=f"{_unlisted(submission, queue)}; {story}", ahead=ahead
-        )
+        if state != "incomplete":
+            return over(story)
+        return over(f"{_unlisted(submission, queue)}; {story}", ahead="unknown" if queue.unanswered else "nothing")
+    expected = _expected(run, submission, told)
+    if state == "failed" and told.phase == "waiting":
+        # What failed was an earlier attempt: a job that waits has none that is under way.
+        return ahead_of(told, told.state, f"its job was requeued {expected}".strip() + f"; {story}")
+    if state == "failed" and told.state == "CANCELLED":
+        return over(f"{story}; job {job} was cancelled; {_resume(run, told)} submits it again")
+    if state == "failed" and told.state in _TOLD_CAUSES:
+        return over(f"{story}; job {job} ended as {told.state}")
+    if state == "interrupted" and told.phase != "over":
+        return ahead_of(told, state, f"{story}; its job was requeued: {told.state} {expected}")
+    if state != "incomplete":
+        return over(story)
+    if told.phase != "over":
+        return ahead_of(told, told.state, expected)
     # Of a script that failed by itself, its log says more.
-    if told.phase == "over" and told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
+    if told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
         why = f"job {job} ended as {told.state} before this run began; {_resume(run, told)} submits it again"
-        return RunStatus(run_id=run_id, state="failed", job=job, story=why)
-    if told.phase == "over":
-        why = f"job {job} ended as {told.state} without a record; {story}; {_where(submission)}"
-        why += f"; {_resume(run, told)} submits it again" if told.state == "CANCELLED" else ""
-        return RunStatus(run_id=run_id, state="failed", job=job, story=why)
-    return RunStatus(
-        run_id=run_id,
-        state=told.state,
-        job=job,
-        story=_expected(run, submission, told),
-        reason=told.reason,
-        starts=told.starts,
-        ahead="nothing" if told.is_stuck else "comes",
-    )
+        return over(why, "failed")
+    log = f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
+    why = f"job {job} ended as {told.state} without a record; {story}; {log}"
+    return over(why + (f"; {_resume(run, told)} submits it again" if told.state == "CANCELLED" else ""), "failed")
 
 
 def _resume(run: LaunchedRun, told: QueuedJob) -> str:
@@ -260,13 +238,11 @@ def _not_submitted(run: LaunchedRun) -> RunStatus:
         assert isinstance(run.plan, RunPlan | CommPlan)
         if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
             return RunStatus(run_id=run_id, state=state, story="its script was written, and not submitted yet")
-        return RunStatus(
-            run_id=run_id, state=state, story="not started; nobody knows whether its job was submitted", ahead="unknown"
-        )
+        story = "not started; nobody knows whether its job was submitted"
+        return RunStatus(run_id=run_id, state=state, story=story, ahead="unknown")
     if state == "incomplete" and (host := _left_by_all(run.statuses)):
-        return RunStatus(
-            run_id=run_id, state="failed", story=f"none of its processes is left on {host}, and no record; {story}"
-        )
+        story = f"none of its processes is left on {host}, and no record; {story}"
+        return RunStatus(run_id=run_id, state="failed", story=story)
     return RunStatus(run_id=run_id, state=state, story=story, ahead="unknown" if state == "incomplete" else "nothing")
 
 
@@ -319,11 +295,6 @@ def _lives(status: RankStatus) -> bool:
         return False
     except (psutil.Error, ValueError):
         return True
-
-
-def _where(submission: Submission) -> str:
-    """Where to read what a job said."""
-    return f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
 
 
 def counted(series: SubmissionStatus, found: Mapping[str, RunStatus]) -> str:

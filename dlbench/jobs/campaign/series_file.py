@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -49,10 +49,8 @@ class SubmissionStatus:
     """How far a series has got."""
 
     series: SeriesFile
-    states: tuple[JobState, ...]
-    """Of each job."""
-    ids: tuple[str, ...]
-    """Slurm's; empty where it is not known."""
+    states: tuple[JobState, ...]  # Of each job.
+    ids: tuple[str, ...]  # Slurm's; empty where it is not known.
 
     @property
     def submitted(self) -> int:
@@ -103,10 +101,8 @@ def submission_status(root: Path, series_id: str) -> SubmissionStatus:
     """
     series = read_series(root, series_id)
     known = known_jobs(root, series_id)
-    told = [_state(root, job, known) for job in series.jobs]
-    return SubmissionStatus(
-        series=series, states=tuple(state for state, _ in told), ids=tuple(job_id for _, job_id in told)
-    )
+    states, ids = zip(*(_state(root, job, known) for job in series.jobs), strict=True) if series.jobs else ((), ())
+    return SubmissionStatus(series=series, states=tuple(states), ids=tuple(ids))
 
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
@@ -157,13 +153,11 @@ def never_began(folder: RunFolder) -> bool:
     return folder.plan.name in names and next(left, None) is None
 
 
-FOLDER = ".series"
-"""Below the folder of all runs; what reads runs passes over names that begin with a dot."""
+FOLDER = ".series"  # Below the folder of all runs; what reads runs passes over names that begin with a dot.
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.05
 
-_MAX_PLANS = 1 << 30
-"""Bytes of all plans of a series: one has some 10 kB."""
+_MAX_PLANS = 1 << 30  # Bytes of all plans of a series: one has some 10 kB.
 
 
 class BusyError(UserError):
@@ -249,11 +243,7 @@ def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
             plan = kind.model_validate(content)
             plans[plan.run_id] = plan
         return [
-            Job(
-                plans=tuple(plans[run_id] for run_id in job.runs),
-                time_limit=job.time_limit,
-                array_limit=job.array_limit,
-            )
+            Job(plans=tuple(plans[one] for one in job.runs), time_limit=job.time_limit, array_limit=job.array_limit)
             for job in series.jobs
         ]
     except ValidationError as error:
@@ -307,28 +297,20 @@ def owner_of_other(root: Path, series_id: str) -> str:
 
 
 @contextmanager
-def held(root: Path, series_id: str) -> Iterator[int]:
+def held(root: Path, series_id: str, suffix: str = "plans") -> Iterator[int]:
     """Keeps other processes from submitting the series; where the file system has no locks, nothing does.
 
-    Yields:
-        A descriptor: a program that inherits it keeps the lock as long as it runs.
-
+    Yields a descriptor: a program that inherits it keeps the lock as long as it runs.
     Raises `BusyError`: another one does. `RunError`: the file cannot be made.
     """
-    with _appending(series_path(root, series_id, "plans")) as file:
+    with _appending(series_path(root, series_id, suffix)) as file:
         _lock(file.fileno(), series_id)
         yield file.fileno()
 
 
-@contextmanager
-def feeding(root: Path, series_id: str) -> Iterator[None]:
-    """Says to others that this process goes on with the series, also while it waits.
-
-    Raises `BusyError`: another one does. `RunError`: the file cannot be made.
-    """
-    with _appending(series_path(root, series_id, "jobs")) as file:
-        _lock(file.fileno(), series_id)
-        yield
+def feeding(root: Path, series_id: str) -> AbstractContextManager[int]:
+    """Says to others that this process goes on with the series, also while it waits; errors as of `held`."""
+    return held(root, series_id, "jobs")
 
 
 def _lock(number: int, series_id: str) -> None:

@@ -25,7 +25,7 @@ from dlbench.jobs.processes import Interruption, RankProcesses
 from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
 from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, shell_command, told_options
-from dlbench.jobs.slurm.environment import call, job_environment
+from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
 from dlbench.records.files import write_atomic, write_json
@@ -36,11 +36,9 @@ from dlbench.specs.series import Counts
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_seconds
 
-JOB_S = 300
-"""What the job asks for: it takes a minute, and longer where a file system loads libraries slowly."""
+JOB_S = 300  # What the job asks for: it takes a minute, and longer where a file system loads libraries slowly.
 
-SIZES = (1024, 1 << 20)
-"""Bytes of the vectors: one that libraries send at once, and one that they cut up."""
+SIZES = (1024, 1 << 20)  # Bytes of the vectors: one that libraries send at once, and one that they cut up.
 
 _ITERATION_S = 30.0
 _STALL_S = 120.0
@@ -108,11 +106,9 @@ _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "RESV_DEL_HOLD", "SPECIAL_EXIT
 class Waited:
     """How waiting for a job came to its end."""
 
-    end: Literal["ended", "pending", "running"]
-    """ended, or what it was when the time was over; it is cancelled then."""
+    end: Literal["ended", "pending", "running"]  # ended, or what it was when the time was over; it is cancelled then.
     seconds: float
-    reason: str = ""
-    """Slurm's word for why it was pending."""
+    reason: str = ""  # Slurm's word for why it was pending.
 
 
 def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
@@ -123,12 +119,9 @@ def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
 def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> Finding:
     """What `sbatch --test-only` says to the arguments of the submission itself."""
     program, *rest = sbatch_arguments(job, folder.run)
-    try:
-        done = call([program, "--test-only", *rest], environment)
-    except subprocess.TimeoutExpired as late:
-        return _tried("unknown", f"gave no answer within {late.timeout:g} s")
-    except OSError as error:
-        return _tried("unknown", f"cannot be started: {error.strerror or error}")
+    done = asked([program, "--test-only", *rest], environment)
+    if isinstance(done, str):
+        return _tried("unknown", done)
     said = " ".join(f"{done.stdout} {done.stderr}".split())
     if done.returncode != 0:
         why = re.sub(r"(sbatch|allocation failure): (error: )?", "", said)
@@ -150,7 +143,7 @@ def submit_preflight(job: Job, folder: PreflightFolder) -> str:
     if answer.doubt:
         with suppress(OSError, subprocess.TimeoutExpired):
             for cluster in job.shape.system.slurm.clusters or ("",):
-                call(["scancel", *_where(cluster), f"--name={job.name}", "--me"])
+                call(["scancel", *on_cluster(cluster), f"--name={job.name}", "--me"])
     if not answer.job_id:
         raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
     return answer.job_id
@@ -194,17 +187,13 @@ def _state(job_id: str) -> tuple[str, str]:
     """State and reason of a job that is queued or runs; empty of one that has ended."""
     try:
         number, _, cluster = job_id.partition(";")
-        text = ask("squeue", *_where(cluster), "--noheader", f"--jobs={number}", "--format=%T|%r")
+        text = ask("squeue", *on_cluster(cluster), "--noheader", f"--jobs={number}", "--format=%T|%r")
     except UnansweredError as error:
         # squeue's words for a job that Slurm has forgotten; a controller that is busy answers later.
         return ("", "") if "invalid job id" in str(error).lower() else ("UNKNOWN", "")
     # Of a cluster that was named, squeue says its name before.
     state, _, reason = next((line for line in text.split("\n") if "|" in line), "").strip().partition("|")
     return ("", "") if state in ("", "COMPLETING") else (state, "" if reason == "None" else reason)
-
-
-def _where(cluster: str) -> list[str]:
-    return [f"--clusters={cluster}"] if cluster else []
 
 
 def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None:
@@ -343,10 +332,8 @@ _LAST_WORDS = 1 << 14
 class Asked:
     """What a person asks of a pre-flight."""
 
-    timeout_s: float
-    """For the job, in the queue and on the nodes."""
-    starts_job: bool = True
-    """Off: nothing is submitted or started."""
+    timeout_s: float  # For the job, in the queue and on the nodes.
+    starts_job: bool = True  # Off: nothing is submitted or started.
 
 
 def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:

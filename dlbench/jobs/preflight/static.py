@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import getpass
 import re
-import subprocess
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import nearest
 from dlbench.jobs.scripts.job import limit_seconds, time_text
-from dlbench.jobs.slurm.environment import call
+from dlbench.jobs.slurm.environment import asked
 from dlbench.records.preflight import Finding, FindingState
 from dlbench.specs.plan import LaunchPlan
 
@@ -31,14 +31,11 @@ def ask(*command: str, clusters: Sequence[str] = ()) -> str:
     `clusters`: which to ask; none: the one that answers.
     Raises `UnansweredError`: it is not here, failed or did not answer.
     """
-    try:
-        done = call([command[0], *([f"--clusters={','.join(clusters)}"] if clusters else []), *command[1:]])
-    except FileNotFoundError:
-        raise UnansweredError(f"{command[0]} is not on PATH") from None
-    except subprocess.TimeoutExpired as late:
-        raise UnansweredError(f"{command[0]} gave no answer within {late.timeout:g} s") from None
-    except OSError as error:
-        raise UnansweredError(f"{command[0]} cannot be started: {error.strerror or error}") from None
+    if shutil.which(command[0]) is None:
+        raise UnansweredError(f"{command[0]} is not on PATH")
+    done = asked([command[0], *([f"--clusters={','.join(clusters)}"] if clusters else []), *command[1:]])
+    if isinstance(done, str):
+        raise UnansweredError(done)
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())
         raise UnansweredError(f"{command[0]}: {said[:200] or f'it ended with {done.returncode}'}")
@@ -57,8 +54,7 @@ class SlurmNode:
 
     name: str
     cpus: int
-    shape: str
-    """Sockets, cores of each, threads of each: ``2:32:2``."""
+    shape: str  # Sockets, cores of each, threads of each: ``2:32:2``.
     memory_mb: int
     gres: str
     features: frozenset[str]
@@ -257,19 +253,11 @@ def _sharing(*, exclusive: bool, said: str) -> Iterator[Finding]:
     how = said.partition(":")[0]
     if exclusive and how == "FORCE":
         # slurm.conf(5), OverSubscribe: users cannot turn FORCE off.
-        yield _finding(
-            "exclusive",
-            "wrong",
-            f"OverSubscribe={said}: jobs share nodes whatever they ask for",
-            "use another partition, or slurm.exclusive: false",
-        )
+        remedy = "use another partition, or slurm.exclusive: false"
+        yield _finding("exclusive", "wrong", f"OverSubscribe={said}: jobs share nodes whatever they ask for", remedy)
     elif not exclusive and how != "EXCLUSIVE":
-        yield _finding(
-            "exclusive",
-            "doubt",
-            f"nodes are shared (OverSubscribe={said or '?'}): neighbours' load is part of the figures",
-            "slurm.exclusive: true",
-        )
+        found = f"nodes are shared (OverSubscribe={said or '?'}): neighbours' load is part of the figures"
+        yield _finding("exclusive", "doubt", found, "slurm.exclusive: true")
     else:
         why = "whole nodes by the partition's policy" if how == "EXCLUSIVE" else "whole nodes are asked for"
         yield _finding("exclusive", "ok", why)
@@ -291,12 +279,8 @@ def _of_nodes(plan: LaunchPlan, nodes: Sequence[SlurmNode], partition: Mapping[s
     if len(usable) < asked:
         first = next(node for node in fitting if not node.is_usable) if away else None
         why = f" ({first.name}: {first.state}, {first.reason})" if first else ""
-        yield _finding(
-            "usable nodes",
-            "wrong",
-            f"{len(usable)} of {asked} asked for{away}{why}",
-            "ask the cluster's admin, or use fewer nodes",
-        )
+        remedy = "ask the cluster's admin, or use fewer nodes"
+        yield _finding("usable nodes", "wrong", f"{len(usable)} of {asked} asked for{away}{why}", remedy)
     else:
         yield _finding("usable nodes", "ok", f"{len(usable)} of {len(fitting)}{away}")
     shown = usable or fitting
@@ -332,12 +316,8 @@ def _cores(plan: LaunchPlan, nodes: Sequence[SlurmNode]) -> Finding:
             "cores", "wrong", f"node.cores {asked}, and {least.name} has {has}", f"node.cores: {least.cpus}"
         )
     if len({node.cpus for node in nodes}) > 1:
-        return _finding(
-            "cores",
-            "doubt",
-            f"node.cores {asked}; nodes are unlike, {least.name} has {has}",
-            "choose one kind by slurm.constraint",
-        )
+        remedy = "choose one kind by slurm.constraint"
+        return _finding("cores", "doubt", f"node.cores {asked}; nodes are unlike, {least.name} has {has}", remedy)
     return _finding("cores", "ok", f"node.cores {asked} of {has}")
 
 
@@ -348,12 +328,8 @@ def _gpus(plan: LaunchPlan, nodes: Sequence[SlurmNode]) -> Iterator[Finding]:
         if some is None:
             state: FindingState = "wrong" if node.gpus else "ok"
             if node.gpus:
-                yield _finding(
-                    "GPUs",
-                    state,
-                    f"node.gpus {node.gpus}, and Slurm knows none on these nodes",
-                    "node.gpus: 0, or another partition",
-                )
+                remedy = "node.gpus: 0, or another partition"
+                yield _finding("GPUs", state, f"node.gpus {node.gpus}, and Slurm knows none on these nodes", remedy)
             return
         yield _finding("GPUs", "doubt", f"nodes have {some.gres}, and none is asked for", "set slurm.gpu_request")
         return
@@ -373,12 +349,8 @@ def _gpus(plan: LaunchPlan, nodes: Sequence[SlurmNode]) -> Iterator[Finding]:
         )
         yield _finding("GPUs", "wrong", f"no node has GPUs of type {kind}", remedy)
     elif len(fitting) < plan.layout.nodes:
-        yield _finding(
-            "GPUs",
-            "wrong",
-            f"{wanted} {named}of each node, and they have {some.gres}",
-            f"node.gpus: {max((count for _, count in some.gpus))}",
-        )
+        remedy = f"node.gpus: {max((count for _, count in some.gpus))}"
+        yield _finding("GPUs", "wrong", f"{wanted} {named}of each node, and they have {some.gres}", remedy)
     else:
         yield _finding("GPUs", "ok", f"{wanted} {named}of each node, which have {some.gres}")
 
@@ -411,12 +383,8 @@ def _account(plan: LaunchPlan, partition: Mapping[str, str] | None) -> Iterator[
         allowed = (partition or {}).get(key, "ALL")
         if value is not None and allowed not in ("ALL", "") and value not in allowed.split(","):
             name = "account" if key == "AllowAccounts" else "QOS"
-            yield _finding(
-                name,
-                "wrong",
-                f"the partition does not take {value}: {key}={allowed}",
-                f"slurm.{name.lower()}: one of {allowed}",
-            )
+            remedy = f"slurm.{name.lower()}: one of {allowed}"
+            yield _finding(name, "wrong", f"the partition does not take {value}: {key}={allowed}", remedy)
             return
     try:
         rows = associations(getpass.getuser(), slurm.clusters)
@@ -430,12 +398,8 @@ def _account(plan: LaunchPlan, partition: Mapping[str, str] | None) -> Iterator[
         yield _finding("account", "unknown", "Slurm lists no account of this user")
         return
     if slurm.account is not None and slurm.account not in accounts:
-        yield _finding(
-            "account",
-            "wrong",
-            f"{slurm.account} is none of this user's",
-            f"slurm.account: {nearest(slurm.account, accounts)}",
-        )
+        remedy = f"slurm.account: {nearest(slurm.account, accounts)}"
+        yield _finding("account", "wrong", f"{slurm.account} is none of this user's", remedy)
         return
     mine = [row for row in rows if slurm.account in (None, row["Account"])]
     yield _finding("account", "ok", slurm.account or f"the user's default of {', '.join(accounts)}")
@@ -462,9 +426,5 @@ def _plugin(plan: LaunchPlan) -> Iterator[Finding]:
         yield _finding("MPI plugin", "ok", launch.mpi_plugin)
     else:
         have = ", ".join(name for name in plugins if name != "none") or "none"
-        yield _finding(
-            "MPI plugin",
-            "wrong",
-            f"{launch.mpi_plugin} is none of: {have}",
-            f"launch.mpi_plugin: {nearest(launch.mpi_plugin, plugins)}",
-        )
+        remedy = f"launch.mpi_plugin: {nearest(launch.mpi_plugin, plugins)}"
+        yield _finding("MPI plugin", "wrong", f"{launch.mpi_plugin} is none of: {have}", remedy)

@@ -27,7 +27,7 @@ from typing import Literal, TypeVar
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
 from dlbench.jobs.scripts.job import IMAGE_STEP
-from dlbench.jobs.slurm.environment import call
+from dlbench.jobs.slurm.environment import asked, on_cluster
 from dlbench.records.job import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
 from dlbench.units import utc_now
@@ -71,13 +71,8 @@ def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
     return "", False
 
 
-FINAL = frozenset(
-    {
-        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
-        "TIMEOUT",
-    }
-)
-"""Slurm's states after which nothing more will come."""
+_GONE = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
+FINAL = frozenset(_GONE | {"TIMEOUT"})  # Slurm's states after which nothing more will come.
 
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 _ELSEWHERE = "it runs on another cluster of the federation"
@@ -85,8 +80,7 @@ _FORMAT = "--format=%i|%T|%S|%r|%k|%Z"
 _ELEMENTS = re.compile(r"(\d+)_\[([0-9,:-]+)(?:%\d+)?\]")
 """Elements of an array that have not been started, as sacct and squeue list them together."""
 _NO_ACCOUNTING = "accounting storage is disabled"
-MAX_IDS = 100_000
-"""Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN)."""
+MAX_IDS = 100_000  # Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN).
 
 
 def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = ()) -> Queue:
@@ -178,10 +172,9 @@ def _sacct(wanted: Sequence[str], cluster: str, owners: str) -> tuple[dict[str, 
     # Of an array all: elements that never started have no row of their own.
     text = ",".join(dict.fromkeys(job.partition(";")[0].partition("_")[0] for job in wanted))
     which = [f"--jobs={text}"] if len(text) < MAX_IDS else [f"--user={owners}", "--starttime=now-30days"]
-    where = [f"--clusters={cluster}"] if cluster else []
     # Highest exit code of the steps: 0:125 is Slurm's own for a step that ran out of memory.
     form = "--format=JobID,State,DerivedExitCode"
-    done, why = _said("sacct", ["--noheader", "--parsable2", "-X", form, *where, *which])
+    done, why = _said("sacct", ["--noheader", "--parsable2", "-X", form, *on_cluster(cluster), *which])
     if _NO_ACCOUNTING in why.lower():
         why = ""
     suffix = f";{cluster}" if cluster else ""
@@ -219,12 +212,9 @@ def _phase(state: str) -> Phase:
 
 def _said(program: str, arguments: Sequence[str]) -> tuple[subprocess.CompletedProcess[str] | None, str]:
     """What a program of Slurm wrote; None, and why, where that is no answer."""
-    try:
-        done = call([program, *arguments])
-    except subprocess.TimeoutExpired as late:
-        return None, f"{program} gave no answer within {late.timeout:g} s"
-    except OSError as error:
-        return None, f"{program} cannot be started: {error.strerror or error}"
+    done = asked([program, *arguments])
+    if isinstance(done, str):
+        return None, done
     if done.returncode != 0:
         said = " ".join(done.stderr.split())
         why = f"{program} failed: {said[:200] or f'it ended with {done.returncode}'}"
@@ -236,8 +226,7 @@ RunT = TypeVar("RunT", bound=LaunchedRun)
 
 # Slurm shortens numbers in steps of 1,024 (memory) or 1,000 (energy).
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_NO_VALUE = 2.0**63
-"""What Slurm keeps for "no value" in 64 bits, printed by some versions, is near 2^64."""
+_NO_VALUE = 2.0**63  # What Slurm keeps for "no value" in 64 bits, printed by some versions, is near 2^64.
 _SKEW_S = 300
 """A job id is given again after MaxJobId: a job that ended so long before the run was submitted is another one. Clocks
 of the login node and of slurmctld may differ."""
@@ -260,20 +249,15 @@ _QUEUE_FIELDS = {
     "NodeList": "NodeList",
 }
 """What sacct calls so, and what squeue does."""
-_WIDTH = 2000
-"""Of a column of squeue, which cuts what is longer: lists of nodes."""
-_ENDED = frozenset(
-    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
-    | {"REQUEUED", "REVOKED", "TIMEOUT"}
-)
+_WIDTH = 2000  # Of a column of squeue, which cuts what is longer: lists of nodes.
+_ENDED = FINAL | {"REQUEUED", "REVOKED"}
 _NOT_ENDED = "has not ended"
 SETTLING_S = (0.0, 2.0, 5.0, 10.0)
 """Pauses before Slurm is asked for jobs that have written their last record, seconds."""
 
 _MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
 """Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
-_COMES_BACK_S = 120
-"""How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s."""
+_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s.
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
 
 _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
@@ -375,8 +359,7 @@ class _Answer:
 
     source: Literal["sacct", "squeue"] = "sacct"
     rows: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
-    why_not: str = ""
-    """Why sacct did not say; empty where it did."""
+    why_not: str = ""  # Why sacct did not say; empty where it did.
 
 
 def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
@@ -388,14 +371,13 @@ def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
 
 
 def _ask(jobs: Sequence[str], cluster: str) -> _Answer:
-    where = [f"--clusters={cluster}"] if cluster else []
     sacct = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={_FIELDS}", f"--jobs={','.join(jobs)}"]
-    lines, why = _lines([*sacct, *where])
+    lines, why = _lines([*sacct, *on_cluster(cluster)])
     if not why:
         return _Answer(rows=_by_job(lines, _FIELDS.split(",")))
     columns = ",".join(f"{name}:{_WIDTH}|" for name in _QUEUE_FIELDS.values())
     queue = ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", f"--jobs={','.join(jobs)}"]
-    lines, _ = _lines([*queue, *where])
+    lines, _ = _lines([*queue, *on_cluster(cluster)])
     return _Answer(source="squeue", rows=_by_job(lines, list(_QUEUE_FIELDS)), why_not=why)
 
 
@@ -404,13 +386,10 @@ def _lines(command: list[str]) -> tuple[list[str], str]:
     name = command[0]
     if shutil.which(name) is None:
         return [], f"{name} is not on PATH"
-    try:
-        # Times as seconds since 1970, whatever time zone and format the user has chosen.
-        done = call(["env", "SLURM_TIME_FORMAT=%s", *command])
-    except subprocess.TimeoutExpired as late:
-        return [], f"{name} gave no answer within {late.timeout:g} s"
-    except OSError as error:
-        return [], f"{name} cannot be started: {error.strerror or error}"
+    # Times as seconds since 1970, whatever time zone and format the user has chosen.
+    done = asked(["env", "SLURM_TIME_FORMAT=%s", *command], name=name)
+    if isinstance(done, str):
+        return [], done
     if done.returncode != 0:
         return [], f"{name} refused: {' '.join(done.stderr.split())[:200] or f'it ended with {done.returncode}'}"
     if "accounting storage is disabled" in done.stderr.lower():

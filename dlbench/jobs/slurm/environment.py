@@ -48,6 +48,24 @@ def call(
     )
 
 
+def asked(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, name: str = ""
+) -> subprocess.CompletedProcess[str] | str:
+    """What a program of Slurm says, whatever its exit code; or why it gave no answer at all, in a few words."""
+    name = name or command[0]
+    try:
+        return call(command, environment)
+    except subprocess.TimeoutExpired as late:
+        return f"{name} gave no answer within {late.timeout:g} s"
+    except OSError as error:
+        return f"{name} cannot be started: {error.strerror or error}"
+
+
+def on_cluster(cluster: str) -> list[str]:
+    """The option that names a cluster; none for the one here, whose name is empty."""
+    return [f"--clusters={cluster}"] if cluster else []
+
+
 _OPTIONS = re.compile(r"(SBATCH|SLURM|SLURMD|SQUEUE|SACCT|SALLOC|SRUN|SCANCEL|SINFO|SPRIO|SCONTROL)_.*")
 _TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\w+)")
 """Which cluster it is, and who asks; of slurm.conf(5) and of Slurm's authentication."""

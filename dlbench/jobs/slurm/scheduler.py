@@ -12,7 +12,7 @@ from dlbench.jobs.scheduler import Answer, Queue, cluster_of
 from dlbench.jobs.scripts.job import SUBMITTED, Job
 from dlbench.jobs.scripts.launch import render_job, sbatch_arguments
 from dlbench.jobs.slurm.accounting import ask
-from dlbench.jobs.slurm.environment import call, exported_names, job_environment
+from dlbench.jobs.slurm.environment import asked, call, exported_names, job_environment, on_cluster
 from dlbench.records.folder import RunFolder
 
 # The controller's words (slurm_errno.c of Slurm) and sbatch's own for a job that was not taken. After any other
@@ -62,8 +62,7 @@ def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> A
     return Answer(doubt=f"sbatch failed: {why:.300}")
 
 
-_AT_ONCE = 5_000
-"""Ids of one scancel: their text stays far below what Linux takes for arguments."""
+_AT_ONCE = 5_000  # Ids of one scancel: their text stays far below what Linux takes for arguments.
 
 
 class Slurm:
@@ -72,7 +71,6 @@ class Slurm:
     name = "Slurm"
 
     def require(self) -> None:
-        """Raises EnvironmentLacksError: sbatch is not on PATH."""
         require_slurm()
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
@@ -80,20 +78,16 @@ class Slurm:
         return render_job(job, folders, python, comment)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
-        """The sbatch command."""
         after = None if after is None else after.partition(";")[0]
         return sbatch_arguments(job, folder, after, comment)
 
     def variables(self, job: Job) -> Sequence[str]:
-        """As `slurm.export` says."""
         return exported_names(job.plans)
 
     def clusters(self, job: Job) -> Sequence[str]:
-        """As the system file says by --clusters."""
         return job.shape.system.slurm.clusters or ("",)
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
-        """Runs sbatch."""
         return sbatch(job, command, keep_open)
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
@@ -103,12 +97,9 @@ class Slurm:
     def script(self, job_id: str) -> str:
         """What scontrol writes of it; of an element of an array the script is the array's."""
         bare, _, cluster = job_id.partition(";")
-        where = [f"--clusters={cluster}"] if cluster else []
-        try:
-            done = call(["scontrol", *where, "write", "batch_script", bare.partition("_")[0], "-"])
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-        return done.stdout if done.returncode == 0 else ""
+        bare = bare.partition("_")[0]
+        done = asked(["scontrol", *on_cluster(cluster), "write", "batch_script", bare, "-"])
+        return "" if isinstance(done, str) or done.returncode else done.stdout
 
     def cancel(self, job_ids: Sequence[str]) -> str:
         """One scancel for some thousand ids of a cluster."""
@@ -117,19 +108,16 @@ class Slurm:
             by_cluster.setdefault(cluster_of(job), []).append(job.partition(";")[0])
         said = []
         for cluster, ids in by_cluster.items():
-            where = [f"--clusters={cluster}"] if cluster else []
-            said += [_scancel([*where, *ids[start : start + _AT_ONCE]]) for start in range(0, len(ids), _AT_ONCE)]
+            parts = (ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE))
+            said += [_scancel([*on_cluster(cluster), *part]) for part in parts]
         return "; ".join(filter(None, said))
 
 
 def _scancel(arguments: Sequence[str]) -> str:
     """What it said against it; empty if nothing."""
-    try:
-        done = call(["scancel", *arguments])
-    except subprocess.TimeoutExpired as late:
-        return f"scancel gave no answer within {late.timeout:g} s"
-    except OSError as error:
-        return f"scancel cannot be started: {error.strerror or error}"
+    done = asked(["scancel", *arguments])
+    if isinstance(done, str):
+        return done
     if done.returncode == 0:
         return ""
     return " ".join(done.stderr.split())[:300] or f"scancel ended with {done.returncode}"

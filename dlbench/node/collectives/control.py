@@ -1,14 +1,21 @@
-"""How ranks agree on what comes next: a channel of its own, apart from the messages that are measured."""
+"""How ranks agree on what comes next: a channel of its own, apart from the messages that are measured.
+
+A rank whose library waits for ever is ended: MPI's and Horovod's blocking calls, and NCCL's, know no deadline.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
-from dlbench.errors import PeerLostError, RunError
+from dlbench.errors import ExitCode, PeerLostError, RunError
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import gather_over_torch
@@ -35,12 +42,8 @@ class Control:
     def start(self, folder: RunFolder, interface: str | None) -> None:
         """Meets the other ranks through the run's folder.
 
-        Args:
-            folder: of the run, seen by all ranks.
-            interface: network interface for gloo; None: the one that routes to rank 0.
-
-        Raises:
-            RunError: not all ranks came.
+        `folder`: of the run, seen by all ranks. `interface`: network interface for gloo; None: the one that routes to
+        rank 0. Raises `RunError`: not all ranks came.
         """
         place = self._place
         patience = datetime.timedelta(seconds=self._meeting_s)
@@ -52,11 +55,7 @@ class Control:
             raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
 
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
-        """Another group of all ranks, for messages that are measured.
-
-        Raises:
-            RunError: it cannot be made.
-        """
+        """Another group of all ranks, for messages that are measured. Raises `RunError`: it cannot be made."""
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
@@ -66,8 +65,7 @@ class Control:
     def gather(self, what: str, value: Any) -> list[Any]:
         """`value` (JSON-like) of every rank, by rank, on every rank.
 
-        Raises:
-            RunError: a rank is gone or stuck, or is doing something else than `what`.
+        Raises `RunError`: a rank is gone or stuck, or is doing something else than `what`.
         """
         try:
             everyone = gather_over_torch([what, value], self._place.size)
@@ -81,8 +79,7 @@ class Control:
     def agree(self, what: str, point: Mapping[str, object]) -> None:
         """Makes sure that all ranks are about to do the same.
 
-        Raises:
-            RunError: they are not; each value that differs is named with the ranks that hold it.
+        Raises `RunError`: they are not; each value that differs is named with the ranks that hold it.
         """
         everyone = self.gather(what, dict(point))
         differences = [
@@ -94,11 +91,7 @@ class Control:
             raise RunError(f"ranks differ in what to do next: {'; '.join(differences)}; their plans are not the same")
 
     def barrier(self, what: str) -> None:
-        """Returns when every rank is here.
-
-        Raises:
-            RunError: a rank is gone or stuck.
-        """
+        """Returns when every rank is here. Raises `RunError`: a rank is gone or stuck."""
         try:
             dist.barrier()
         except RuntimeError as error:
@@ -122,3 +115,53 @@ def _by_rank(values: list[Any]) -> str:
         shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         parts.append(f"{value} on rank{'s' if len(ranks) > 1 else ''} {shown}")
     return ", ".join(parts)
+
+
+LATE_S = 5.0
+"""How much later than a call's own deadline, so that calls that have one end by themselves."""
+
+_LOOK_S = 0.5
+
+
+class Deadline:
+    """A thread that looks whether the call under way has gone on for too long."""
+
+    def __init__(self, rank: int, timeout_s: float, on_expiry: Callable[[str], None] | None = None) -> None:
+        """`on_expiry` gets the reason in one line; afterwards the process ends with exit code 124."""
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._on_expiry = on_expiry
+        self._call: tuple[str, float] | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dlbench-deadline", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._thread.start()
+
+    def begin(self, what: str) -> None:
+        """A call begins; cheap enough for every iteration."""
+        self._call = (what, time.monotonic())
+
+    def end(self) -> None:
+        """The call is done."""
+        self._call = None
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            call = self._call
+            if call is None or time.monotonic() - call[1] < self._timeout_s + LATE_S:
+                continue
+            reason = (
+                f"rank {self._rank}, {call[0]}: not done within {self._timeout_s:g} s; another rank is gone or stuck"
+            )
+            print(f"dlbench: error: {reason}", file=sys.stderr, flush=True)
+            try:
+                if self._on_expiry is not None:
+                    self._on_expiry(reason)
+            finally:
+                os._exit(int(ExitCode.TIMEOUT))

@@ -10,12 +10,9 @@ from typing import Any
 import torch
 
 from dlbench.errors import RunError
-from dlbench.node.collectives.contestants import Contestant, Vectors
-from dlbench.node.collectives.control import Control
-from dlbench.node.collectives.deadline import Deadline
-from dlbench.node.collectives.inputs import DTYPES, Inputs
-from dlbench.node.collectives.sample_clocks import HostSampleClock, SampleClock
-from dlbench.node.collectives.verify import check
+from dlbench.node.collectives.contestants import Contestant, HostSampleClock, Vectors
+from dlbench.node.collectives.control import Control, Deadline
+from dlbench.node.collectives.inputs import DTYPES, Inputs, check
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
@@ -71,19 +68,13 @@ class Measurement:
         beat: Callable[[str], None],
         *,
         largest_input: int | None = None,
-        clock: SampleClock | None = None,
+        clock: HostSampleClock | None = None,
     ) -> None:
         """Prepares.
 
-        Args:
-            comm: what is measured.
-            place: this rank.
-            device: where buffers lie.
-            control: how ranks agree.
-            deadline: of every wait.
-            beat: called before each iteration with what comes next.
-            largest_input: the largest entry of inputs; None for one with which sums are exact.
-            clock: times samples; None: the host's.
+        `comm`: what is measured. `place`: this rank. `device`: where buffers lie. `control`: how ranks agree.
+        `deadline`: of every wait. `beat`: called before each iteration with what comes next. `largest_input`: the
+        largest entry of inputs; None for one with which sums are exact. `clock`: times samples; None: the host's.
         """
         self._comm = comm
         self._place = place
@@ -94,13 +85,12 @@ class Measurement:
         self._largest_input = largest_input
         self._one_clock = share_clock(control, place)
         self._host_clock = HostSampleClock(device)
-        self._clock: SampleClock = self._host_clock if clock is None else clock
+        self._clock: HostSampleClock = self._host_clock if clock is None else clock
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
         """One point for each contestant; the same on every rank.
 
-        Raises:
-            RunError: ranks differ in what to do, or a collective failed; no other can follow.
+        Raises `RunError`: ranks differ in what to do, or a collective failed; no other can follow.
         """
         comm = self._comm
         elements = num_bytes // ELEMENT_BYTES[comm.dtype]
@@ -177,7 +167,7 @@ class Measurement:
             self._conclude(contestant, size, taken, what)
 
     def _sample(
-        self, contestant: Contestant, size: _Size, operations: int, what: str, clock: SampleClock | None = None
+        self, contestant: Contestant, size: _Size, operations: int, what: str, clock: HostSampleClock | None = None
     ) -> tuple[int, int]:
         """So many operations from fresh inputs: this rank's start, and its time for all of them, nanoseconds."""
         self._beat(what)
@@ -238,7 +228,7 @@ class Measurement:
             torch.cuda.synchronize(self._device)
 
     def _over_ranks(
-        self, noted: Sequence[Sequence[Sequence[int]]], operations: int, clock: SampleClock | None = None
+        self, noted: Sequence[Sequence[Sequence[int]]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
         """Each sample over all ranks; `noted` has start and duration of every sample, by rank."""
         shares_starts = (clock or self._clock).shares_starts

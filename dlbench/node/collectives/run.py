@@ -13,10 +13,9 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
 from dlbench.node import rendezvous
 from dlbench.node.collectives.contestants import Contestant
-from dlbench.node.collectives.control import Control
-from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives.control import Control, Deadline
+from dlbench.node.collectives.lineup import Lineup
 from dlbench.node.collectives.measure import Measurement
-from dlbench.node.collectives.participants import Lineup
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.devices import rank_gpu, require_own_gpu
 from dlbench.node.ranks import RankPlace
@@ -46,17 +45,11 @@ class CommRun:
     ) -> None:
         """Prepares; nothing is started yet.
 
-        Args:
-            plan: what is measured.
-            folder: of the run; ranks meet through it.
-            place: this rank.
-            binding: its cores.
-            device: where buffers lie; with transport mpi they lie on the CPU.
-            on_point: called with points done, points in all, and what comes next, before each size.
-            beat: called before each iteration with what comes next.
-            started: monotonic time at which the process began, seconds.
-            on_stuck: called from another thread with the reason, if a library waits for ever; the process then ends
-                with exit code 124.
+        `plan`: what is measured. `folder`: of the run; ranks meet through it. `place`: this rank. `binding`: its cores.
+        `device`: where buffers lie; with transport mpi they lie on the CPU. `on_point`: called with points done, points
+        in all, and what comes next, before each size. `beat`: called before each iteration with what comes next.
+        `started`: monotonic time at which the process began, seconds. `on_stuck`: called from another thread with the
+        reason, if a library waits for ever; the process then ends with exit code 124.
         """
         self._plan = plan
         self._folder = folder
@@ -73,9 +66,8 @@ class CommRun:
     def run(self) -> CommRecord | None:
         """Measures all points; the record, on rank 0.
 
-        Raises:
-            EnvironmentLacksError: what carries the messages cannot be had, or nothing that was asked for can.
-            RunError: ranks differ in what to do, or one is gone; the others get this within the plan's `timeout_s`.
+        Raises `EnvironmentLacksError`: what carries the messages cannot be had, or nothing that was asked for can;
+        `RunError`: ranks differ in what to do, or one is gone; the others get this within the plan's `timeout_s`.
         """
         plan, comm = self._plan, self._plan.comm
         control = Control(self._place, comm.timeout_s, plan.stall_timeout_s * rendezvous.PATIENCE)

@@ -64,15 +64,9 @@ def finish(
 ) -> Chart:
     """An altair chart becomes a `Chart`; its subtitle says what it is about even where it is cut out of the page.
 
-    Args:
-        chart: an altair chart without a title.
-        group: what the chart is about.
-        name: tells it from the group's other charts.
-        title: its headline.
-        alt: its finding in words.
-        table: the numbers it is drawn from: a sheet, those that people see of it, or rows of text, header first.
-        size: width and height of the plot, pixels.
-        axes: those that a reader may switch between linear and logarithmic; all their values must be above 0.
+    `name` tells it from the group's other charts; `alt` is its finding in words; `table` has the numbers it is drawn
+    from, as rows of text header first; `size` is that of the plot, pixels. A reader may switch `axes` between linear
+    and logarithmic: all their values must be above 0.
     """
     from altair.utils import schemapi
 

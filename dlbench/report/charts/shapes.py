@@ -35,9 +35,8 @@ class Axis(NamedTuple):
     """Labels with SI prefixes at this unit; otherwise `format` (of d3) says how they look."""
     format: str = ".4~g"
     scale: Mapping[str, Any] = {}
-    """As Vega-Lite has it."""
+    """As Vega-Lite has it, like `axis`."""
     axis: Mapping[str, Any] = {}
-    """The same."""
 
 
 class Series(NamedTuple):
@@ -73,16 +72,9 @@ def lines(
 ) -> Any:
     """Lines with points and intervals over a logarithmic axis (base 2), whose ticks are the numbers of the rows.
 
-    Args:
-        rows: marks.
-        y: of the values.
-        by: a line for each, or the one colour.
-        tooltip: of the points.
-        x: field of the numbers.
-        title: of their axis.
-        room: how far the axis goes beyond its ends, as a factor.
-        reach: further numbers that the axis holds, without a tick.
-        is_forecast: whether nobody measured this: lines are dotted, points hollow.
+    `by`: a line for each, or the one colour. `room`: how far the axis goes beyond its ends, as a factor; `reach`:
+    further numbers that it holds, without a tick. With `is_forecast` nobody measured this: lines are dotted, points
+    hollow.
     """
     alt = _altair()
     counts = sorted({row[x] for row in rows})
@@ -104,14 +96,7 @@ def stacked(
 ) -> Any:
     """Horizontal bars of parts, a bar for each `y`; rows say by `order` which part comes first.
 
-    Args:
-        rows: parts.
-        x: of the values.
-        by: the parts.
-        tooltip: of the parts.
-        y: field that names a bar.
-        names: of all bars in their order; empty: as they first come.
-        limit: width of the names, pixels; 0: Vega's own.
+    `names`: of all bars in their order; empty: as they first come. `limit`: width of the names, pixels; 0: Vega's own.
     """
     alt = _altair()
     value = _channel(alt.X, x).stack("zero")
@@ -132,18 +117,9 @@ def intervals(
     limit: int = 200,
     reference: float | None = None,
 ) -> Any:
-    """A bar or a dot with its interval in each row.
+    """A bar or a dot with its interval in each row, from above.
 
-    Args:
-        rows: marks, from above.
-        x: of the values.
-        by: colours of the marks.
-        tooltip: of the marks.
-        y: field that names a row.
-        mark: what stands for the value.
-        band: height of a bar (share of its row).
-        limit: width of the names, pixels.
-        reference: value at which there is a dashed line.
+    `band`: height of a bar (share of its row). `limit`: width of the names, pixels. `reference`: a dashed line there.
     """
     alt = _altair()
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit))
@@ -176,19 +152,9 @@ def scatter(
     opacity: float = 1.0,
     has_shapes: bool = True,
 ) -> Any:
-    """Points over an axis of numbers, such as steps or time; with lines between those of one `detail`.
+    """Points over an axis of numbers, such as steps or time.
 
-    Args:
-        rows: marks.
-        x: horizontal.
-        y: vertical.
-        by: colours of the points, and their shapes.
-        tooltip: of the points.
-        detail: field that tells lines of one colour apart.
-        line: width of the lines; 0: none.
-        size: of a point.
-        opacity: of a point.
-        has_shapes: whether series differ in shape as well.
+    With `line` (a width) there are lines between those of one colour and one `detail`, a field.
     """
     alt = _altair()
     base = _data(rows).encode(

@@ -94,11 +94,10 @@ def rank(folder: Path) -> None:
     """One rank: `found.json` gets, by library and size, dlbench's and the loop's seconds of each round."""
     import torch
 
-    from dlbench.node.collectives.control import Control
-    from dlbench.node.collectives.deadline import Deadline
+    from dlbench.node.collectives.contestants import MpiReference, TorchReference
+    from dlbench.node.collectives.control import Control, Deadline
     from dlbench.node.collectives.measure import Measurement
-    from dlbench.node.collectives.mpi_transport import start_mpi, stop_mpi
-    from dlbench.node.collectives.references import MpiReference, TorchReference
+    from dlbench.node.collectives.transport import start_mpi, stop_mpi
     from dlbench.node.ranks import detect
     from dlbench.records.folder import RunFolder
 

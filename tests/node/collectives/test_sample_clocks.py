@@ -7,11 +7,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dlbench.node.collectives import sample_clocks
-from dlbench.node.collectives.contestants import Vectors
-from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives import contestants
+from dlbench.node.collectives.contestants import StreamSampleClock, Vectors
+from dlbench.node.collectives.control import Deadline
 from dlbench.node.collectives.measure import Measurement
-from dlbench.node.collectives.sample_clocks import StreamSampleClock
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.own import route
 from dlbench.node.sync.timing import LEAST_SAMPLE_S
@@ -96,7 +95,7 @@ class Planted:
 @pytest.mark.parametrize("num_bytes", [4096, 16 * 2**20])
 def test_a_time_in_the_stream_is_the_collectives_alone(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     gpu = Gpu()
-    monkeypatch.setattr(sample_clocks, "time", gpu)
+    monkeypatch.setattr(contestants, "time", gpu)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: gpu.synchronise())
     comm = CommSpec(backends=("nccl",), sizes=(num_bytes,), warmup=1, iterations=5, timeout_s=30.0, check=False)
     place = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_nodes=1, host="here", token="t")

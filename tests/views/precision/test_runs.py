@@ -18,8 +18,8 @@ from dlbench.report.formats import html
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
-from dlbench.views.differences import DifferencesView, RunDifference, group_names, run_differences
 from dlbench.views.precision import PrecisionComparison, PrecisionView
+from dlbench.views.runs import DifferencesView, RunDifference, group_names, run_differences
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.systems import SystemDescription, SystemsView
 from dlbench.views.view import ReportView

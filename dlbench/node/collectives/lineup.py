@@ -10,15 +10,26 @@ import torch
 import torch.distributed as dist
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.node.collectives.contestants import Contestant, OwnAlgorithm, Vectors
-from dlbench.node.collectives.control import Control, first_line
-from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives.contestants import (
+    Contestant,
+    HorovodReference,
+    MpiReference,
+    OwnAlgorithm,
+    Reference,
+    StreamSampleClock,
+    TorchReference,
+    Vectors,
+)
+from dlbench.node.collectives.control import Control, Deadline, first_line
 from dlbench.node.collectives.inputs import DTYPES
-from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi, stop_mpi
-from dlbench.node.collectives.references import HorovodReference, MpiReference, Reference, TorchReference
-from dlbench.node.collectives.sample_clocks import StreamSampleClock
-from dlbench.node.collectives.torch_transport import GlooTransport, NcclTransport
-from dlbench.node.collectives.transport import Transport
+from dlbench.node.collectives.transport import (
+    GlooTransport,
+    MpiTransport,
+    NcclTransport,
+    Transport,
+    start_mpi,
+    stop_mpi,
+)
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
@@ -55,9 +66,7 @@ class Lineup:
     def in_turns(self, deadline: Deadline) -> list[Contestant]:
         """All but Horovod, which disturbs the others as soon as it is started.
 
-        Raises:
-            EnvironmentLacksError: what carries the algorithms' messages cannot be had.
-            RunError: a rank is gone.
+        Raises `EnvironmentLacksError`: what carries the algorithms' messages cannot be had; `RunError`: a rank is gone.
         """
         comm = self._plan.comm
         result: list[Contestant] = []
@@ -72,11 +81,7 @@ class Lineup:
         return result
 
     def horovod(self, deadline: Deadline) -> list[Contestant]:
-        """Horovod, started; nothing where it cannot be had.
-
-        Raises:
-            RunError: a rank is gone.
-        """
+        """Horovod, started; nothing where it cannot be had. Raises `RunError`: a rank is gone."""
         if "horovod" not in self._plan.comm.backends:
             return []
         place, control = self._place, self._control
