@@ -1,6 +1,6 @@
 """Control runs: made to be compared with others of their series, and no results of their own.
 
-`dlbench run --decompose`, `--watch-cost` and `dlbench io --tiers` take something away from runs beside plain ones;
+`dlbench run --decompose`, `--watch-cost` and `dlbench io --tiers` take something away from runs next to plain ones;
 `dlbench run --ab` makes two sides. They stay in the data, and in the views that compare them.
 """
 
@@ -32,9 +32,8 @@ class Controls:
     """Variants, or `side a` and `side b`."""
     num_runs: int
     beside: tuple[str, ...]
-    """Ids of the report's groups that they stand beside: of the same series, else of the same workload and preset."""
+    """Ids of the report's groups that they stand next to: of the same series, else of the same workload and preset."""
     shown_by: str
-    """What compares them, in words."""
 
     @property
     def text(self) -> str:
