@@ -74,7 +74,7 @@ class Group(HasViews):
     missing: tuple[Missing, ...] = ()
     """Views that have nothing to say of these runs."""
     controls: tuple[Controls, ...] = ()
-    """Control runs beside these."""
+    """Control runs that belong to these."""
 
     @property
     def baseline(self) -> Point:
@@ -122,7 +122,7 @@ class RunRow(ListedRun):
     goal: str
     """`throughput`, or `target` and its value."""
     reached: bool | None
-    """Whether it met its target; None for a run of speed, and for one that tells nothing."""
+    """Whether it met its target; None for a run of speed, and for one that does not say."""
     time_to_quality_s: float | None
     samples_to_quality: int | None
     epochs_to_quality: float | None
