@@ -159,7 +159,7 @@ def predict(
     require_modules("comm predict", "numpy")
     from dlbench.collectives.document import predictions_document
     from dlbench.collectives.predictions import Wanted, predict_all
-    from dlbench.records.network import read_network
+    from dlbench.records.comm import read_network
     from dlbench.specs.collectives import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.requests import parse_counts, parse_sizes
 
@@ -297,7 +297,7 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
 
 @click.group(cls=InOrder)
 def comm() -> None:
-    """Measure collectives: dlbench's own algorithms, message by message, and libraries beside them.
+    """Measure collectives: dlbench's own algorithms, message by message, and libraries for comparison.
 
     Every result is checked against the sum computed apart, and steps and bytes are counted.
     """

@@ -72,7 +72,7 @@ def rule_options(function: F) -> F:
             "metrics",
             multiple=True,
             metavar="NAME",
-            help="Metric that decides, repeatable; all: every one that runs tell.  [default: step_median_s and "
+            help="Metric that decides, repeatable; all: every one that runs have.  [default: step_median_s and "
             "step_mean_s]",
         ),
         click.option(
@@ -97,13 +97,13 @@ def rule_options(function: F) -> F:
             callback=_share(_MOST, with_zero=False),
             default="3%",
             show_default=True,
-            help="Slowdown for which the number of repeats is told.",
+            help="Slowdown for which the number of repeats is given.",
         ),
         click.option(
             "--history",
             type=click.Path(path_type=Path),
             metavar="DIR|RUNS",
-            help="Earlier runs (a history, a folder of runs or a baseline file) that tell how far sessions scatter, "
+            help="Earlier runs (a history, a folder of runs or a baseline file) that show how far sessions scatter, "
             "where the sides have fewer than five.",
         ),
         click.option(
@@ -456,7 +456,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
 
     A small JSON file for a repository: the metrics of every run, when and in which job and boot it ran, and all that
     decides whether other runs may be compared with them. Take runs of five nights or more: from fewer sessions nobody
-    can tell how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
+    knows how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
     data.
 
     \b
@@ -485,7 +485,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
         click.echo(f"{output}: {label}: {counts_text(points, sessions)}", err=True)
     if min(len({sessions[run.run_id] for run in point.runs}) for point in made.points) < MIN_SESSIONS:
         click.echo(
-            f"dlbench: fewer than {MIN_SESSIONS} sessions do not tell how far sessions scatter: dlbench check will be "
+            f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how far sessions scatter: dlbench check will be "
             "inconclusive without --history; add runs of other nights, or compare by run --ab",
             err=True,
         )

@@ -193,7 +193,7 @@ def list_runs(
     "--fail-on-regression",
     is_flag=True,
     help="For CI: end with 1 while a level is worse than before and nobody has acknowledged that, with 6 if no series "
-    "has the 12 nights that tell.",
+    "has the 12 nights that it takes.",
 )
 @OUTPUT
 @format_option(*get_args(FormatName))
@@ -266,7 +266,7 @@ def acknowledge(
 
     \b
     Example:
-      dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor told"
+      dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor informed"
     """
     require_modules("history acknowledge", "numpy", "scipy")
     from dlbench.history.entry import parse_where
@@ -487,7 +487,7 @@ def _write_option(found: SlowMonths, output: Path | None) -> None:
     """Slurm's option alone; the evidence on stderr."""
     from dlbench.history.document import exclude_option, unsafe_text
     from dlbench.history.report import host_sentence
-    from dlbench.reading.hosts.slow_nodes import TO_EXCLUDE
+    from dlbench.reading.slow_nodes import TO_EXCLUDE
     from dlbench.report.wording import clean
 
     option = exclude_option(found)

@@ -70,7 +70,7 @@ def report_options(function: F) -> F:
     "store",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Folder of a history: show beside the runs what changed over months, and which nodes are slow.",
+    help="Folder of a history: show next to the runs what changed over months, and which nodes are slow.",
 )
 @click.option(
     "--table",
@@ -106,7 +106,7 @@ def report(
     from dlbench.views.scaling_report import assemble, document_of
 
     scanned = read_runs(runs, where)
-    # Slurm forgets: what it still knows of these runs is kept beside them.
+    # Slurm forgets: what it still knows of these runs is kept with them.
     scanned.runs = with_accounting(scanned.runs)[0]
     history = None
     if store is not None:
@@ -141,7 +141,7 @@ def prepared(
     """The format of a report, before anything is read.
 
     Raises:
-        UserError: the file cannot be written, its name tells no format, or the format holds more than one `table`.
+        UserError: the file cannot be written, its name has no known suffix, or the format holds more than one `table`.
         EnvironmentLacksError: what the command computes (`needs`) or draws with is missing.
     """
     if output is not None:
@@ -174,10 +174,10 @@ def finish(damaged: Sequence[str], problem: str = "") -> None:
 def format_by_suffix(
     output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:
-    """The format that was asked for, or that the name of the output file tells; `default` for standard output.
+    """The format that was asked for, or that of the output file's name; `default` for standard output.
 
     Raises:
-        UserError: the name tells none.
+        UserError: the name has no known suffix.
     """
     if asked is not None:
         return asked
@@ -264,7 +264,7 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
     help="Fitted costs of the network (dlbench comm fit), for forecasts of other exchanges.",
 )
 @click.option(
-    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, beside the samples."
+    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, next to the samples."
 )
 @OUTPUT
 @format_option("text", "json")
@@ -299,7 +299,7 @@ def diagnose(
       dlbench diagnose runs -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
-    from dlbench.records.network import read_network
+    from dlbench.records.comm import read_network
     from dlbench.views.diagnosis import diagnosis
 
     costs = None if network is None else read_network(network)

@@ -100,7 +100,7 @@ class Fusion:
     beyond_measured: bool
     """Whether it is larger than the largest measured size."""
     below_measured: bool
-    """Whether it is smaller than the smallest measured size, so that these times do not tell it."""
+    """Whether it is smaller than the smallest measured size, which these times do not show."""
 
 
 @dataclass(frozen=True, kw_only=True)

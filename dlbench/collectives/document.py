@@ -53,8 +53,7 @@ FIT_COLUMNS = ("system", "carrier", "dtype")
 LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One series at one size."""
 
     series: Series
@@ -214,8 +213,7 @@ def _speed(one: Ratio) -> Cell:
     return cell if one.paired else dataclasses.replace(cell, text=f"{cell.text} (not the same runs)")
 
 
-@dataclass(frozen=True)
-class _Costs:
+class _Costs(NamedTuple):
     """What messages of some sizes cost on one level, or a byte of a reduction."""
 
     name: str
@@ -347,7 +345,8 @@ def predictions_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
     ]
     if found.workload_bytes is not None:
         size = f"gradients, {about(found.workload_bytes)}"
-        rows += _predicted(size, one, list(map(_workload, one.series)))
+        times = [(each.workload_s or 0.0, each.workload_low_s, each.workload_high_s) for each in one.series]
+        rows += _predicted(size, one, times)
     has_ends = any(row.low is not None for row in rows)
     return Sheet(
         name="predictions",
@@ -389,10 +388,6 @@ def _at(series: PredictedSeries, place: int) -> _Time:
     )
 
 
-def _workload(series: PredictedSeries) -> _Time:
-    return series.workload_s or 0.0, series.workload_low_s, series.workload_high_s
-
-
 def _predicted(size: str, one: Prediction, times: list[_Time]) -> list[_Predicted]:
     is_usable = [series.poor_error is None for series in one.series]
     best = min(value for (value, _, _), usable in zip(times, is_usable, strict=True) if usable or not any(is_usable))
@@ -418,7 +413,7 @@ def _predicted_cell(row: _Predicted) -> Cell:
 
 HEIGHT = 260
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
-"""As many as are told apart; one more than there are colours, so that pairs repeat late."""
+"""As many as can be distinguished; one more than there are colours, so that pairs repeat late."""
 TOLERANCE = 0.1
 """Half the width of the band around a perfect prediction (fraction)."""
 
@@ -591,8 +586,13 @@ def _perfect(alt: Any, rows: Rows) -> list[Any]:
 
 def document_of(report: CollectivesReport) -> Document:
     """The whole report."""
+    empty: tuple[str, ...] = ()
+    if not report.groups:
+        more = "Below, each run with the reason." if report.runs else "There are no runs here."
+        empty = (f"No run has figures. {more}",)
+    cards = tuple(map(_card, report.groups))
     return report.document(
-        _summary(report),
+        Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
@@ -622,16 +622,6 @@ def predictions_document(found: Predictions) -> Document:
     )
 
 
-def _summary(report: CollectivesReport) -> Section:
-    empty: tuple[str, ...] = ()
-    if not report.groups:
-        more = "Below, each run with the reason." if report.runs else "There are no runs here."
-        empty = (f"No run has figures. {more}",)
-    return Section(
-        id="summary", title="Summary", level="answer", words=empty, cards=tuple(map(_card, report.groups)), brief=empty
-    )
-
-
 def _card(group: GroupReport) -> Card:
     last = group.best[-1]
     rate_name = "busbw" if group.ranks > 1 else "algbw"
@@ -651,20 +641,23 @@ def _card(group: GroupReport) -> Card:
 
 
 def _group(group: GroupReport) -> Section:
-    facts = tuple((one.title, one.value) for one in group.conditions)
     last = group.best[-1]
+    shown = {one.name: one.value for one in group.conditions}
+    cores = f"{shown['cores']} core{'' if shown['cores'] == '1' else 's'} per rank"
+    conditions = (shown["device"], cores, shown["launcher"], f"hosts {shown['hosts']}", runs_text(group.num_runs))
     return Section(
         id=f"group-{group.id}",
         title=group.label,
         level="answer",
         caption=f"{group.caption}.",
-        facts=facts,
+        facts=tuple((one.title, one.value) for one in group.conditions),
         marks=(
             *(remark(one.severity, one.text, len(one.runs)) for one in group.doubts),
             *(remark("note", f"not measured: {text}") for text in group.not_measured),
         ),
         sections=tuple(_of_group(group)),
-        brief=(_conditions_line(group), group.verdict),
+        # What the label does not say.
+        brief=(", ".join(conditions), group.verdict),
         is_group=True,
         overview=(
             ("At", format_bytes(last.num_bytes)),
@@ -675,14 +668,6 @@ def _group(group: GroupReport) -> Section:
         ),
         where={name: getattr(group, "id" if name == "group" else name) for name in GROUP_COLUMNS},
     )
-
-
-def _conditions_line(group: GroupReport) -> str:
-    """What the label does not say, for the terminal."""
-    shown = {one.name: one.value for one in group.conditions}
-    cores = f"{shown['cores']} core{'' if shown['cores'] == '1' else 's'} per rank"
-    parts = (shown["device"], cores, shown["launcher"], f"hosts {shown['hosts']}", runs_text(group.num_runs))
-    return ", ".join(parts)
 
 
 def _of_group(group: GroupReport) -> Iterator[Section]:
@@ -748,40 +733,32 @@ def _ratios(group: GroupReport) -> Iterator[Section]:
     if own:
         # Unfolded is ring, or else the first one.
         shown = next((name for name in own if name.startswith("ring ")), own[0])
+        libraries = {series.title for series in group.series if series.is_library}
+        won = sum(one.title in libraries for one in group.best)
         yield Section(
             id=f"ratios-{group.id}",
             title="dlbench's algorithms against libraries",
-            headline=_against(group),
+            headline=f"a library is the fastest at {won} of {len(group.best)} sizes",
             caption="Above 1, the algorithm is faster: time of the library over its own.",
             sheets=tuple(ratio_sheet(group, name, is_shown=name == shown) for name in own),
             brief=(),
         )
 
 
-def _against(group: GroupReport) -> str:
-    """At how many sizes the library is the fastest of all."""
-    libraries = {series.title for series in group.series if series.is_library}
-    won = sum(one.title in libraries for one in group.best)
-    return f"a library is the fastest at {won} of {len(group.best)} sizes"
-
-
 def _fit(fit: Fit, number: int) -> Section:
+    headline = "lines of libraries"
+    if fit.errors:
+        poor = sum(one.is_poor for one in fit.errors)
+        more = f"; {poor} algorithms missed, no advice from them" * bool(poor)
+        headline = f"median error {percent(fit.errors[0].median)}, worst {percent(fit.errors[0].worst)}{more}"
     return Section(
         id=f"fit-{number}",
         title=fit.label,
-        headline=_fit_headline(fit),
+        headline=headline,
         sheets=(costs_sheet(fit), errors_sheet(fit), lines_sheet(fit)),
         brief=(),
         where={name: getattr(fit, name) for name in FIT_COLUMNS},
     )
-
-
-def _fit_headline(fit: Fit) -> str:
-    if not fit.errors:
-        return "lines of libraries"
-    poor = sum(one.is_poor for one in fit.errors)
-    more = f"; {poor} algorithms missed, no advice from them" * bool(poor)
-    return f"median error {percent(fit.errors[0].median)}, worst {percent(fit.errors[0].worst)}{more}"
 
 
 def _runs(report: CollectivesReport) -> Iterator[Section]:

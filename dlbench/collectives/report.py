@@ -13,7 +13,6 @@ from dlbench.collectives.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Re
 from dlbench.collectives.fits import Fit, Fits, fit_all
 from dlbench.collectives.measurements import (
     CollectiveGroup,
-    CollectiveTable,
     Measurement,
     Rejected,
     Series,
@@ -28,12 +27,11 @@ from dlbench.collectives.predictions import Prediction, Predictions
 from dlbench.costs.collectives import Layout, RankCounts, counts
 from dlbench.costs.predictions import bus_factor
 from dlbench.reading.comparability import Condition, asked_apart, unique_labels
+from dlbench.reading.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.doubts import Doubt, merged
 from dlbench.reading.environments import environment_doubts, side_by_side
-from dlbench.reading.hosts.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.repeats import shared_nodes, unlike_runs
-from dlbench.records.collectives import CommPoint
-from dlbench.records.collectives_scan import CommRun, CommScan
+from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
@@ -287,6 +285,8 @@ def assemble(scan: CommScan) -> CollectivesReport:
     table = tabulate(scan)
     measured = [run for group in table.groups for run in group.runs]
     fits = fit_all(table)
+    of_run = {id(run): group.id for group in table.groups for run in group.runs}
+    without = {id(one.run): (one.state, one.why) for one in table.without}
     asked = asked_apart([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
     groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
     return CollectivesReport(
@@ -296,7 +296,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
         ),
         fits=fits.fits,
         unfitted=fits.unfitted,
-        runs=_runs(scan, table),
+        runs=tuple(_run(run, of_run.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs),
         damaged=table.damaged,
         environment=tuple(side_by_side(_environments(measured)).common.items()),
         methods=METHODS,
@@ -322,7 +322,7 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         conditions=(*conditions_of(group), *apart),
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
-        series=fits.beside(group).series,
+        series=fits.with_predictions(group).series,
         best=best,
         crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
         recommended=ranges,
@@ -332,12 +332,6 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
         doubts=tuple(group_doubts(group)),
     )
-
-
-def _runs(scan: CommScan, table: CollectiveTable) -> tuple[RunRow, ...]:
-    groups = {id(run): group.id for group in table.groups for run in group.runs}
-    without = {id(one.run): (one.state, one.why) for one in table.without}
-    return tuple(_run(run, groups.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs)
 
 
 def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
@@ -532,16 +526,16 @@ def fit_caption(fit: Fit) -> str:
     return f"{text} {largest_text(fit.largest_held_out)} Held out: {fit.held_out_by}."
 
 
-def largest_text(told: LargestHeldOut | None) -> str:
+def largest_text(largest: LargestHeldOut | None) -> str:
     """The error at the largest rank count, in a sentence."""
-    if told is None:
+    if largest is None:
         return "Error at the largest rank count: not known, the smaller ones do not determine it."
-    ranks = " and ".join(", ".join(map(str, told.fitted_ranks)).rsplit(", ", 1))
-    bias = told.ratio - 1
+    ranks = " and ".join(", ".join(map(str, largest.fitted_ranks)).rsplit(", ", 1))
+    bias = largest.ratio - 1
     way = "too long" if bias > 0 else "too short"
     return (
-        f"Error at the largest rank count, held out ({told.ranks} ranks from {ranks}): {percent(told.median_error)} "
-        f"(median; {percent(abs(bias))} {way})."
+        f"Error at the largest rank count, held out ({largest.ranks} ranks from {ranks}): "
+        f"{percent(largest.median_error)} (median; {percent(abs(bias))} {way})."
     )
 
 
@@ -628,7 +622,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Predictions",
-        "What stands beside a measurement is predicted by a fit that did not see the point; how it was held out is "
+        "The prediction next to a measurement is made by a fit that did not see the point; how it was held out is "
         "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
         "everything anew. Libraries choose their algorithms themselves and are not predicted.",
     ),

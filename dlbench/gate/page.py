@@ -1,7 +1,7 @@
 """A comparison as a `Document`: the verdict, one table of all comparisons, and each point with its evidence.
 
 The same as JUnit XML, the form of test results that CI servers show. Regressed and missed are failures. Inconclusive
-and insufficient are errors: the test could not tell, and what could not be told must not look like a pass; only where
+and insufficient are errors: the test could not decide, and what is undecided must not look like a pass; only where
 the reference is not there yet a case is skipped, because there is nothing to mend. The others pass. Metrics that do not
 decide are no test cases.
 
@@ -83,23 +83,23 @@ def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
     # The time is that of runs, which all cases of a point judge: each has its part, so that sums are what they took.
     time = _time([None if point.wall_s is None else point.wall_s / len(point.gated)])
     case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", **time})
-    told = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
+    attributes = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
     lines = [*_evidence(point, metric)]
     if metric.verdict in ("regressed", "missed"):
-        case.append(_text("failure", told, [metric.reason, *lines]))
+        case.append(_text("failure", attributes, [metric.reason, *lines]))
     elif metric.awaits_reference:
         case.append(_text("skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}", *lines]))
     elif metric.verdict in ("inconclusive", "insufficient"):
-        case.append(_text("error", told, [metric.reason, *lines]))
+        case.append(_text("error", attributes, [metric.reason, *lines]))
     else:
-        case.append(_text("system-out", {}, [told["message"], metric.reason, *lines]))
+        case.append(_text("system-out", {}, [attributes["message"], metric.reason, *lines]))
     return case
 
 
 def _time(seconds: list[float | None]) -> dict[str, str]:
-    """The attribute; none where runs do not tell when they began."""
-    told = [one for one in seconds if one is not None]
-    return {"time": f"{sum(told):.3f}"} if told and len(told) == len(seconds) else {}
+    """The attribute; none where it is not known when runs began."""
+    known = [one for one in seconds if one is not None]
+    return {"time": f"{sum(known):.3f}"} if known and len(known) == len(seconds) else {}
 
 
 def _text(tag: str, attributes: dict[str, str], lines: list[str]) -> ElementTree.Element:

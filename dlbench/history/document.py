@@ -183,7 +183,7 @@ def _changes(report: TrendsReport) -> Section:
 def _card(series: Trend, change: Change) -> Card:
     kind = kind_text(change)
     when = since_text(change) if change.shape == "drift" else f"on {day(change.time)}"
-    beside = (commits_text(change), *differences_text(change), acknowledged_text(series, change))
+    details = (commits_text(change), *differences_text(change), acknowledged_text(series, change))
     return Card(
         title=f"{kind[:1].upper()}{kind[1:]} {when}",
         link=f"series-{series.id}",
@@ -196,7 +196,7 @@ def _card(series: Trend, change: Change) -> Card:
         words=(
             f"{series.label}: {level_text(change.before)} before, {level_text(change.after)} since; changed "
             f"{between_text(change)}.",
-            *(f"{line}." for line in beside if line),
+            *(f"{line}." for line in details if line),
         ),
         is_bad=change in series.open_regressions,
     )

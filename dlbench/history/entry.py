@@ -83,11 +83,11 @@ class HostEntry:
     num_ranks: int
     work_ratio: float | None
     """Own work of its slowest rank over that of the other hosts' slowest ranks (median), as `slow_nodes` counts it (1);
-    None for runs on one host, for runs without figures and for runs with a planted fault, which would accuse a host of
-    it."""
+    None for runs on one host, for runs without figures and for runs with an injected fault, which would accuse
+    a host of it."""
     later: float | None = None
     """By how much later than the other hosts it leaves an exchange, as a share of the step (1), as
-    `dlbench.reading.hosts.leaving` counts it; None for the same runs, and where the clocks do not say."""
+    `dlbench.reading.late_hosts` counts it; None for the same runs, and where the clocks do not say."""
     later_at_least: float | None = None
     """The same, as far as it is certain for all that the clocks may be off."""
 

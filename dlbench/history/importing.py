@@ -131,7 +131,7 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
     except RunError as error:
         problem = error
     finally:
-        # Whatever went wrong on the way: what is in place is indexed, and told.
+        # Whatever went wrong on the way: what is in place is indexed, and reported.
         history.store.sync(entry.folder for entry in placed)
         history.remember(placed)
     yield from outcomes
@@ -140,7 +140,7 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
 
 
 def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
-    """Why a run does not come in, as far as its entry tells."""
+    """Why a run does not come in, as far as its entry says."""
     if entry.state == "damaged":
         return _damaged(candidate, entry.why)
     if entry.state == "incomplete":

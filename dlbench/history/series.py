@@ -38,7 +38,7 @@ UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""
 
 MAX_APART = 2
-"""Settings of the system that tell series of equal labels apart; more are no name."""
+"""Settings of the system by which series of equal labels differ; more are no name."""
 
 NOT_SET = "not set"
 """Value of a key that a run does not have."""
@@ -106,7 +106,7 @@ class Change:
 
     kind: Literal["regression", "improvement"]
     shape: Shape
-    """At once, over many nights, or either: the nights do not tell. A drift has no date, so nothing is named beside
+    """At once, over many nights, or either: the nights do not show which. A drift has no date, so nothing is named with
     it."""
     time: str
     """End of the first night after, UTC; the likeliest. Of a drift that of its first night."""
@@ -140,7 +140,7 @@ class Change:
 
     @property
     def has_equal_commits(self) -> bool:
-        """Whether both nights beside the change ran the same known commit."""
+        """Whether both nights next to the change ran the same known commit."""
         return bool(self.commits_before) and set(self.commits_before) == set(self.commits_after)
 
 

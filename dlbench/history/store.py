@@ -7,10 +7,10 @@ missed something, because its writer was killed or another index was in use, is 
 The index of a history: entries in an SQLite file, a cache that may be deleted at any time.
 
 Stores lie on file systems of clusters. Hence no write-ahead log, which needs memory shared between hosts
-(sqlite.org/wal.html), but a rollback journal; and every opening of the file is guarded by a lock on a file beside it,
+(sqlite.org/wal.html), but a rollback journal; and every opening of the file is guarded by a lock on a file next to it,
 so that a damaged index can be taken away while nobody has it open.
 
-Changes of level that somebody knows of: who said so, when, and why; a file each in the history, beside its runs.
+Changes of level that somebody knows of: who said so, when, and why; a file each in the history, next to its runs.
 
 An acknowledged change is no longer a reason to fail a gate or to call a level worse. It is one again when the level
 gets worse still; a further change is another one, with a later date.
@@ -311,7 +311,7 @@ class Index:
 
     @contextmanager
     def _locked(self, *, exclusive: bool) -> Iterator[None]:
-        """Holds the lock beside the file; who may not write may read without it."""
+        """Holds the lock next to the file; who may not write may read without it."""
         path = self.path.with_name(f"{self.path.name}.lock")
         try:
             if exclusive:

@@ -25,8 +25,8 @@ from dlbench.history.report import (
 )
 from dlbench.history.series import Change, Level, Night, Trend
 from dlbench.history.slow_months import HostCourse, HostMonth, SlowMonths
-from dlbench.reading.hosts.slow_nodes import ACCUSED
 from dlbench.reading.metrics import METRICS
+from dlbench.reading.slow_nodes import ACCUSED
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.document import Document, Section
@@ -36,7 +36,7 @@ from dlbench.units import format_seconds
 
 MAX_LISTED_HOSTS = 4
 MAX_COMMIT = 8
-"""Characters of a commit that tell it from others; JSON and CSV hold all."""
+"""Characters of a commit that are enough to know it; JSON and CSV hold all."""
 MINUTE = len("2026-03-04T02:06")
 
 
@@ -252,7 +252,7 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
 
 
 def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
-    """Every night of some series; people see them beside the chart of a series."""
+    """Every night of some series; people see them with the chart of a series."""
     return Sheet(
         name="nights",
         title="Nights",

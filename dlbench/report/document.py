@@ -20,7 +20,7 @@ Level = Literal["answer", "evidence", "appendix"]
 
 
 FEW_CARDS = 6
-"""Up to so many cards with facts stand below a wide picture; more are lines of a list beside a narrow one."""
+"""Up to this many cards with facts stand below a wide picture; more are lines of a list next to a narrow one."""
 
 
 def _clean(one: object, *names: str) -> None:
@@ -56,7 +56,7 @@ def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What a report does not show for want of data, and what would produce it."""
+    """What a report does not show for lack of data, and what would produce it."""
 
     view: str
     """Id of the view; an anchor in the page."""

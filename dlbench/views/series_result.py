@@ -27,7 +27,7 @@ from dlbench.views.view import Views
 VIEWS = Views(group=(QualityView(), CausesView()))
 """What the verdict of a group speaks of."""
 
-MAX_TOLD = 6
+MAX_NAMED = 6
 """Settings of a sweep whose losses are said in words; one of more has the table alone."""
 
 MAX_WARNINGS = 5
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     """One setting at one rank count."""
 
     setting: str
-    """The values that tell it from other settings of the series; empty where there is one setting."""
+    """The values by which it differs from other settings of the series; empty where there is one setting."""
     point: Point
     quality: QualityPoint | None
     """None for runs of speed."""
@@ -90,15 +90,15 @@ def _doubts(groups: Sequence[Group], settings: Sequence[str]) -> list[Doubt]:
         for doubt in group.doubts:
             by_code.setdefault(doubt.code, []).append((setting, doubt))
     found: list[Doubt] = []
-    for told in by_code.values():
-        alike = merged(doubt for _, doubt in told)
-        if all(sum(one.text == doubt.text for _, one in told) == len(groups) for doubt in alike):
+    for alike_ones in by_code.values():
+        alike = merged(doubt for _, doubt in alike_ones)
+        if all(sum(one.text == doubt.text for _, one in alike_ones) == len(groups) for doubt in alike):
             found += alike
             continue
-        where = list(dict.fromkeys(setting for setting, _ in told))
+        where = list(dict.fromkeys(setting for setting, _ in alike_ones))
         also = f"; {len(where) - 1} other settings likewise" if len(where) > 2 else f"; {where[-1]} likewise"
-        first = told[0][1]
-        runs = tuple(run for _, doubt in told for run in doubt.runs)
+        first = alike_ones[0][1]
+        runs = tuple(run for _, doubt in alike_ones for run in doubt.runs)
         found.append(dataclasses.replace(first, text=f"{where[0]}: {first.text}{also * (len(where) > 1)}", runs=runs))
     return sorted(found, key=lambda doubt: doubt.severity != "serious")
 
@@ -106,15 +106,15 @@ def _doubts(groups: Sequence[Group], settings: Sequence[str]) -> list[Doubt]:
 def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
     """The verdict of a single setting; of several what each lost, and what all of them should do next."""
     if len(groups) == 1:
-        told = [groups[0].verdict]
+        lines = [groups[0].verdict]
     else:
-        told = [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
+        lines = [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
         lost = [loss_text(group) for group in groups]
-        if len(groups) <= MAX_TOLD:
-            told += [f"{setting}: {text}" for setting, text in zip(settings, lost, strict=True) if text]
+        if len(groups) <= MAX_NAMED:
+            lines += [f"{setting}: {text}" for setting, text in zip(settings, lost, strict=True) if text]
     # Of several settings only what all of them should do; what differs behind a colon are figures.
     steps = {group.next_step.partition(": ")[0] for group in groups}
-    return [*told, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
+    return [*lines, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
 
 
 def _counted(serious: int, notes: int) -> str:

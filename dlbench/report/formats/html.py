@@ -44,7 +44,7 @@ DOWNLOAD_BYTES = 700_000
 HEADLINE = 100
 """Characters of a line that stands for a folded section."""
 PAIR_COLUMNS = 5
-"""Columns of a table that has room beside a chart."""
+"""Columns of a table that has room next to a chart."""
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
@@ -119,7 +119,7 @@ def to_html(document: Document) -> str:
     groups = [section for section in document.sections if section.is_group]
     in_full = [section for section in document.sections if section not in groups[MAX_GROUPS:]]
     with ThreadPoolExecutor(DRAWERS) as drawers, svg.unchecked():
-        # Bundling the charting script takes as long as drawing many charts, so it goes beside it.
+        # Bundling the charting script takes as long as drawing many charts, so both run at once.
         bundle = drawers.submit(svg.script_bundle)
         charts, charted = _charts(in_full, drawers)
         bundle.result()
