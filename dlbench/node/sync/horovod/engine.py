@@ -361,9 +361,9 @@ class HorovodEngine(Engine):
         """What of the requested synchronisation the timeline and the autotuner's log show."""
         types = () if self._summary is None else self._summary.timeline.types
         wire = wire_of(types) if types else self._wire
-        how = f"types in Horovod's timeline: {', '.join(types)}" if types else "compressor of DistributedOptimizer"
-            f"types in Horovod's timeline: {', '.join(types)}" if types else "compressor given to DistributedOptimizer"
-        )
+        how = "compressor given to DistributedOptimizer"
+        if types:
+            how = f"types in Horovod's timeline: {', '.join(types)}"
         found = [Setting(key="sync.wire", requested=self._wire, effective=wire, evidence=how)]
         methods = {} if self._summary is None else self._summary.timeline.methods
         exchange = exchange_of(methods) if methods else None
