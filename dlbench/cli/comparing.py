@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
-from dlbench.cli.options import F, decorated, write_output
+from dlbench.cli.options import OUTPUT, F, decorated, write_output
 from dlbench.cli.report import check_writable, format_by_suffix, render, require_modules
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
@@ -112,9 +112,7 @@ def rule_options(function: F) -> F:
             metavar="KEY[,KEY]",
             help="Key that may differ between the sides, e.g. system or train.learning_rate.",
         ),
-        click.option(
-            "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-        ),
+        OUTPUT,
         click.option(
             "--format",
             "format_name",

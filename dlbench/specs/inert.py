@@ -131,7 +131,8 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
     ),
     ("sync.network", _uses_network, "only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"),
     (
-        "data.loader_workers data.prefetch_batches data.staging data.keep_staged data.shuffle data.partition data.cache",
+        "data.loader_workers data.prefetch_batches data.staging data.keep_staged data.shuffle data.partition "
+        "data.cache",
         _is_read,
         _NO_READER,
     ),
