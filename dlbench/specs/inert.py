@@ -8,7 +8,7 @@ from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
 from dlbench.specs.training import DECAYS_TO_AN_END
-from dlbench.specs.workload import BertModel, ImageData
+from dlbench.specs.workload import ImageData
 
 
 def _warms_up(plan: RunPlan) -> bool:
@@ -33,8 +33,7 @@ def _has_window(plan: RunPlan) -> bool:
 
 
 def _leaves_padding_out(plan: RunPlan) -> bool:
-    model = plan.workload.model
-    return isinstance(model, BertModel) and model.attention == "unpadded"
+    return plan.workload.model.padding == "unpadded"
 
 
 DDP_WRAPPER = ("gradient_as_bucket_view", "static_graph")
@@ -169,7 +168,7 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         lambda plan: plan.workload.train.precision in ("bf16", "fp16"),
         "only precisions bf16 and fp16 read it",
     ),
-    ("train.cudnn_benchmark", lambda plan: plan.workload.model.family != "bert", "the network has no convolutions"),
+    ("train.cudnn_benchmark", lambda plan: plan.workload.model.has_convolutions, "the network has no convolutions"),
     ("model.attention", lambda plan: _is_read(plan) or not _leaves_padding_out(plan), "synthetic text has no padding"),
     (
         "train.initial_loss_scale train.loss_scale_growth",

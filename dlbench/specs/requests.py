@@ -120,8 +120,8 @@ def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue
     A side is `plain`, or ``KEY=VALUE`` settings with commas between them. A comma divides only where another ``KEY=``
     follows, so ``fault.ranks=0,3`` is one setting; a value in quotes may hold anything.
 
-    Raises:
-        UserError: as `parse_set`; also two sides that set the same, which measure nothing that `plain plain` would not.
+    Raises `UserError`: as `parse_set`; also two sides that set the same, which measure nothing that `plain plain` would
+    not.
     """
     if texts is None:
         return {}
@@ -163,8 +163,8 @@ def _exactly(settings: dict[str, AxisValue]) -> set[tuple[str, str]]:
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
     """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one.
 
-    Raises:
-        UserError: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not printable.
+    Raises `UserError`: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not
+    printable.
     """
     result: dict[str, str] = {}
     for item in items:
@@ -237,11 +237,8 @@ def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
 
     Sizes between the ends of a range with a count are rounded down to whole elements.
 
-    Returns:
-        Sizes in bytes, ascending, each once.
-
-    Raises:
-        UserError: a malformed size or range, 0 bytes, a size that is no whole number of elements.
+    Returns sizes in bytes, ascending, each once. Raises `UserError`: a malformed size or range, 0 bytes, a size that is
+    no whole number of elements.
     """
     shown = f"--sizes {text[:80]!r}"
     parts = text.split(":")
