@@ -21,8 +21,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from dlbench.costs.algorithms import Schedule, Transfer, power_below
-from dlbench.costs.collectives import Layout
-from dlbench.costs.schedules import pipeline_chunks, schedule
+from dlbench.costs.schedules import Layout, pipeline_chunks, schedule
 from dlbench.errors import UserError
 from dlbench.specs.collectives import Collective, Level, LevelName, NetworkModel
 

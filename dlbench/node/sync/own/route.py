@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.collectives import Layout
 from dlbench.costs.lines import fit_line
 from dlbench.costs.overlap import hybrid_threshold
 from dlbench.costs.predictions import predict
+from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
