@@ -311,9 +311,8 @@ def _with_gamma(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
 
 
 def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Mask) -> CostFit:
-    """The fit with the best break more at a level, if that is clearly better; else the same fit.
-
-    Breaks stand at sizes that messages have: first one an octave is tried, then those around the best of them.
+    """The fit with the best break more at a level, if that is clearly better; else the same fit. Breaks stand at sizes
+    that messages have: first one an octave is tried, then those around the best of them.
     """
     sizes = table.sizes(level)
     octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes[:-1].tolist()}

@@ -30,9 +30,8 @@ GRID_PER_OCTAVE = 4
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md).
-
-    Bytes are those of each rank's whole buffer: for all-gather the output, for reduce-scatter the input.
+    """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md). Bytes are those of each
+    rank's whole buffer: for all-gather the output, for reduce-scatter the input.
     """
     if collective == "broadcast":
         return 1.0
@@ -121,9 +120,8 @@ def features(
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> Features:
-    """How often each cost of the network counts in a prediction; arguments and errors as `predict`.
-
-    The network decides which port or link is the most loaded of a step, and which piece a message belongs to.
+    """How often each cost of the network counts in a prediction; arguments and errors as `predict`. The network decides
+    which port or link is the most loaded of a step, and which piece a message belongs to.
     """
     elements = whole_elements(num_bytes, element_bytes)
     starts: dict[tuple[LevelName, int], float] = {}

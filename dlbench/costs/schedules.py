@@ -164,7 +164,6 @@ def pipeline_chunks(collective: Collective, algorithm: str, ranks: int, elements
 
 def _hierarchical(rank: int, ranks: int, group_size: int, span: Span) -> list[Step]:
     """Reduce-scatter in the group, all-reduce across groups of ranks of one place, all-gather in the group; all rings.
-
     Horovod's hierarchical and torus all-reduce (2D ring, Mikami et al. 2018).
     """
     group, place = divmod(rank, group_size)

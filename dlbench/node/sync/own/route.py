@@ -313,9 +313,7 @@ class Hierarchical(Method):
 
 class Leader(Method):
     """Jia et al. 2018 (arXiv 1807.11205), grouped all-reduce: reduce to the group's first rank, ring among these,
-    broadcast.
-
-    2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
+    broadcast. 2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
     """
 
     name = "leader"
@@ -372,7 +370,6 @@ ELEMENT_BYTES = 4
 
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
     """Elements of the vectors to time: a factor of four apart from 4 KiB to the largest, each a multiple of `multiple`.
-
     At least two, as a line needs.
     """
     sizes = [SMALLEST_BYTES]
