@@ -23,7 +23,6 @@ from dlbench.units import format_number, format_seconds
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """A number above zero."""
     if text is None:
         return None
     try:
@@ -230,7 +229,6 @@ def _refuse_others(options: Mapping[str, object], why: str) -> None:
 
 
 def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:
-    """An option that would act on nothing is a misunderstanding."""
     if per_rank and ranks is None:
         raise UserError("--per-rank: needs the number of ranks: give --ranks")
     for name, value in (("--ranks", ranks), ("--efficiency", efficiency)):

@@ -90,7 +90,6 @@ class Course:
         return self._rate_since(self._steps[0]) if self._steps else None
 
     def _rate_since(self, begin: tuple[float, int]) -> float | None:
-        """Steps per second from one time and step on to the last that was told."""
         (first, low), (last, high) = begin, self._steps[-1]
         return (high - low) / (last - first) if last > first and high > low else None
 

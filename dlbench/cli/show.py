@@ -291,7 +291,6 @@ _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
 
 
 def _explained(made: BaseModel, content: dict[str, Any], layers: Layers, presets: list[str]) -> Iterator[str]:
-    """The page as lines."""
     width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
     yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)
     if "preset" in content:

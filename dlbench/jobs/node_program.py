@@ -130,7 +130,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failed(code: int, said: bytes, who: str) -> DlbenchError:
-    """The error that the program ended with."""
     lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if line.startswith(_PREFIX)), "")
     if told:

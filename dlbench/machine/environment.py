@@ -81,7 +81,6 @@ def capture(
 def _facts(
     variables: Mapping[str, str], withheld: Collection[str]
 ) -> Iterable[tuple[str, Callable[[], dict[str, str]]]]:
-    """What is asked, and how; each may fail alone."""
     yield from (
         (name, partial(_fact, name, call))
         for name, call in (
@@ -181,7 +180,6 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def _image() -> str:
-    """SHA-256 of the image that this Python came in."""
     found = unpacked()
     return "" if found is None else found.sha256
 
@@ -216,7 +214,6 @@ def _mpi_library() -> str:
 
 
 def _gpus() -> dict[str, str]:
-    """GPU names and driver by NVML, where there is one; read-only."""
     facts: dict[str, str] = {}
     with nvml_session() as nvml:
         if nvml is None:

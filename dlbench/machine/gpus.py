@@ -220,7 +220,6 @@ def _names_uuids(environment: Mapping[str, str]) -> bool:
 
 
 def _boards(nvml: ModuleType, root: Path) -> Iterator[tuple[Gpu, list[Gpu]]]:
-    """Each GPU by PCI bus, with its MIG slices."""
     found = []
     for number in range(int(nvml.nvmlDeviceGetCount())):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)

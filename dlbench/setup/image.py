@@ -157,8 +157,6 @@ def contents_of(found: Survey) -> Contents:
 
 
 def _files(root: Path, left_out: Collection[Path] = ()) -> Iterator[Path]:
-    """Files and links below a folder."""
-
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}")
 

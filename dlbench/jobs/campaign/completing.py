@@ -225,7 +225,6 @@ def folders_of(root: Path, job: Job) -> list[RunFolder]:
 
 
 def _folder(root: Path, plan: LaunchPlan, made: list[RunFolder]) -> RunFolder:
-    """One of them, added to `made` if it was not there."""
     folder = RunFolder(root / plan.run_id)
     if not folder.path.exists():
         made.append(create(root, plan))

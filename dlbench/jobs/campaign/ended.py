@@ -204,8 +204,6 @@ class Reopened:
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting:
-    """A run without a record."""
-
     run_id: str
     job_id: str  # Of an element of an array its own.
     log: Path | None  # Of its job, if that wrote anything, and so began.
@@ -249,7 +247,6 @@ def reopen(
 
 
 def _unfinished(root: Path, now: SubmissionStatus, number: int) -> list[_Waiting]:
-    """The runs of a job that have no record."""
     found = []
     for run_id in now.series.jobs[number].runs:
         folder = RunFolder(root / run_id)

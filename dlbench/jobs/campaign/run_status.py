@@ -226,7 +226,6 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
 
 
 def _resume(run: LaunchedRun, told: QueuedJob) -> str:
-    """The command that submits a run again."""
     assert isinstance(run.plan, RunPlan | CommPlan)
     words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
     return shlex.join([*words, "--out", str(run.folder.path.parent)])
@@ -247,7 +246,6 @@ def _not_submitted(run: LaunchedRun) -> RunStatus:
 
 
 def _unlisted(submission: Submission, queue: Queue) -> str:
-    """Why nothing is known of a job."""
     job = submission.job_id
     if queue.unanswered:
         return f"Slurm did not say what became of job {job} ({queue.unanswered})"

@@ -290,7 +290,6 @@ def _of_nodes(plan: LaunchPlan, nodes: Sequence[SlurmNode], partition: Mapping[s
 
 
 def _with_features(nodes: Sequence[SlurmNode], constraint: str | None) -> tuple[list[SlurmNode], Finding | None]:
-    """The nodes that a constraint leaves."""
     if constraint is None:
         return list(nodes), None
     if not re.fullmatch(r"[\w.:+-]+([|&][\w.:+-]+)*", constraint) or ("|" in constraint and "&" in constraint):

@@ -144,7 +144,6 @@ def threading_options(plan: LaunchPlan) -> list[str]:
 
 
 def _resources(plan: LaunchPlan) -> list[str]:
-    """GPUs, other generic resources and memory."""
     slurm = plan.system.slurm
     typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     count = plan.system.node.gpus if slurm.gpu_count == "node" else plan.layout.ranks_per_node
@@ -365,7 +364,6 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
 
 
 def _what(job: Job) -> str:
-    """What a job runs, in words."""
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     if len(job.plans) == 1:
@@ -376,7 +374,6 @@ def _what(job: Job) -> str:
 
 
 def _swept(job: Job) -> str:
-    """Keys that are swept, with their values in this job; empty where none is."""
     values: dict[str, list[str]] = {}
     for plan in job.plans:
         for key, value in plan.series.axes.items() if isinstance(plan, RunPlan) else ():
@@ -385,7 +382,6 @@ def _swept(job: Job) -> str:
 
 
 def _sides(job: Job) -> list[dict[str, str]]:
-    """Sides of a comparison, with what they set."""
     words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
     return [{"name": side, "words": words[side]} for side in sorted(words)]
 
@@ -426,7 +422,6 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
 
 
 def _name(plan: LaunchPlan, others: Sequence[Mapping[str, object]]) -> str:
-    """A function's: by the side of a comparison, else by a number."""
     name = f"start_{plan.series.side}" if isinstance(plan, RunPlan) and plan.series.side else ""
     return name if name and all(name != other["name"] for other in others) else f"start_{len(others) + 1}"
 

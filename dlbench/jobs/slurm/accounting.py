@@ -363,7 +363,6 @@ class _Answer:
 
 
 def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
-    """One call, where an argument can hold all ids."""
     size = MAX_IDS // (1 + max(map(len, jobs)))
     parts = [_ask(jobs[start : start + size], cluster) for start in range(0, len(jobs), size)]
     rows = {job: lines for part in parts for job, lines in part.rows.items()}
@@ -382,7 +381,6 @@ def _ask(jobs: Sequence[str], cluster: str) -> _Answer:
 
 
 def _lines(command: list[str]) -> tuple[list[str], str]:
-    """What a program of Slurm says, and why it says nothing."""
     name = command[0]
     if shutil.which(name) is None:
         return [], f"{name} is not on PATH"
@@ -411,7 +409,6 @@ def _by_job(lines: Iterable[str], names: Sequence[str]) -> dict[str, list[dict[s
 
 
 def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounting | str:
-    """What is known of a run, or why nothing is."""
     begin = datetime.fromisoformat(submission.submitted).timestamp() - _SKEW_S
     rows = [row for row in answer.rows.get(submission.job_id, []) if (_seconds(row["End"]) or begin) >= begin]
     own = [row for row in rows if row["JobID"] == submission.job_id]
@@ -460,7 +457,6 @@ def _job_energy(own: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, st
 
 
 def _not_measured(accounting: RunAccounting, answer: _Answer, no_energy: str) -> dict[str, str]:
-    """Why a figure is not there, by its name."""
     if accounting.never_started:
         no_start = f"job {accounting.job_id} ended before it was started"
         return dict.fromkeys(("waited_s", "max_rss_bytes", "energy_j"), no_start)
