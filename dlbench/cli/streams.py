@@ -219,8 +219,8 @@ def ending_of(error: BaseException) -> Ending:
         )
     if isinstance(error, RecursionError):
         return Ending(code=ExitCode.INCOMPLETE, line=_one_line(f"something is nested too deeply{_place(error)}"))
-    told = "".join(traceback.format_exception(error))
-    return Ending(code=ExitCode.DEFECT, line=f"{told}dlbench: this is a defect of dlbench")
+    trace = "".join(traceback.format_exception(error))
+    return Ending(code=ExitCode.DEFECT, line=f"{trace}dlbench: this is a defect of dlbench")
 
 
 def os_error_words(error: OSError) -> str:

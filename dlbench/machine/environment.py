@@ -63,7 +63,7 @@ INTERNAL = re.compile(
 def capture(
     problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
 ) -> dict[str, str]:
-    """What shapes a run's speed, by name; a thing that cannot be told is left out.
+    """What shapes a run's speed, by name; a thing that is not known is left out.
 
     `problems`: gets a line for each thing that could not even be asked: no fact is worth a finished run. `variables`:
     environment of the process. Bytes that are not UTF-8 become escapes. `withheld`: names of variables that are not to
@@ -185,7 +185,7 @@ def _image() -> str:
 
 
 def _container(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the rank runs in, as its launch tells it (dlbench.jobs.scripts.containers)."""
+    """What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers)."""
     return {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
 
 

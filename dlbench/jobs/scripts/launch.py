@@ -407,7 +407,7 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
             "plan": plan,
             "is_part": is_part,
             "variables": rank_environment(plan),
-            # In place of the shell: the process that the script tells is the launcher.
+            # In place of the shell: the process that the script signals is the launcher.
             "command": ("exec " if job.passes_warning_on else "")
             + " ".join(word_of_shell(word, variables | containers.variables_of(word)) for word in words),
         }
@@ -483,10 +483,10 @@ def told_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, li
 
     Arguments as of `sbatch_arguments`.
     """
-    told = [(option, directive(option)) for option in _options(job, folder, comment)]
+    stated = [(option, directive(option)) for option in _options(job, folder, comment)]
     return {
-        "directives": [line for _, line in told if line],
-        "arguments": [option for option, line in told if not line],
+        "directives": [line for _, line in stated if line],
+        "arguments": [option for option, line in stated if not line],
     }
 
 
