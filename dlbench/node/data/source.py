@@ -131,7 +131,7 @@ def build_source(
 def _exchange(
     order: HeldOrder,
     reader: SampleReader,
-    data_spec: DataSpec,
+    data: DataSpec,
     rank: int,
     endpoint: ExchangeEndpoint | None,
     start: Position,
