@@ -33,12 +33,9 @@ class Statement:
     """What only the person who exports can know."""
 
     org: str = NOT_STATED
-    platform: str | None = None
-    """None: the title of the plan's system."""
-    status: Status = "research"
-    """How available the system is, in MLPerf's words; research claims least."""
-    cache_cleared: bool = False
-    """Whether caches were cleared before the run; dlbench clears none."""
+    platform: str | None = None  # None: the title of the plan's system.
+    status: Status = "research"  # How available the system is, in MLPerf's words; research claims least.
+    cache_cleared: bool = False  # Whether caches were cleared before the run; dlbench clears none.
 
 
 def rules_of(run: Run) -> MlperfRules:
@@ -105,8 +102,7 @@ def obstacles(run: Run) -> list[str]:
     return found
 
 
-Row = tuple[str, Value, dict[str, Value]]
-"""Key, value, metadata."""
+Row = tuple[str, Value, dict[str, Value]]  # Key, value, metadata.
 
 _RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"})
 """Settings that the run found out; all others are planned."""

@@ -23,8 +23,7 @@ class CoreBinding:
     """Whether it was bound, by itself or by its launcher; to cores of its own, if no other rank may run there."""
     threads: int
     warnings: tuple[str, ...]
-    gpu: Gpu | None = None
-    """The GPU that this rank will compute on, as far as that is known before torch is imported."""
+    gpu: Gpu | None = None  # The GPU that this rank will compute on, as far as that is known before torch is imported.
 
 
 def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None = None) -> list[int]:
@@ -194,22 +193,17 @@ class Seat:
 
     rank: int
     host: str
-    cores: Collection[int]
-    """Those that it may run on."""
-    threads: int
-    """Compute threads, as planned."""
-    pinned: bool
-    """Whether it was bound, by itself or by its launcher."""
+    cores: Collection[int]  # Those that it may run on.
+    threads: int  # Compute threads, as planned.
+    pinned: bool  # Whether it was bound, by itself or by its launcher.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
     """What the masks of all ranks say together."""
 
-    pinned: frozenset[int]
-    """Ranks bound to cores of their own: no other rank of their node may run there."""
-    warnings: tuple[str, ...]
-    """One for each set of ranks with fewer cores than threads."""
+    pinned: frozenset[int]  # Ranks bound to cores of their own: no other rank of their node may run there.
+    warnings: tuple[str, ...]  # One for each set of ranks with fewer cores than threads.
 
 
 def settle(seats: Sequence[Seat]) -> Settled:

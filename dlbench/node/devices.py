@@ -56,8 +56,7 @@ def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
     return torch.device("cuda", index)
 
 
-_SLICE = " MIG "
-"""In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+_SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
 
 
 def rank_gpu(
@@ -165,8 +164,7 @@ def _alike(
 
 
 SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
-MAX_BYTES = 16 * 2**20
-"""Of a rank's log: the end of a longer one is read."""
+MAX_BYTES = 16 * 2**20  # Of a rank's log: the end of a longer one is read.
 _MAX_WARNINGS = 5
 
 _DEBUG = "NCCL_DEBUG"
@@ -192,8 +190,7 @@ class NcclLog:
         """Asks NCCL for a log; before anything has started it. Not where the user has asked for one himself."""
         self._variables = variables
         self._folder: str | None = None
-        self.why = ""
-        """Why there is no log."""
+        self.why = ""  # Why there is no log.
         if variables.get(_DEBUG):
             self.why = "NCCL_DEBUG is set: dlbench leaves NCCL's log alone"
             return

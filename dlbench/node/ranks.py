@@ -39,10 +39,8 @@ class RankPlace:
     node_rank: int
     num_nodes: int
     host: str
-    token: str
-    """The same for all ranks of one start of the run, different for the next start."""
-    switch: str = ""
-    """The switches above its node from the root, as Slurm tells them; empty where it tells none."""
+    token: str  # The same for all ranks of one start of the run, different for the next start.
+    switch: str = ""  # The switches above its node from the root, as Slurm tells them; empty where it tells none.
 
 
 def switch_of(variables: Mapping[str, str]) -> str:

@@ -31,13 +31,11 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "dlbench.rendezvous", 1
 
-MAX_BYTES = 1 << 16
-"""Of the file at most: it holds an address."""
+MAX_BYTES = 1 << 16  # Of the file at most: it holds an address.
 PATIENCE = 0.95
 """Share of the run's stall time-out for which ranks wait for each other: who is missing is said before the watchdog
 ends them."""
-GRACE_S = 60.0
-"""Libraries' own time-outs beyond the stall time-out: NCCL's watchdog ends a process without a word."""
+GRACE_S = 60.0  # Libraries' own time-outs beyond the stall time-out: NCCL's watchdog ends a process without a word.
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 """Between two looks at the file, longer each time: 1,000 ranks are 1,000 opens a second on one metadata server."""
@@ -46,19 +44,16 @@ LOOPBACK = "127.0.0.1"
 
 _INNER = re.compile(r"^(lo|docker|br-|virbr|veth|vnet|cni|flannel|cali|podman|lxc|lxd|tap|dummy)")
 """Interfaces of containers and virtual machines on this node, which no other node reaches."""
-_SOMEWHERE = ("192.0.2.1", 9)
-"""An address of nobody (RFC 5737), for asking which way packets would leave."""
+_SOMEWHERE = ("192.0.2.1", 9)  # An address of nobody (RFC 5737), for asking which way packets would leave.
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
     """Where rank 0 listens, and what it wants to hear first."""
 
-    address: str
-    """IPv4."""
+    address: str  # IPv4.
     port: int
-    secret: str
-    """Chosen by rank 0 at random for this start."""
+    secret: str  # Chosen by rank 0 at random for this start.
 
 
 def publish(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:

@@ -16,10 +16,8 @@ from torch.backends import cuda, cudnn
 
 from dlbench.machine.arithmetic import TF32_NEEDS
 
-_CAPABILITY = (8, 0)
-"""Ampere: NVIDIA, CUDA C++ Programming Guide, "Arithmetic Instructions"."""
-OVERRIDE = "NVIDIA_TF32_OVERRIDE"
-"""0: NVIDIA's libraries never use TF32, whatever is set (cuBLAS documentation)."""
+_CAPABILITY = (8, 0)  # Ampere: NVIDIA, CUDA C++ Programming Guide, "Arithmetic Instructions".
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries never use TF32, whatever is set (cuBLAS documentation).
 
 
 def set_tf32(is_on: bool) -> None:

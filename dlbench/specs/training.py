@@ -41,12 +41,9 @@ class Place:
     """Where a global batch lies in a table."""
 
     where: Where
-    row: RatePoint
-    """That batch's row, else the nearest below it; below the first row, the first."""
-    above: RatePoint | None
-    """The next row, where the batch lies between two."""
-    learning_rate: float
-    """As the table has it; see `place_in`."""
+    row: RatePoint  # That batch's row, else the nearest below it; below the first row, the first.
+    above: RatePoint | None  # The next row, where the batch lies between two.
+    learning_rate: float  # As the table has it; see `place_in`.
 
 
 def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear", "sqrt"]) -> Place:

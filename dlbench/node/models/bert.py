@@ -37,12 +37,9 @@ _CLS, _SEP, _MASK = 2, 3, 4
 class Packing:
     """Where the samples lie that follow each other without padding."""
 
-    starts: Tensor
-    """(N + 1,) int32, where each begins, and the tokens of all."""
-    lengths: tuple[int, ...]
-    """Tokens of each; none on a GPU, which is not asked for them."""
-    longest: int
-    """No sample has more tokens."""
+    starts: Tensor  # (N + 1,) int32, where each begins, and the tokens of all.
+    lengths: tuple[int, ...]  # Tokens of each; none on a GPU, which is not asked for them.
+    longest: int  # No sample has more tokens.
 
 
 Keep = Tensor | Packing | None

@@ -22,10 +22,8 @@ from dlbench.specs.workload import CosmoFlowModel, DataSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEAKY_SLOPE = 0.3
-"""Keras's default, which the reference relies on; torch's default is 0.01."""
-OUTPUT_SCALE = 1.2
-"""The targets lie in [-1, 1]; the scaled tanh reaches their ends with a finite input."""
+LEAKY_SLOPE = 0.3  # Keras's default, which the reference relies on; torch's default is 0.01.
+OUTPUT_SCALE = 1.2  # The targets lie in [-1, 1]; the scaled tanh reaches their ends with a finite input.
 
 
 class CosmoFlow(nn.Module):

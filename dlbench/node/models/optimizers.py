@@ -40,8 +40,7 @@ Scalar = float | Tensor
 class _Foreach(torch.optim.Optimizer):
     """Shared frame: the closure, then one `_update` for each parameter group."""
 
-    _program: Callable[..., None]
-    """The update as it runs where a group is not compiled."""
+    _program: Callable[..., None]  # The update as it runs where a group is not compiled.
 
     @overload
     def step(self, closure: None = None) -> None: ...

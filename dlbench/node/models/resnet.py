@@ -20,8 +20,7 @@ from dlbench.specs.workload import DataSpec, ResNetModel
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
-EXPANSION = 4
-"""Channels leaving a bottleneck block, in units of its width."""
+EXPANSION = 4  # Channels leaving a bottleneck block, in units of its width.
 
 
 class Bottleneck(nn.Module):

@@ -54,17 +54,12 @@ Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 class Progress:
     """How far training was, beside its tensors."""
 
-    step: int
-    """Optimizer steps done."""
-    samples: int
-    """Samples trained, over all ranks."""
-    epoch: float
-    """Epochs trained."""
-    position: Position
-    """Where the sample order goes on."""
+    step: int  # Optimizer steps done.
+    samples: int  # Samples trained, over all ranks.
+    epoch: float  # Epochs trained.
+    position: Position  # Where the sample order goes on.
     train_s: float
-    wall_s: float
-    """Since run_start, seconds."""
+    wall_s: float  # Since run_start, seconds.
     loss_scaling: dict[str, float]
     evaluations: tuple[Evaluation, ...]
 
@@ -345,8 +340,7 @@ class InitialWeights:
     """What was read, for the record."""
 
     path: str
-    said: str
-    """Of which form, how many tensors, what was cut, digest."""
+    said: str  # Of which form, how many tensors, what was cut, digest.
 
     def settings(self) -> list[Setting]:
         """The file, and what was taken from it."""

@@ -225,8 +225,7 @@ class StoppedEarlyError(Exception):
     def __init__(self, step: int, checkpoint: str | None) -> None:
         super().__init__(f"stopped after step {step}")
         self.step = step
-        self.checkpoint = checkpoint
-        """Name of the checkpoint that was written; None where the run keeps none."""
+        self.checkpoint = checkpoint  # Name of the checkpoint that was written; None where the run keeps none.
 
 
 def stop_requested() -> bool:

@@ -45,11 +45,9 @@ bound of the phase is not 0, and its time is not taken for that of its kernels."
 class StepTimes(NamedTuple):
     """One step; times are nanoseconds."""
 
-    start_ns: int
-    """CLOCK_MONOTONIC."""
+    start_ns: int  # CLOCK_MONOTONIC.
     step_ns: int
-    phases: tuple[int, ...]
-    """By `PHASES`."""
+    phases: tuple[int, ...]  # By `PHASES`.
     samples: int
     loss: float
     launch: tuple[int, ...] = ()
@@ -61,8 +59,7 @@ class PhaseTimer(Protocol):
     """Called around every phase of every step."""
 
     clock: str
-    clock_error_ns: int
-    """How far `start_ns` may be off CLOCK_MONOTONIC."""
+    clock_error_ns: int  # How far `start_ns` may be off CLOCK_MONOTONIC.
 
     def begin(self) -> None:
         """A step begins; the one before, if any, ends. After `close` it may wait for the device."""
@@ -146,8 +143,7 @@ class _Mark(NamedTuple):
 class _Queued:
     """A step whose events may not have passed yet."""
 
-    anchor: Anchor | None
-    """Of its start; None where it begins as the step before ends."""
+    anchor: Anchor | None  # Of its start; None where it begins as the step before ends.
     start: torch.cuda.Event
     marks: list[_Mark]
     end: torch.cuda.Event
@@ -174,8 +170,7 @@ class CudaTimer:
         self._queue: deque[_Queued] = deque()
         self._spare: list[torch.cuda.Event] = []
         self._delay_ns = 0
-        self._end_ns: int | None = None
-        """Of the last step whose times are known, on the host's clock."""
+        self._end_ns: int | None = None  # Of the last step whose times are known, on the host's clock.
         self._last_anchor: Anchor | None = None
 
     def begin(self) -> None:

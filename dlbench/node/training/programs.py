@@ -37,11 +37,9 @@ from dlbench.units import format_bytes
 
 NO_COMPILE = "set train.compile to none"
 
-GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Modes in which torch captures CUDA graphs of what it compiled."""
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # Modes in which torch captures CUDA graphs of what it compiled.
 
-GRAPH_PASSES = 3
-"""Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`)."""
+GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`).
 
 MOST_BLOCKS = 1024
 """Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""

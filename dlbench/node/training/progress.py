@@ -178,8 +178,7 @@ def _extent(plan: LaunchPlan) -> tuple[str, int, int]:
     raise TypeError(type(plan).__name__)
 
 
-LAST_RESORT_S = 30
-"""How long the status of a stalled rank may take to write."""
+LAST_RESORT_S = 30  # How long the status of a stalled rank may take to write.
 
 
 class Watchdog:

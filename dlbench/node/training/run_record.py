@@ -533,8 +533,7 @@ def memory_warnings(result: MemoryResult | None) -> list[str]:
 class Shuffled:
     """What the record says of shuffling."""
 
-    result: ShuffleResult | None = None
-    """None where nothing was read."""
+    result: ShuffleResult | None = None  # None where nothing was read.
     checks: tuple[Check, ...] = ()
     settings: tuple[Setting, ...] = ()
 

@@ -30,11 +30,9 @@ class Staging:
     """Staging of a run, as one rank knows it."""
 
     data: StagedData
-    seconds: float
-    """Until all nodes were ready."""
+    seconds: float  # Until all nodes were ready.
     verified: str
-    node: NodeStaging | None
-    """On the first rank of each node."""
+    node: NodeStaging | None  # On the first rank of each node.
     warnings: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any] | None:

@@ -25,8 +25,7 @@ from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 
-STAGE_BYTES = 2_000
-"""Room of a rank outside of the window: its stages, and nothing else."""
+STAGE_BYTES = 2_000  # Room of a rank outside of the window: its stages, and nothing else.
 
 
 def window_ranks(plan: RunPlan) -> tuple[int, ...]:
@@ -69,8 +68,7 @@ def _third(plan: RunPlan) -> int:
 
 COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
 
-FINISH_S = 10.0
-"""How long the sampler may take for its account; the last comparison of clocks is within."""
+FINISH_S = 10.0  # How long the sampler may take for its account; the last comparison of clocks is within.
 
 _STOP_S = 2.0
 
@@ -119,8 +117,7 @@ class SamplerProcess:
         self._order = order
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self.problem = ""
-        """Why this node was not sampled, or not to the end, one sentence; empty if all went well."""
+        self.problem = ""  # Why this node was not sampled, or not to the end, one sentence; empty if all went well.
 
     @property
     def pid(self) -> int | None:

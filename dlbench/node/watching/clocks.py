@@ -23,19 +23,13 @@ from dlbench.machine.clock_offset import Exchange, OffsetEstimate, estimate, eve
 from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
-Clock = Callable[[], int]
-"""Reads a clock, nanoseconds."""
+Clock = Callable[[], int]  # Reads a clock, nanoseconds.
 
-GREETING_S = 5.0
-"""How long a connection may take to greet."""
-BURST_S = 2.0
-"""How long one connection is served."""
-PAUSE_S = 0.2
-"""How long it may pause between two requests; others wait for their turn."""
-MAX_ROUNDS = 1000
-"""Requests answered on one connection."""
-MAX_WAITING = 64
-"""Connections that have not greeted yet; one more, and the oldest is closed."""
+GREETING_S = 5.0  # How long a connection may take to greet.
+BURST_S = 2.0  # How long one connection is served.
+PAUSE_S = 0.2  # How long it may pause between two requests; others wait for their turn.
+MAX_ROUNDS = 1000  # Requests answered on one connection.
+MAX_WAITING = 64  # Connections that have not greeted yet; one more, and the oldest is closed.
 
 _MARK = b"DLBCLK01"
 _GREETING = struct.Struct("<8s32s")
@@ -69,8 +63,7 @@ class ClockServer:
         self._waiting: dict[socket.socket, tuple[bytes, float]] = {}
         self._thread = threading.Thread(target=self._run, name="clock server", daemon=True)
         self.address, self.port = self._listener.getsockname()[:2]
-        self.problem = ""
-        """Why it answers no longer; empty while it does."""
+        self.problem = ""  # Why it answers no longer; empty while it does.
 
     def start(self) -> None:
         """Begins to answer."""
@@ -222,17 +215,12 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 FORMAT, VERSION = "dlbench.clock", 1
 
-MAX_BYTES = 1 << 16
-"""Of `clock.json` at most: it holds an address."""
-BURST_ROUNDS = 200
-"""Exchanges at the start and at the end of a run."""
-SHORT_ROUNDS = 20
-"""Exchanges in between."""
+MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
+BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
+SHORT_ROUNDS = 20  # Exchanges in between.
 EVERY_S = 60.0
-MAX_ESTIMATES = 64
-"""With more of them every second one is forgotten, and the time between two doubles."""
-WAIT_S = 180.0
-"""How long node 0's address is waited for, beside the sampling; shared file systems show new files late."""
+MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
+WAIT_S = 180.0  # How long node 0's address is waited for, beside the sampling; shared file systems show new files late.
 START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 

@@ -18,8 +18,7 @@ from typing import Any
 from dlbench.machine.sources import Source
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 
-GRACE_S = 5.0
-"""How long a call that hangs may keep the sampler alive after SIGTERM: it must not outlive its rank."""
+GRACE_S = 5.0  # How long a call that hangs may keep the sampler alive after SIGTERM: it must not outlive its rank.
 
 _TERMINATED = 128 + signal.SIGTERM
 _MAX_LINE = 1 << 20
@@ -30,24 +29,17 @@ class SamplerOrder:
     """One node's sampler."""
 
     run_id: str
-    samples: str
-    """Path of the file of samples, which does not exist yet."""
-    clock: str
-    """Path of `clock.json`."""
+    samples: str  # Path of the file of samples, which does not exist yet.
+    clock: str  # Path of `clock.json`.
     node_rank: int
     num_nodes: int
     host: str
-    token: str
-    """The same on all nodes of one start of the run."""
+    token: str  # The same on all nodes of one start of the run.
     period_s: float
-    max_bytes: int
-    """Limit of the file of samples."""
-    cores: tuple[int, ...]
-    """Cores the sampler binds itself to; none: those it has."""
-    interface: str | None
-    """Network interface at which node 0 answers about its clock; none: the one that routes."""
-    parent: int = 0
-    """Number of the process that starts it and without which it ends; 0: it is not started directly."""
+    max_bytes: int  # Limit of the file of samples.
+    cores: tuple[int, ...]  # Cores the sampler binds itself to; none: those it has.
+    interface: str | None  # Network interface at which node 0 answers about its clock; none: the one that routes.
+    parent: int = 0  # Number of the process that starts it and without which it ends; 0: it is not started directly.
 
     def to_line(self) -> bytes:
         """The order as one line of JSON."""
@@ -123,11 +115,9 @@ class Commands:
         return line
 
 
-SLOW_EVERY = 10
-"""Of so many samples one reads the slow sources too."""
+SLOW_EVERY = 10  # Of so many samples one reads the slow sources too.
 
-SPARE_ROWS = 3
-"""Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample."""
+SPARE_ROWS = 3  # Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample.
 
 PARTS = 10
 """Each time another of so many parts of the room is full the period doubles; the last part is divided so again.
@@ -136,8 +126,7 @@ Equal parts hold equally many rows, so that the time that the file reaches over 
 is left instead makes all levels equally long: a file of 50 kB is then full within two minutes.
 """
 
-_BLOCK_BYTES = 64
-"""More than a block needs beside its rows."""
+_BLOCK_BYTES = 64  # More than a block needs beside its rows.
 
 
 class Sampling:
@@ -181,8 +170,7 @@ class Sampling:
         self._left_out = 0
         self._skipped = 0
         self._late = array("q")
-        self.failures: list[str] = []
-        """What failed on the way, each a sentence."""
+        self.failures: list[str] = []  # What failed on the way, each a sentence.
 
     @property
     def due_ns(self) -> int:

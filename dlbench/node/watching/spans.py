@@ -39,12 +39,9 @@ from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS, STAGE, SpanWriter
 from dlbench.specs.plan import RunPlan
 
 _ROW_BYTES = sum(int(kind[-1]) for _, kind in SPAN_FIELDS)
-_HELD_ROWS = 256
-"""Rows that a `SpanWriter` holds at most before it writes them."""
-_NOTE_BYTES = 64
-"""What a new name takes besides its letters, at most."""
-_BLOCK_BYTES = 32
-"""What a block takes besides its rows, at most, where they cannot be made smaller."""
+_HELD_ROWS = 256  # Rows that a `SpanWriter` holds at most before it writes them.
+_NOTE_BYTES = 64  # What a new name takes besides its letters, at most.
+_BLOCK_BYTES = 32  # What a block takes besides its rows, at most, where they cannot be made smaller.
 _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 """What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
 
@@ -54,8 +51,7 @@ class SpanTotals:
     """How much one rank wrote."""
 
     num_spans: int
-    dropped: int
-    """For want of room, or because the file could not be written."""
+    dropped: int  # For want of room, or because the file could not be written.
     num_bytes: int
 
 
@@ -70,8 +66,7 @@ class RankSpans:
     """
 
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, *, start_ns: int | None = None) -> None:
-        self.problem = ""
-        """Why spans are missing, if the file could not be written; else empty."""
+        self.problem = ""  # Why spans are missing, if the file could not be written; else empty.
         self._writer: SpanWriter | None = None
         self._given = 0
         self._names: set[str] = set()
@@ -194,11 +189,9 @@ def _told(error: OSError) -> str:
     return f"spans could not be written: {error.strerror or error}"
 
 
-MAX_HELD_CALLS = 20_000
-"""Calls of modules held in memory until they are written."""
+MAX_HELD_CALLS = 20_000  # Calls of modules held in memory until they are written.
 
-_LEAF_NUMBER = 2**64 - 1
-"""Sequence number of nodes that add gradients up in parameters; they belong to no call."""
+_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that add gradients up in parameters; they belong to no call.
 
 
 class MomentClock(Protocol):
@@ -217,8 +210,7 @@ class MomentClock(Protocol):
         """A moment as nanoseconds of CLOCK_MONOTONIC."""
 
 
-AddSpan = Callable[..., None]
-"""`RankSpans.add`."""
+AddSpan = Callable[..., None]  # `RankSpans.add`.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,10 +220,8 @@ class _Call:
     name: str
     step: int
     module: nn.Module
-    is_repeated: bool
-    """Whether it computes activations again, for a backward pass that has begun."""
-    first_node: int
-    """Sequence number of autograd at the beginning."""
+    is_repeated: bool  # Whether it computes activations again, for a backward pass that has begun.
+    first_node: int  # Sequence number of autograd at the beginning.
     forward_start: Any
     forward_end: Any = None
     backward_start: Any = None
@@ -385,11 +375,9 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 ANCHOR = "dlbench profiler anchor"
 
-_WARM_MARKS = 10
-"""Marks before the anchor; the first ones are slow."""
+_WARM_MARKS = 10  # Marks before the anchor; the first ones are slow.
 
-MAX_PROFILE_BYTES = 500_000_000
-"""A larger profile is not kept; it is written outside of `watch.max_bytes`."""
+MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written outside of `watch.max_bytes`.
 
 
 class ProfileWindow:
@@ -416,8 +404,7 @@ class ProfileWindow:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._is_open = self._has_profile = False
-        self.problem = ""
-        """Why there is no profile; empty if all went well."""
+        self.problem = ""  # Why there is no profile; empty if all went well.
 
     def open(self) -> None:
         """Begins; the device must be idle."""
