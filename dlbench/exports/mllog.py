@@ -39,11 +39,7 @@ class Statement:
 
 
 def rules_of(run: Run) -> MlperfRules:
-    """The rule set of the run's network.
-
-    Raises:
-        UserError: MLPerf has none for it.
-    """
+    """The rule set of the run's network. Raises UserError: MLPerf has none for it."""
     rules = run.plan.workload.model.mlperf
     if rules is None:
         raise UserError(f"{run.plan.workload.name}: no rule set of MLPerf has this network")
@@ -56,12 +52,10 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     What holds for the whole run comes first, at the time of the first event, then the events in their order.
 
     Args:
-        run: with a record.
         statement: what the person says.
         throughput: samples per second over the measured steps, all ranks; None where it is not known.
 
-    Raises:
-        IncompleteDataError: a time in the record is damaged.
+    Raises IncompleteDataError: a time in the record is damaged.
     """
     assert run.record is not None
     lines = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]

@@ -37,9 +37,8 @@ _COMM_FORMAT = CommPlan.model_fields["format"].default
 def load_plan(path: Path) -> RunPlan | CommPlan:
     """The plan of a run, of training or of the collective benchmark as its format says.
 
-    Raises:
-        UserError: the file is missing or damaged.
-        EnvironmentLacksError: another version of dlbench made it, and this one cannot read it.
+    Raises UserError: the file is missing or damaged. EnvironmentLacksError: another version of dlbench made it, and
+    this one cannot read it.
     """
     try:
         content = read_json(path, MAX_JSON)

@@ -34,8 +34,7 @@ def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
     A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met:
     see `dlbench.node.devices`.
 
-    Raises:
-        EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
+    Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
     """
     asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
     if not torch.cuda.is_available():
@@ -65,9 +64,7 @@ def rank_gpu(
     """The GPU of this rank as CUDA has it; None on a CPU.
 
     Args:
-        device: where this rank computes.
         told: what NVML said before torch was imported; believed where CUDA says nothing against it.
-        environment: of the process.
     """
     if device.type != "cuda":
         return None
@@ -114,12 +111,10 @@ def require_own_gpu(
 
     Args:
         gpu: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none.
-        place: this rank.
         gather: what every rank, or every rank of this node, says.
         by_nccl: whether NCCL carries the messages.
 
-    Raises:
-        EnvironmentLacksError: they do.
+    Raises EnvironmentLacksError: they do.
     """
     if place.size == 1 or gpu is None:
         return
@@ -130,8 +125,7 @@ def require_own_gpu(
 def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) -> None:
     """The same, of ranks as (rank, host, UUID, PCI address or nothing).
 
-    Raises:
-        EnvironmentLacksError: two ranks have the same GPU, or NCCL would have to join two slices of one.
+    Raises EnvironmentLacksError: two ranks have the same GPU, or NCCL would have to join two slices of one.
     """
     shared = _alike(ranks, lambda one: one[2])
     if shared:

@@ -72,7 +72,6 @@ def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | 
     """What a rank says of the exception that ends it.
 
     Args:
-        error: the exception.
         place: of the rank; the line names rank, host and GPU where a GPU failed.
         gpu: of the rank, as NVML named it; None on a CPU, or where it is not known.
     """

@@ -33,7 +33,6 @@ class NodeStatus:
     """What one rank says of itself.
 
     Args:
-        folder: of the run.
         place: this rank; the one with local rank 0 writes.
     """
 
@@ -49,8 +48,7 @@ class NodeStatus:
     def say(self, status: RankStatus) -> None:
         """The first rank writes; others tell it, and write a file of their own if they cannot and it counts.
 
-        Raises:
-            RunError: the file cannot be written.
+        Raises RunError: the file cannot be written.
         """
         if self._is_first:
             self._known[status.rank] = status
@@ -64,8 +62,7 @@ class NodeStatus:
     def tick(self) -> None:
         """What was left undone, outside of measured steps; about once a second.
 
-        Raises:
-            RunError: the file cannot be written.
+        Raises RunError: the file cannot be written.
         """
         if self._is_first:
             if self._collect():

@@ -57,19 +57,14 @@ class MeetingPlace:
 
 
 def publish(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
-    """Says where rank 0 listens, to its own user alone.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Says where rank 0 listens, to its own user alone. Raises RunError: the file cannot be written."""
     write_json(path, {**_open_part(place, meeting), "secret": meeting.secret}, private=True)
 
 
 def conceal(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
     """Takes the secret out of the file once all ranks have read it: a run's files may be read by whom the umask allows.
 
-    Raises:
-        RunError: the file cannot be written.
+    Raises RunError: the file cannot be written.
     """
     write_json(path, _open_part(place, meeting))
 
@@ -85,13 +80,10 @@ def await_address(
     """Where rank 0 listens, as soon as it has published it for this start.
 
     Args:
-        path: the file.
-        place: this rank.
         wait_s: for so long. Shared file systems show new files late (NFS: up to 60 s by default).
         pause: waits between two looks, so many seconds.
 
-    Raises:
-        RunError: nothing was published in time.
+    Raises RunError: nothing was published in time.
     """
     deadline = time.monotonic() + wait_s
     pauses = pauses_s(random.Random(place.rank))
@@ -126,8 +118,7 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
         single_machine: all ranks are on this machine.
         interface: the planned network interface (`launch.interface`); None: the one the host name stands for.
 
-    Raises:
-        RunError: the interface has no IPv4 address, or the node has none.
+    Raises RunError: the interface has no IPv4 address, or the node has none.
     """
     if single_machine:
         return LOOPBACK
@@ -145,8 +136,7 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
 def gloo_interface(single_machine: bool, planned: str | None, meeting: MeetingPlace) -> str:
     """The network interface at which Gloo of this rank listens: loopback if there are no other machines.
 
-    Raises:
-        RunError: no interface leads to rank 0.
+    Raises RunError: no interface leads to rank 0.
     """
     if planned is not None and not single_machine:
         return planned

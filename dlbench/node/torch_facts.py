@@ -55,7 +55,6 @@ def torch_facts(problems: list[str], device: torch.device) -> dict[str, str]:
 
     Args:
         problems: gets a line for each thing that could not be asked: no fact is worth a finished run.
-        device: where this rank computes.
     """
     asked: dict[str, Callable[[], object]] = {
         "torch.cuda": lambda: torch.version.cuda,

@@ -85,11 +85,7 @@ class Meter:
 
     @classmethod
     def combine(cls, parts: Sequence[dict[str, Any]]) -> Quality:
-        """The quality from all ranks' sums.
-
-        Raises:
-            ValueError: nothing was counted.
-        """
+        """The quality from all ranks' sums. Raises ValueError: nothing was counted."""
         weight = sum(part["weight"] for part in parts)
         samples = sum(part["samples"] for part in parts)
         if not weight:

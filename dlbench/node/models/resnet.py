@@ -64,7 +64,6 @@ class ResNet(nn.Module):
     """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters.
 
     Args:
-        num_classes: width of the classifier.
         stage_blocks: blocks in each stage; every stage but the first halves the image.
         base_width: channels of the stem and width of the first stage, doubled from stage to stage.
         zero_init_residual: start the last batch-norm scale of each block at 0, so that each block starts as the

@@ -26,12 +26,10 @@ class LearningRate:
     What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
 
     Args:
-        spec: optimizer and schedule.
         global_batch: samples of one step over all ranks.
         steps_per_epoch: steps of one epoch; None where the schedule does not count in epochs.
 
-    Raises:
-        ValueError: the schedule counts in epochs and steps_per_epoch is None.
+    Raises ValueError: the schedule counts in epochs and steps_per_epoch is None.
     """
 
     def __init__(self, spec: TrainSpec, *, global_batch: int, steps_per_epoch: float | None) -> None:
@@ -52,11 +50,7 @@ class LearningRate:
         self._boundaries = [boundary * unit for boundary in schedule.boundaries]
 
     def at(self, step: int) -> float:
-        """The rate of one step, 0 for the first.
-
-        Raises:
-            ValueError: step is negative.
-        """
+        """The rate of one step, 0 for the first. Raises ValueError: step is negative."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
         if step < self._warmup:

@@ -33,8 +33,7 @@ _PRODUCTS = 7  # Of each precision; the fastest counts, the first of them sets t
 class Precision:
     """Autocast and loss scaling of one rank, as a plan asks for them.
 
-    Raises:
-        EnvironmentLacksError: the device does not compute in this precision.
+    Raises EnvironmentLacksError: the device does not compute in this precision.
     """
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:

@@ -76,8 +76,7 @@ class Progress:
     def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:
         """This rank has failed; that is on disk when this returns. What it said first stands.
 
-        Raises:
-            RunError: the status cannot be written.
+        Raises RunError: the status cannot be written.
         """
         failed_at = utc_now()  # before the lock, for which a slow disk may have it wait
         with self._lock:

@@ -142,9 +142,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         timer: told of the end of the backward pass, where the engine knows it.
         resume_from: a checkpoint, or a folder with some, in place of the plan's.
 
-    Raises:
-        UserError: the data set is not what the plan needs, or what it resumes from does not fit.
-        EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
+    Raises UserError: the data set is not what the plan needs, or what it resumes from does not fit.
+    EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
     """
     plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
     workload, train = plan.workload, plan.workload.train
@@ -315,8 +314,7 @@ def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> l
 def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
     """Proves that the device can do what the plan asks of its input.
 
-    Raises:
-        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
+    Raises EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
     """
     data = plan.workload.data
     if data.reader == "nvimagecodec":

@@ -52,11 +52,9 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
     """Stages what the plan asks for; None where it asks for nothing.
 
     Args:
-        context: of this rank.
         progress: of the checkpoint that the run goes on from.
 
-    Raises:
-        DlbenchError: it failed on this node; PeerLostError: on another one.
+    Raises DlbenchError: it failed on this node; PeerLostError: on another one.
     """
     plan, place, data = context.plan, context.place, context.plan.workload.data
     if data.is_synthetic or data.staging == "none":
@@ -139,7 +137,6 @@ def staging_result(
     """What the record says of staging; None where there was none.
 
     Args:
-        plan: the run.
         staging: of rank 0.
         summaries: of every rank: `staging`, as `Staging.summary` gives it.
     """

@@ -102,7 +102,6 @@ class InjectedFault:
     """The sleeps of one rank, and how long they really were.
 
     Args:
-        spec: the fault.
         rank: this rank; where the fault does not act on it, nothing sleeps.
     """
 

@@ -163,8 +163,6 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
     """The schedule of a plan.
 
     Args:
-        plan: the run.
-        first: steps done before it.
         batches_per_epoch: batches of a rank in one epoch of its data; None for synthetic data.
         on_gpu: whether ranks compute on GPUs.
     """
@@ -238,7 +236,6 @@ class Pacing:
         """What is agreed on.
 
         Args:
-            schedule: lengthened in place.
             gather: a value of every rank, by rank.
             expect: told the steps of the run and those of its warm-up.
         """
@@ -275,7 +272,6 @@ class Pacing:
         """What was asked for in seconds and what became of it; nothing where steps alone were.
 
         Args:
-            measure: of the plan.
             step_s: of every step of this rank, seconds.
         """
         schedule = self._schedule

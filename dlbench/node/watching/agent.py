@@ -78,13 +78,10 @@ def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores:
 
     Args:
         plan: the run; with `watch`.
-        folder: of the run.
-        place: of the rank.
         allowed_cores: cores of this process before it was bound, in the order in which ranks take theirs
             (`node.cores.by_physical_core`).
 
-    Raises:
-        ValueError: the plan has no sampler.
+    Raises ValueError: the plan has no sampler.
     """
     if plan.watch is None or not plan.watch.sampler:
         raise ValueError("this plan has no sampler")
@@ -248,12 +245,9 @@ class NodeSampler(SamplerProcess):
 
     Args:
         plan: the run; with `watch.sampler`.
-        folder: of the run.
-        place: of the rank.
         allowed_cores: as `order_for`.
 
-    Raises:
-        ValueError: the plan has no sampler.
+    Raises ValueError: the plan has no sampler.
     """
 
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> None:

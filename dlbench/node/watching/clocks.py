@@ -47,11 +47,9 @@ class ClockServer:
 
     Args:
         address: IPv4 address to listen at.
-        token: of the run.
         clock: what is read; for tests.
 
-    Raises:
-        OSError: cannot listen at this address.
+    Raises OSError: cannot listen at this address.
     """
 
     def __init__(self, address: str, token: str, *, clock: Clock = time.monotonic_ns) -> None:
@@ -166,14 +164,11 @@ def compare(
     Args:
         address: where node 0 listens.
         port: where node 0 listens.
-        token: of the run.
-        rounds: exchanges.
         timeout_s: for all of it, waiting for one's turn included.
         clock: what is read here; for tests.
 
-    Raises:
-        OSError: no connection, or no answer in time.
-        ValueError: an answer to another question, or clocks that cannot be compared.
+    Raises OSError: no connection, or no answer in time. ValueError: an answer to another question, or clocks that
+    cannot be compared.
     """
     deadline = time.monotonic() + timeout_s
     found: list[Exchange] = []
@@ -226,11 +221,7 @@ END_TIMEOUT_S = 5.0
 
 
 def publish(path: Path, server: ClockServer, token: str) -> None:
-    """Says where node 0 answers, in `clock.json`.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Says where node 0 answers, in `clock.json`. Raises RunError: the file cannot be written."""
     content = {"address": server.address, "port": server.port, "token": token}
     write_json(path, {"format": FORMAT, "version": VERSION, **content})
 
@@ -240,7 +231,6 @@ class ClockFollower:
 
     Args:
         path: `clock.json`.
-        token: of the run.
         clock: what is read; for tests.
     """
 

@@ -169,7 +169,6 @@ def node_loads(
     Args:
         told: `CoreLoad.told` of every rank.
         ranks: every rank, in the same order.
-        node_ranks: the node of each.
     """
     nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
     for number, rank, one in zip(node_ranks, ranks, told, strict=True):

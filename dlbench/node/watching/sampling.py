@@ -47,11 +47,7 @@ class SamplerOrder:
 
     @classmethod
     def from_line(cls, line: bytes) -> SamplerOrder:
-        """The order of a line.
-
-        Raises:
-            ValueError: not a line of `to_line`.
-        """
+        """The order of a line. Raises ValueError: not a line of `to_line`."""
         try:
             content: dict[str, Any] = json.loads(line)
             return cls(**{**content, "cores": tuple(content["cores"])})
@@ -82,7 +78,6 @@ class Commands:
     """Lines of a pipe, without a thread that would wake for each.
 
     Args:
-        descriptor: of the pipe.
         termination: becomes readable when the process is to end.
     """
 
@@ -94,9 +89,7 @@ class Commands:
     def line(self, wait_s: float | None) -> bytes | None:
         """The next line, after waiting so long for it at most (None: without end); None if there is none yet.
 
-        Raises:
-            EOFError: the writer is gone.
-            SystemExit: the process is to end.
+        Raises EOFError: the writer is gone. SystemExit: the process is to end.
         """
         if b"\n" not in self._rest:
             ready, _, _ = select.select([self._descriptor, self._termination], [], [], wait_s)
@@ -139,8 +132,7 @@ class Sampling:
         source: what is read; closed by `close`.
         clock: nanoseconds, CLOCK_MONOTONIC.
 
-    Raises:
-        OSError: the file exists, or cannot be written.
+    Raises OSError: the file exists, or cannot be written.
     """
 
     def __init__(self, order: SamplerOrder, source: Source, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -194,8 +186,7 @@ class Sampling:
 
         Where only the source is to be looked at, that is done and nothing written.
 
-        Raises:
-            OSError: the disk is full or gone.
+        Raises OSError: the disk is full or gone.
         """
         if self._clock() < self._sample_due_ns:
             self._read_ns = self._clock()
@@ -243,8 +234,7 @@ class Sampling:
         Args:
             is_last: it may take the room that is kept for the last one.
 
-        Raises:
-            OSError: the disk is full or gone.
+        Raises OSError: the disk is full or gone.
         """
         self._taken = 0
         self._read_and_write(None, kept_bytes=0 if is_last else self._row_bytes + _BLOCK_BYTES)
@@ -275,11 +265,7 @@ class Sampling:
         return self._writer.bytes_written + block + kept_bytes <= self._max_bytes
 
     def flush(self) -> None:
-        """Writes what is held.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Writes what is held. Raises OSError: the disk is full or gone."""
         self._writer.flush()
         self._held = 0
 
@@ -299,19 +285,11 @@ class Sampling:
         }
 
     def end(self, account: dict[str, Any]) -> None:
-        """Writes the sampler's account behind the samples.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Writes the sampler's account behind the samples. Raises OSError: the disk is full or gone."""
         self._writer.note({"end": account})
 
     def close(self) -> None:
-        """Closes file and source.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Closes file and source. Raises OSError: the disk is full or gone."""
         try:
             self._source.close()
         finally:

@@ -59,9 +59,6 @@ class RankSpans:
     """Spans of one rank: stages that follow each other without a gap, and single spans of the window.
 
     Args:
-        plan: a plan that watches.
-        folder: where the spans go.
-        place: this rank.
         start_ns: when the first stage, "starting", began, CLOCK_MONOTONIC; None: now.
     """
 
@@ -234,7 +231,6 @@ class LayerWatch:
     Args:
         model: its leaf modules are watched, by their names.
         clock: of the device where it computes.
-        add: where spans go.
         computes: whether a call of a module, now, computes it; others are left out.
     """
 
@@ -385,11 +381,9 @@ class ProfileWindow:
 
     Args:
         path: where it goes, a Chrome trace as torch writes it.
-        device: where this rank computes.
         add: where the span of the anchor goes.
 
-    Raises:
-        EnvironmentLacksError: this torch was built without its profiler.
+    Raises EnvironmentLacksError: this torch was built without its profiler.
     """
 
     def __init__(self, path: Path, device: torch.device, add: AddSpan) -> None:
