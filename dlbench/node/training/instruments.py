@@ -20,7 +20,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.step_schedule import StepSchedule
-from dlbench.node.watching.agent import NodeSampler, window_ranks
+from dlbench.node.watching.agent import SamplerProcess, window_ranks
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
 from dlbench.records.folder import RunFolder
@@ -44,7 +44,7 @@ class RankWatch:
     """
 
     def __init__(
-        self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: NodeSampler | None, *, started: float
+        self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: SamplerProcess | None, *, started: float
     ) -> None:
         self._plan, self._folder, self._place, self._sampler = plan, folder, place, sampler
         self._spans: RankSpans | None = None

@@ -26,7 +26,7 @@ from dlbench.node.data.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.build import Batch, Loss
 from dlbench.node.models.kernels import Kernels
-from dlbench.node.models.schedule import LearningRate
+from dlbench.node.models.optimizers import LearningRate
 from dlbench.node.training.checkpoint import Checkpoint, InitialWeights
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging

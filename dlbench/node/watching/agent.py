@@ -238,17 +238,3 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> int | None:
         return process.stdin.write(line) or 0  # None: the pipe is full
     except OSError:
         return None
-
-
-class NodeSampler(SamplerProcess):
-    """The sampler of this rank's node, as the plan says; for local rank 0.
-
-    Args:
-        plan: the run; with `watch.sampler`.
-        allowed_cores: as `order_for`.
-
-    Raises ValueError: the plan has no sampler.
-    """
-
-    def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> None:
-        super().__init__(order_for(plan, folder, place, allowed_cores))
