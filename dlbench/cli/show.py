@@ -16,6 +16,7 @@ import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from dlbench.cli.options import AS_JSON
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
 from dlbench.specs.merge import Layers
@@ -148,8 +149,8 @@ def schemas() -> dict[str, Any]:
     from dlbench.history.store import Acknowledgement
     from dlbench.jobs.campaign.series_file import SeriesFile
     from dlbench.jobs.scheduler import Submission
-    from dlbench.records.answers.preflight import PreflightReport
-    from dlbench.records.collectives import CommRecord
+    from dlbench.records.comm import CommRecord
+    from dlbench.records.preflight import PreflightReport
     from dlbench.records.record import Record
     from dlbench.records.status import Failure, NodeStatuses, RankStatus
     from dlbench.specs.collectives import CommPlan
@@ -351,7 +352,7 @@ def _wrapped(text: str, width: int, further: str = "") -> list[str]:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@AS_JSON
 def ls(as_json: bool) -> None:
     """List workloads with their presets, and systems.
 
