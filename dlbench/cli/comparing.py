@@ -437,7 +437,6 @@ def check(
 
 
 def _refuse_inert(names: Sequence[str]) -> None:
-    """Options of the comparison that somebody gave though there is no baseline."""
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:

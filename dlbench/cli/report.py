@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 FormatT = TypeVar("FormatT", bound=str)
 
 LIST = "?"
-"""Asks for the names of the tables instead of one of them."""
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 

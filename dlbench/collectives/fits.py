@@ -82,7 +82,6 @@ class LevelCosts:
 
     level: LevelName
     up_to_bytes: int | None
-    """Largest message; None: no limit."""
     alpha_s: float
     alpha_low_s: float | None
     alpha_high_s: float | None
@@ -111,11 +110,9 @@ class Fit:
     runs: int
     """Behind each point, at least."""
     largest_held_out: LargestHeldOut | None
-    """Error at the largest rank count, from the smaller ones alone."""
     errors: tuple[Errors, ...]
     """Over all held-out points, over large ones, and by algorithm."""
     lines: tuple[LineCost, ...]
-    """Each series at each rank count as a line."""
     network: NetworkModel = field(metadata={"json": False})
     predicted: dict[PointKey, float] = field(metadata={"json": False})
     """Seconds that a fit without the point expects of it."""
@@ -127,7 +124,6 @@ class Fits:
 
     fits: tuple[Fit, ...]
     unfitted: tuple[str, ...]
-    """Scopes without a fit, and why."""
 
     def of(self, group: CollectiveGroup, carrier: str) -> Fit | None:
         """The fit that holds for a group's algorithms over a carrier."""

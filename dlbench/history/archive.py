@@ -369,7 +369,6 @@ def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:
 
 
 def _listed(parts: tuple[str, ...], manifest: Manifest) -> str:
-    """The run's folder that a file belongs to, as the manifest has it."""
     for length in range(len(parts) - 1, 0, -1):
         if "/".join(parts[:length]) in manifest.runs:
             return "/".join(parts[:length])
@@ -408,7 +407,6 @@ def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, h
 
 
 def _unpack(member: Member, target: Path) -> None:
-    """Writes one file below the store."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free

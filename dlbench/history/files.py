@@ -309,7 +309,6 @@ class Store:
         delete_below(self.path, *staged.relative_to(self.path).parts)
 
     def _folder_of(self, path: Path) -> AbstractContextManager[int]:
-        """The folder that a path below the store lies in."""
         return folder_below(self.path, *path.relative_to(self.path).parts[:-1])
 
     def sync(self, folders: Iterable[str]) -> None:
@@ -351,7 +350,6 @@ class NotAFolderError(RunError):
 
 
 def _refused(error: OSError, store: Path, folder: str) -> RunError:
-    """Why a run's folder cannot be put there or taken away."""
     for parent in reversed(Path(folder).parents):
         what = _instead_of_folder(store / parent) if parent.name else ""
         if what:

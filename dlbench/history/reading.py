@@ -327,7 +327,6 @@ def _hosts(run: Run, causes: Causes | None) -> tuple[HostEntry, ...]:
 
 
 def _label(run: Run) -> str:
-    """What is compared, in the words of a report's headings."""
     plan = run.plan
     shown = "".join(f", {key}={value}" for key, value in chosen_settings(run).items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"

@@ -372,7 +372,6 @@ class EntryMaker:
 
 
 Notify = Callable[[str], None]
-"""Takes a line about what a person should know and need not act upon."""
 
 
 class History:
@@ -502,7 +501,6 @@ class History:
             self._keep_in_memory(error)
 
     def _catch_up(self) -> None:
-        """Indexes folders that are new or were changed, forgets those that are gone."""
         listing = self.store.listing(self._note_stray)
         gone = [folder for folder in self._rows if folder not in listing]
         # Put there by another process after the listing was made: not gone.

@@ -116,10 +116,8 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
 R = TypeVar("R")
 
 TableName = Literal["changes", "series", "nights", "hosts"]
-"""Tables for programs."""
 
 MAX_HOSTS = 50
-"""Hosts that people see; the CSV holds all."""
 MAX_MONTHS = 6
 """Newest months shown side by side; CSV and JSON hold all."""
 MAX_NAMED_HOSTS = 4
@@ -326,7 +324,6 @@ WIDTH = 1000
 """Plot width of a series over time, pixels."""
 
 MAX_DRAWN_HOSTS = 6
-"""Hosts drawn; all stand in the table."""
 
 MAX_POINTS = 1_500
 """Runs drawn one by one; of a longer series the nights are drawn."""

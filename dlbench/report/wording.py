@@ -31,7 +31,6 @@ PART_TITLES = {
     "other": "host (between phases)",
     "imbalance": "imbalance between ranks",
 }
-"""What the phases of a step are called, in order."""
 
 
 _DROPPED = {"Cc", "Cf", "Cs"}

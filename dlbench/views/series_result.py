@@ -31,7 +31,6 @@ MAX_NAMED = 6
 """Settings of a sweep whose losses are said in words; one of more has the table alone."""
 
 MAX_WARNINGS = 5
-"""Serious warnings that are printed."""
 
 
 class Row(NamedTuple):

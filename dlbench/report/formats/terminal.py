@@ -27,7 +27,6 @@ SCREEN = 38
 MAX_MARKS = 3
 """Warnings and notes of a group that the brief form prints; it counts the others."""
 MARK_LINES = 2
-"""Lines of each of them."""
 
 LONG_CELL = 24
 """Characters to which cells are shortened before columns are left out."""
