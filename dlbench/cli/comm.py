@@ -159,7 +159,7 @@ def predict(
     require_modules("comm predict", "numpy")
     from dlbench.collectives.document import predictions_document
     from dlbench.collectives.predictions import Wanted, predict_all
-    from dlbench.records.network import read_network
+    from dlbench.records.comm import read_network
     from dlbench.specs.collectives import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.requests import parse_counts, parse_sizes
 

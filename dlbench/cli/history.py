@@ -485,7 +485,7 @@ def _known(metrics: Sequence[str]) -> Sequence[str]:
 def _write_option(found: SlowMonths, output: Path | None) -> None:
     from dlbench.history.document import exclude_option, unsafe_text
     from dlbench.history.report import host_sentence
-    from dlbench.reading.hosts.slow_nodes import TO_EXCLUDE
+    from dlbench.reading.slow_nodes import TO_EXCLUDE
     from dlbench.report.wording import clean
 
     option = exclude_option(found)

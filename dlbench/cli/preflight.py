@@ -15,7 +15,7 @@ from dlbench.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlbench.records.answers.preflight import Finding, PreflightNode, PreflightReport
+    from dlbench.records.preflight import Finding, PreflightNode, PreflightReport
     from dlbench.specs.launch import SlurmSpec
 
 MAX_NODES_SHOWN = 8
@@ -60,8 +60,8 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
     """
     from dlbench.jobs.preflight.check import Asked, plan_of
     from dlbench.jobs.preflight.check import preflight as check
-    from dlbench.records.answers.preflight import PreflightFolder
     from dlbench.records.folder import prepare_output
+    from dlbench.records.preflight import PreflightFolder
     from dlbench.specs.choices import choose_system
 
     if not 0 < timeout < float("inf"):

@@ -298,7 +298,7 @@ def diagnose(
       dlbench diagnose runs -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
-    from dlbench.records.network import read_network
+    from dlbench.records.comm import read_network
     from dlbench.views.diagnosis import diagnosis
 
     costs = None if network is None else read_network(network)

@@ -179,7 +179,7 @@ def _decomposition(found: Scan) -> list[str]:
 
 
 def _watch_cost(found: Scan) -> list[str]:
-    from dlbench.records.watch_cost import write_watch_cost
+    from dlbench.records.watch import write_watch_cost
     from dlbench.views.decomposition import watch_cost_lines, watch_costs
 
     costs = watch_costs(found.runs)

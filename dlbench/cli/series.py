@@ -182,7 +182,7 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
     Raises `UserError`: there is no such series or folder, or the folder holds several; names them.
     """
     from dlbench.jobs.campaign.series_file import FOLDER, series_path
-    from dlbench.records.collectives_scan import read_launched
+    from dlbench.records.comm import read_launched
     from dlbench.records.folder import RunFolder
 
     if "/" not in given and series_path(out, given, "json").exists():

@@ -148,8 +148,8 @@ def schemas() -> dict[str, Any]:
     from dlbench.history.store import Acknowledgement
     from dlbench.jobs.campaign.series_file import SeriesFile
     from dlbench.jobs.scheduler import Submission
-    from dlbench.records.answers.preflight import PreflightReport
-    from dlbench.records.collectives import CommRecord
+    from dlbench.records.comm import CommRecord
+    from dlbench.records.preflight import PreflightReport
     from dlbench.records.record import Record
     from dlbench.records.status import Failure, NodeStatuses, RankStatus
     from dlbench.specs.collectives import CommPlan

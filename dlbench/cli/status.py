@@ -24,7 +24,7 @@ from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scheduler import read_submission
 from dlbench.opening import open_inside
 from dlbench.reading.selection import select
-from dlbench.records.collectives_scan import read_launched
+from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name

@@ -15,8 +15,7 @@ from dlbench.costs.collectives import Layout
 from dlbench.costs.link_fit import fit_line
 from dlbench.costs.predictions import bus_factor
 from dlbench.reading.comparability import digest_of, system_content
-from dlbench.records.collectives import CommPoint
-from dlbench.records.collectives_scan import CommRun, CommScan
+from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives import ALGORITHMS, BACKENDS, LIBRARY, Collective
 from dlbench.stats.estimates import Estimate, interval, median_estimate

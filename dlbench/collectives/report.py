@@ -27,12 +27,11 @@ from dlbench.collectives.predictions import Prediction, Predictions
 from dlbench.costs.collectives import Layout, RankCounts, counts
 from dlbench.costs.predictions import bus_factor
 from dlbench.reading.comparability import Condition, asked_apart, unique_labels
+from dlbench.reading.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.doubts import Doubt, merged
 from dlbench.reading.environments import environment_doubts, side_by_side
-from dlbench.reading.hosts.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.repeats import shared_nodes, unlike_runs
-from dlbench.records.collectives import CommPoint
-from dlbench.records.collectives_scan import CommRun, CommScan
+from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text

@@ -16,14 +16,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from dlbench.specs.plan import RunPlan
 
-PUBLISHED_TRAINING_SAMPLES: dict[str, tuple[int, str]] = {
-    "resnet": (1_281_167, "ImageNet-2012, as published"),
-    "cosmoflow": (524_288, "cosmoUniverse of MLPerf HPC, as published"),
-}
-"""Samples of an epoch and their data set by model family: ImageNet-2012's training images (Russakovsky et al. 2015,
-table 2), and the training set of MLPerf HPC's CosmoFlow since v1.0. BERT is not here: MLPerf counts its training in
-samples."""
-
 GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
 """Usual numbers of GPUs in a node: factors by which a throughput is off when a node's is taken for the machine's."""
 

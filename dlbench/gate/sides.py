@@ -17,8 +17,8 @@ from typing import Any
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.reading import environments
 from dlbench.reading.comparability import AFTER_INTERRUPTION, comparable_content, system_content
+from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.environments import facts, side_by_side
-from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named as named_values
 from dlbench.reading.repeats import shared_nodes, unlike_runs

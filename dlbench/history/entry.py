@@ -87,7 +87,7 @@ class HostEntry:
     a host of it."""
     later: float | None = None
     """By how much later than the other hosts it leaves an exchange, as a share of the step (1), as
-    `dlbench.reading.hosts.leaving` counts it; None for the same runs, and where the clocks do not say."""
+    `dlbench.reading.late_hosts` counts it; None for the same runs, and where the clocks do not say."""
     later_at_least: float | None = None
     """The same, as far as it is certain for all that the clocks may be off."""
 

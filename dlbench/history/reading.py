@@ -21,8 +21,8 @@ from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import folder_below, read_json
 from dlbench.reading.causes import Causes
 from dlbench.reading.comparability import AFTER_INTERRUPTION, chosen_settings, group_id, system_content
-from dlbench.reading.hosts.slow_nodes import host_ratios
 from dlbench.reading.metrics import METRICS, metrics_by_run
+from dlbench.reading.slow_nodes import host_ratios
 from dlbench.reading.table import WithoutFigures, tabulate
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder

@@ -20,9 +20,9 @@ from dlbench.history.entry import HistoryEntry
 from dlbench.history.series import Change, Trend, damaged_runs, dated, trends
 from dlbench.history.slow_months import RECENT_DAYS, HostCourse, SlowMonths, slow_months
 from dlbench.history.store import Acknowledgement
-from dlbench.reading.hosts.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.reading.metrics import METRICS
 from dlbench.reading.sessions import MIN_SESSIONS
+from dlbench.reading.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.report.document import BaseReport
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import basis_text, clean, number_text, place_text, slow_link_text

@@ -1,7 +1,7 @@
 """Slow nodes over months: each host and the other hosts of the same runs, by calendar month.
 
-The figures of a run and their limits are those of `dlbench.reading.hosts.slow_nodes` and
-`dlbench.reading.hosts.leaving`, so are the threshold,
+The figures of a run and their limits are those of `dlbench.reading.slow_nodes` and
+`dlbench.reading.late_hosts`, so are the threshold,
 the test and the verdicts, over all hosts together. The unit is the night: all runs of one request, and
 of requests that ran in one job of Slurm; of a night counts the median of its runs. Whether a host is slow now is
 decided by its nights since its last change point, none older than `RECENT_DAYS`.
@@ -18,7 +18,7 @@ from typing import Literal
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
-from dlbench.reading.hosts.slow_nodes import (
+from dlbench.reading.slow_nodes import (
     ACCUSED,
     SAFE_HOST,
     TO_EXCLUDE,

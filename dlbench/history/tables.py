@@ -25,8 +25,8 @@ from dlbench.history.report import (
 )
 from dlbench.history.series import Change, Level, Night, Trend
 from dlbench.history.slow_months import HostCourse, HostMonth, SlowMonths
-from dlbench.reading.hosts.slow_nodes import ACCUSED
 from dlbench.reading.metrics import METRICS
+from dlbench.reading.slow_nodes import ACCUSED
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.document import Document, Section

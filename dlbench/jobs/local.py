@@ -26,14 +26,13 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
 from dlbench.machine.memory import MemoryKills
-from dlbench.records.collectives_scan import read_launched
+from dlbench.records.comm import read_launched
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
-from dlbench.records.job.log import killed_by_signal
+from dlbench.records.job import killed_by_signal
 from dlbench.records.record import QualityResult
 from dlbench.records.scan import LaunchedRun, Run
-from dlbench.records.status import Failure, RankStatus, room_for_failure, write_failure
-from dlbench.records.story import first_cause
+from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, write_failure
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now

@@ -32,9 +32,9 @@ from dlbench.node.rendezvous import own_address
 from dlbench.node.watching.clocks import FORMAT, MAX_BYTES, ClockServer, compare, publish
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.opening import read_bytes, read_json, why_unreadable
-from dlbench.records.answers.preflight import PreflightFolder, SeenClock, SeenLoad, SeenRank, SeenScratch
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON
+from dlbench.records.preflight import PreflightFolder, SeenClock, SeenLoad, SeenRank, SeenScratch
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.system import StagingTier, StorageSpec
 

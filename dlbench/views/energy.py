@@ -9,8 +9,7 @@ from typing import Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading import scaling
-from dlbench.reading.samples.energy import RunEnergy
-from dlbench.reading.samples.energy_sources import KINDS, Kind, SourceEnergy
+from dlbench.reading.samples.energy import KINDS, Kind, RunEnergy, SourceEnergy
 from dlbench.reading.samples.integral import Amount
 from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dlbench.reading.comparability import averaged_id
-from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.energy import Kind
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.reading.side_by_side import (

@@ -15,7 +15,7 @@ from typing import Literal
 
 import dlbench
 from dlbench.costs.storage_demand import Demand
-from dlbench.records.answers.reading_rate import ReadingRate
+from dlbench.records.data_path import ReadingRate
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, percent, ranks_text

@@ -25,7 +25,7 @@ from dlbench.jobs.slurm.accounting import job_energies, with_accounting
 from dlbench.node.ranks import switch_of
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.job.accounting import Attempt, RunAccounting, Step
+from dlbench.records.job import Attempt, RunAccounting, Step
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
 from dlbench.report.formats.html import to_html

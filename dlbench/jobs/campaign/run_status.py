@@ -24,10 +24,9 @@ from dlbench.jobs.campaign.series_file import (
     submission_status,
 )
 from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
-from dlbench.records.collectives_scan import read_launched
+from dlbench.records.comm import read_launched
 from dlbench.records.scan import LaunchedRun
-from dlbench.records.status import RankStatus
-from dlbench.records.story import told_failure
+from dlbench.records.status import RankStatus, told_failure
 from dlbench.sharing import WithheldError
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import RunPlan

@@ -28,8 +28,8 @@ from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, s
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
-from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.records.files import write_atomic, write_json
+from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.specs.collectives import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.series import Counts

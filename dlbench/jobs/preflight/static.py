@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dlbench.errors import nearest
 from dlbench.jobs.scripts.job import limit_seconds, time_text
 from dlbench.jobs.slurm.environment import asked
-from dlbench.records.answers.preflight import Finding, FindingState
+from dlbench.records.preflight import Finding, FindingState
 from dlbench.specs.plan import LaunchPlan
 
 # A value may hold blanks (Reason, OS); the next key begins with a capital letter.

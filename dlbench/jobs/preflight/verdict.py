@@ -8,10 +8,9 @@ from contextlib import suppress
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
-from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
-from dlbench.records.collectives import CommPoint
-from dlbench.records.collectives_scan import CommRun, read_comm_run
+from dlbench.records.comm import CommPoint, CommRun, read_comm_run
 from dlbench.records.folder import MAX_JSON
+from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds

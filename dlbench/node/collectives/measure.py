@@ -16,7 +16,7 @@ from dlbench.node.collectives.inputs import DTYPES, Inputs, check
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
-from dlbench.records.collectives import CommPoint
+from dlbench.records.comm import CommPoint
 from dlbench.specs.collectives import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes
 

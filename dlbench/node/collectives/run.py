@@ -21,7 +21,7 @@ from dlbench.node.devices import rank_gpu, require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
-from dlbench.records.collectives import CommPoint, CommRecord
+from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives import CommPlan
 from dlbench.units import format_bytes, utc_now

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,13 +27,10 @@ from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.data.text import arranged
 from dlbench.specs.workload import (
-    BertModel,
-    CosmoFlowModel,
     DataSpec,
     DensityData,
     ImageData,
     ModelSpec,
-    ResNetModel,
     TextData,
 )
 
@@ -262,14 +260,15 @@ def open_reader(
     library that its form needs is not installed.
     """
     # Each format's libraries are imported only where it is read.
-    if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
+    network: Any = model_spec  # has the sizes that its formats of data are read in
+    if isinstance(data_spec, ImageData):
         from dlbench.node.data.images import image_classes, open_images
 
         # A validation tree may lack a class; its labels are still those of the training data.
         classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
         return open_images(
             folder,
-            model_spec,
+            network,
             seed,
             training=training,
             classes=classes,
@@ -277,15 +276,13 @@ def open_reader(
             decoding=data_spec.decode,
             by_gpu=training and data_spec.reader == "nvimagecodec",
         )
-    if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
+    if isinstance(data_spec, TextData):
         from dlbench.node.data.text import open_text
 
-        return open_text(folder, model_spec, data_spec, seed, training=training, lister=lister)
-    if isinstance(data_spec, DensityData) and isinstance(model_spec, CosmoFlowModel):
-        from dlbench.node.data.density import open_density
+        return open_text(folder, network, data_spec, seed, training=training, lister=lister)
+    from dlbench.node.data.density import open_density
 
-        return open_density(folder, model_spec, seed, training=training, lister=lister, counts=counts)
-    raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
+    return open_density(folder, network, seed, training=training, lister=lister, counts=counts)
 
 
 _PUBLIC_VOLUME = [128, 128, 128, 4]

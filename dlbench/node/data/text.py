@@ -48,13 +48,13 @@ _PART = "@"
 
 def arranged(batch: Batch, model: ModelSpec, num_parts: int = 1) -> Batch:
     """A batch as `model.attention` wants it: itself, or without a mask, or with index arrays instead of it."""
-    if not isinstance(model, BertModel) or model.attention == "masked" or "attention_mask" not in batch:
+    if model.padding == "masked" or "attention_mask" not in batch:
         return batch
     mask = batch["attention_mask"]
     rest = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
     if bool(mask.all()):
         return rest
-    if model.attention == "auto":
+    if model.padding == "auto":
         return batch
     size = len(mask) // num_parts
     for number in range(num_parts):

@@ -26,7 +26,7 @@ from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
-from dlbench.node.models.flops import forward_macs, training_flops_per_sample
+from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.report import with_tuning_cost
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext

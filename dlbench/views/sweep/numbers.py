@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from dlbench.reading.comparability import told_of
-from dlbench.reading.hosts.core_load import load_doubts, loads_of
+from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
 from dlbench.reading.side_by_side import alike
 from dlbench.reading.table import RunTable, without_resumed

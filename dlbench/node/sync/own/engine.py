@@ -39,8 +39,8 @@ from dlbench.node.sync.own.buckets import (
 from dlbench.node.sync.own.report import Account, Moments, StepMoments, exchange_settings, gradient_times
 from dlbench.node.sync.own.route import Route, RouteBuilder
 from dlbench.node.sync.timing import Clock, clock_for
+from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.network import read_network
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS, fusion_bytes

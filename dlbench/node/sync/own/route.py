@@ -36,7 +36,7 @@ from dlbench.node.sync.own.buckets import arena_elements
 from dlbench.node.sync.shared_memory import SharedMemoryGroup
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, Clock
 from dlbench.node.sync.wire import WireFormat, build_wire
-from dlbench.records.network import read_network
+from dlbench.records.comm import read_network
 from dlbench.specs.collectives import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
