@@ -315,7 +315,8 @@ def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[
             name = folder
             missing.discard(folder)
             target = room / f"run-{number}"
-            if _is_known(folder, history, manifest):
+            known = None if manifest is None else history.find(folder.rpartition("/")[2])
+            if manifest and known and known.content_digest == manifest.runs[folder]:
                 target = None
                 yield Outcome(name=f"{path}: {folder}", verdict="already there")
         if target is not None:
@@ -382,14 +383,6 @@ def _folder_of(parts: tuple[str, ...], plans: Set[str]) -> str:
             return folder
     folders = parts[:-1]
     return "/".join(folders[: folders.index("checkpoints")] if "checkpoints" in folders else folders)
-
-
-def _is_known(folder: str, history: History, manifest: Manifest | None) -> bool:
-    """Whether the history holds a run that the manifest names: it need not be unpacked then."""
-    if manifest is None:
-        return False
-    known = history.find(folder.rpartition("/")[2])
-    return known is not None and known.content_digest == manifest.runs[folder]
 
 
 def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, history: History) -> Candidate | Outcome:

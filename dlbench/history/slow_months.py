@@ -18,15 +18,7 @@ from typing import Literal
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
-from dlbench.reading.slow_nodes import (
-    ACCUSED,
-    SAFE_HOST,
-    TO_EXCLUDE,
-    HostSessions,
-    Verdict,
-    mean_ratio,
-    verdicts_of,
-)
+from dlbench.reading.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
 from dlbench.stats.estimates import Estimate, mean_estimate
 
 FORMAT = "dlbench.slow-nodes"
