@@ -256,11 +256,7 @@ def measure_options(function: F) -> F:
 
 
 def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> CommRuns:
-    """The options of `measure_options` as plans.
-
-    Raises:
-        UserError: anything wrong with them, in one line.
-    """
+    """The options of `measure_options` as plans. Raises `UserError`: anything wrong with them, in one line."""
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
 

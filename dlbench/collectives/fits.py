@@ -188,9 +188,8 @@ def fit_one(
     Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
     only one, and of types fp32 where it was measured; `where` is what errors call the runs.
 
-    Raises:
-        UserError: several systems, carriers or types, and none chosen; or one that was not measured.
-        IncompleteDataError: no run has figures, or too few of them for a fit.
+    Raises `UserError`: several systems, carriers or types, and none chosen; or one that was not measured.
+    `IncompleteDataError`: no run has figures, or too few of them for a fit.
     """
     if not table.groups:
         reasons = [f"{one.run.plan.run_id}: {one.state}: {one.why}" for one in table.without] or list(table.damaged)

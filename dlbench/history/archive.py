@@ -134,9 +134,8 @@ class _Header(tarfile.TarInfo):
 def members(path: Path, limits: Limits) -> Generator[Member, None, None]:
     """The regular files of an archive, in order; hidden ones are passed over.
 
-    Raises:
-        UserError: the file cannot be read, or is no plain file, which alone can be read twice.
-        IncompleteDataError: it is no archive, a damaged one, or one that holds what none of dlbench's does.
+    Raises `UserError`: the file cannot be read, or is no plain file, which alone can be read twice.
+    `IncompleteDataError`: it is no archive, a damaged one, or one that holds what none of dlbench's does.
     """
     try:
         raw = open_file(path)
@@ -188,8 +187,7 @@ def _members(stream: _Stream, limits: Limits) -> Iterator[Member]:
 def safe_parts(name: str, limits: Limits) -> tuple[str, ...] | None:
     """The parts of a member's name; None for hidden files, which no run has.
 
-    Raises:
-        IncompleteDataError: a name that leads out of its folder, or that no file of dlbench's has.
+    Raises `IncompleteDataError`: a name that leads out of its folder, or that no file of dlbench's has.
     """
     shown = ascii(name)[:200]
     if name.startswith("/") or "\\" in name or not name.isprintable() or len(name.encode()) > limits.name_bytes:
@@ -219,9 +217,8 @@ class Manifest(Spec):
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
     """Runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`.
 
-    Raises:
-        UserError: the file cannot be written.
-        IncompleteDataError: a run cannot be read, or its files are not those that the index knows.
+    Raises `UserError`: the file cannot be written. `IncompleteDataError`: a run cannot be read, or its files are not
+    those that the index knows.
     """
     if is_stream(output):
         raise UserError(f"-o {output}: is a device or a pipe; an archive needs a file of its own")
@@ -283,9 +280,7 @@ def read_archive(
     Runs that the history holds already are passed over, where the archive's list names them. What is wrong with the
     archive ends it, as an outcome `damaged`; the runs before it are whole.
 
-    Raises:
-        UserError: the archive cannot be read.
-        RunError: no space for a member.
+    Raises `UserError`: the archive cannot be read. `RunError`: no space for a member.
     """
     try:
         inner = Path(tempfile.mkdtemp(prefix="archive-", dir=room))
@@ -341,9 +336,8 @@ def _manifest(member: Member) -> Manifest:
 def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:
     """The folders of runs of an archive without a list, from a first walk over its headers.
 
-    Raises:
-        UserError: the archive cannot be read.
-        IncompleteDataError: files of a run come after those of another: of such a run only a part would come in.
+    Raises `UserError`: the archive cannot be read. `IncompleteDataError`: files of a run come after those of another:
+    of such a run only a part would come in.
     """
     plans: set[str] = set()
     # Of each file, but for those that lie in the same folder as the one before.

@@ -52,8 +52,7 @@ def import_runs(history: History, candidates: Iterable[Candidate | Outcome], roo
 
     What is unpacked of archives lies in `room` (of `Store.room`), too.
 
-    Raises:
-        RunError: no space, or the file system refuses. Runs reported as imported are in.
+    Raises `RunError`: no space, or the file system refuses. Runs reported as imported are in.
     """
     waiting = iter(candidates)
     number = 0

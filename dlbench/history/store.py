@@ -74,9 +74,7 @@ class Acknowledgement(Spec):
 def read_acknowledged(store: Store) -> list[Acknowledgement]:
     """All of a history, the newest first.
 
-    Raises:
-        IncompleteDataError: one is damaged, or no plain file.
-        RunError: the folder cannot be read, or is a link.
+    Raises `IncompleteDataError`: one is damaged, or no plain file. `RunError`: the folder cannot be read, or is a link.
     """
     try:
         with folder_below(store.path, FOLDER) as folder, os.scandir(folder) as entries:
@@ -97,11 +95,7 @@ def read_acknowledged(store: Store) -> list[Acknowledgement]:
 
 
 def acknowledge(store: Store, made: Acknowledgement) -> None:
-    """Writes it into the history.
-
-    Raises:
-        UserError: the store cannot be written.
-    """
+    """Writes it into the history. Raises `UserError`: the store cannot be written."""
     stamp = "".join(letter for letter in made.written if letter.isalnum())
     series = f"{made.group}-{made.ranks}-{made.nodes}-{made.metric}"
     path = store.path / FOLDER / f"{series}.{made.time[:10]}.{stamp}.json"
@@ -160,10 +154,8 @@ class Index:
     def read(self) -> dict[str, Row]:
         """All rows by folder; none if there is no file.
 
-        Raises:
-            UserError: the file is none of dlbench's.
-            IndexDamagedError: see there.
-            IndexUnusableError: no permission, or the lock was not to be had in time.
+        Raises `UserError`: the file is none of dlbench's. `IndexDamagedError`: see there. `IndexUnusableError`: no
+        permission, or the lock was not to be had in time.
         """
         # Before the lock, which is a file, too.
         self._refuse_foreign()
@@ -185,10 +177,8 @@ class Index:
     def write(self, put: Mapping[str, Row], remove: Iterable[str] = ()) -> None:
         """Replaces rows and removes others, all or none.
 
-        Raises:
-            IndexDamagedError: see there.
-            IndexUnusableError: no permission, no space, or the lock was not to be had in time; or the file is none
-                of dlbench's.
+        Raises `IndexDamagedError`: see there. `IndexUnusableError`: no permission, no space, or the lock was not to be
+        had in time; or the file is none of dlbench's.
         """
         if self._is_foreign() or self._instead_of_file():
             raise IndexUnusableError(f"{self.path}: is no index of a history")
@@ -218,9 +208,8 @@ class Index:
     def discard(self, *, only_damaged: bool) -> None:
         """Takes the file away; with `only_damaged` not if another process has put a good one in its place meanwhile.
 
-        Raises:
-            UserError: the file is none of dlbench's.
-            IndexUnusableError: no permission, or the lock was not to be had in time.
+        Raises `UserError`: the file is none of dlbench's. `IndexUnusableError`: no permission, or the lock was not to
+        be had in time.
         """
         self._refuse_foreign()
         with self._locked(exclusive=True):
@@ -403,9 +392,7 @@ class History:
         The index may lie elsewhere (a file that is no index is left as it is); `notify` gets a line for what happened
         to it.
 
-        Raises:
-            UserError: it is no history, or the index is another file.
-            RunError: its folders cannot be read.
+        Raises `UserError`: it is no history, or the index is another file. `RunError`: its folders cannot be read.
         """
         store = Store.at(path, create=create)
         own = path / INDEX
@@ -418,8 +405,7 @@ class History:
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
         """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name.
 
-        Raises:
-            UserError: a key that entries do not have.
+        Raises `UserError`: a key that entries do not have.
         """
         chosen = (self._once(folder, entry) for folder, (_, entry) in self._rows.items())
         wanted = where or {}
@@ -445,11 +431,7 @@ class History:
         return self.store.path / entry.folder
 
     def rebuild(self) -> None:
-        """Makes the index anew from the folders.
-
-        Raises:
-            UserError: it cannot be taken away.
-        """
+        """Makes the index anew from the folders. Raises `UserError`: it cannot be taken away."""
         try:
             self._index.discard(only_damaged=False)
         except IndexUnusableError as error:
