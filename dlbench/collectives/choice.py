@@ -21,7 +21,6 @@ from dlbench.stats.pairing import pairing
 
 STAY_WITHIN = 0.05
 """Algorithms that are at most this share slower than the fastest are as good as it."""
-
 RATE_SHARE = 0.9
 """Share of the asymptotic rate that a fused message should reach."""
 

@@ -35,7 +35,6 @@ from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000
 """Errors of messages from here on are listed by themselves: what gradients are sent in."""
-
 HELD_OUT_SEVERAL = (
     "each size and rank count is predicted from points of other sizes and other rank counts; which costs there are and "
     "what ranks share is taken from all points, which flatters these errors a little"

@@ -61,7 +61,6 @@ NAMED = 0.01
 """Share of ordinary nights that lie beyond the usual range."""
 _MOST_USUAL = 250
 """Newest nights of a level of which its usual range is made."""
-
 _TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)
 """Degrees of freedom that nights may have, equally likely beforehand: from tails without a variance to normal ones."""
 _WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))

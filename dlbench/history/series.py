@@ -36,10 +36,8 @@ from dlbench.stats.estimates import Estimate
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""
-
 MAX_APART = 2
 """Settings of the system by which series of equal labels differ; more are no name."""
-
 NOT_SET = "not set"
 """Value of a key that a run does not have."""
 

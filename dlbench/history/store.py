@@ -110,10 +110,8 @@ def acknowledge(store: Store, made: Acknowledgement) -> None:
 
 INDEX_VERSION = 1
 """Of the tables; what entries mean depends on the version that their maker gives."""
-
 APPLICATION_ID = 0x646C6268
 """Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; no other file has it."""
-
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 

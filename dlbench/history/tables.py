@@ -123,7 +123,6 @@ MAX_MONTHS = 6
 MAX_NAMED_HOSTS = 4
 HOST_LENGTH = 253
 """Characters of a name that DNS takes."""
-
 _BASIS = (
     "levels are medians over nights, a night is the median of its runs; in brackets intervals over nights (order "
     "statistics)"
@@ -322,12 +321,10 @@ def _hosts(night: Night) -> str | None:
 
 WIDTH = 1000
 """Plot width of a series over time, pixels."""
-
 MAX_DRAWN_HOSTS = 6
 
 MAX_POINTS = 1_500
 """Runs drawn one by one; of a longer series the nights are drawn."""
-
 _KINDS = {"regression": ("#d55e00", "triangle-up"), "improvement": ("#009e73", "triangle-down")}
 """Colour and shape of each kind of change."""
 _LEVEL_COLOUR = "#e69f00"

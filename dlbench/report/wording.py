@@ -20,7 +20,6 @@ from dlbench.units import (
 DASH = "–"
 POINTS = "points"
 """Unit of a share that is lost: percentage points of scaling efficiency."""
-
 PART_TITLES = {
     "input": "waiting for input",
     "h2d": "copy to the device",

@@ -29,7 +29,6 @@ VIEWS = Views(group=(QualityView(), CausesView()))
 
 MAX_NAMED = 6
 """Settings of a sweep whose losses are said in words; one of more has the table alone."""
-
 MAX_WARNINGS = 5
 
 

@@ -30,7 +30,6 @@ MARK_LINES = 2
 
 LONG_CELL = 24
 """Characters to which cells are shortened before columns are left out."""
-
 _TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))
 """Rows of a table and marks, tried in this order until a group fits a screen."""
 
