@@ -123,16 +123,11 @@ def _kind_of_records(path: Path, sure: bool) -> str | None:
     return "density" if "x" in features else "image-shards"
 
 
-LIMIT_S = 20.0
-"""A file system that has not answered after so long keeps nobody from planning."""
-MAX_NAMES = 10_000
-"""Names in a folder that are looked at, at most."""
-_OPENED = 8
-"""Files whose headers are read, at most."""
-_ASKED = 64
-"""Files that are asked what they are, where they are not what is wanted."""
-_HEAD_BYTES = 1 << 16
-"""Of a text, to see that it is one."""
+LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
+MAX_NAMES = 10_000  # names in a folder that are looked at, at most
+_OPENED = 8  # files whose headers are read, at most
+_ASKED = 64  # files that are asked what they are, where they are not what is wanted
+_HEAD_BYTES = 1 << 16  # of a text, to see that it is one
 _MAX_RECORDS = 1 << 28
 """Bytes of a TFRecord file whose first volume is read, at most: a compressed one is unpacked for it."""
 

@@ -434,7 +434,7 @@ class EnergyView(GroupView):
         if isinstance(found, DetailedEnergy):
             slurm = Sheet(
                 name="energy-slurm",
-                title="Slurm's account beside the samples",
+                title="Slurm's account next to the samples",
                 columns=columns_of(SlurmCheck),
                 rows=found.slurm,
                 caption="Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end.",

@@ -15,8 +15,7 @@ from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec, ModelSpec
 
 Batch = dict[str, torch.Tensor]
-POOL_BATCHES = 4
-"""Distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps."""
+POOL_BATCHES = 4  # distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps
 
 
 class SyntheticSource(BatchSource):

@@ -6,7 +6,7 @@ masked_positions, masked_ids (P,) int64, unused places 0; masked_weights (P,) fl
 next_sentence () int64, 1 if B is random.
 
 Padding is found where batches are made: the device is never asked for it. `model.attention auto` leaves the mask away
-where a batch has no padding. `unpadded` gives index arrays beside the padded ones, for each part that a batch is
+where a batch has no padding. `unpadded` gives index arrays next to the padded ones, for each part that a batch is
 computed in (`train.gradient_accumulation`); names end in `@` and the number of the part. With T tokens that are no
 padding in a part of n samples:
 

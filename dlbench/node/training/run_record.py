@@ -129,7 +129,7 @@ def rank_summary(
         "nccl": transport,
         "warnings": warnings,
         "emulates_precision": state.precision.is_emulated,
-        "reads": [epoch.told() for epoch in state.source.epoch_reads()],
+        "reads": [epoch.to_dict() for epoch in state.source.epoch_reads()],
         "norms": state.noise.squared_norms() if state.noise is not None else [],
         "memory": memory.summary() if memory is not None else None,
     }
@@ -543,7 +543,7 @@ def sample_summary(source: BatchSource) -> dict[str, Any] | None:
     """What this rank read and exchanged, plain Python; None where nothing is read."""
     if source.audit is None:
         return None
-    return {**source.audit.told(), "exchange": source.exchange.told() if source.exchange is not None else None}
+    return {**source.audit.summary(), "exchange": source.exchange.summary() if source.exchange is not None else None}
 
 
 def shuffled(
