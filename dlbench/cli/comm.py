@@ -13,7 +13,7 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
-from dlbench.cli.options import F, InOrder, decorated, output_folder, write_output
+from dlbench.cli.options import DRY_RUN, LAUNCHER, SERIES, F, InOrder, decorated, output_folder, write_output
 from dlbench.cli.report import (
     FormatName,
     check_writable,
@@ -247,7 +247,7 @@ def measure_options(function: F) -> F:
         click.option(
             "--repeats", type=int, metavar="N", default=1, show_default=True, help="Runs of each count, interleaved."
         ),
-        click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
+        LAUNCHER,
         click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
         click.option("--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Change a system's key."),
         click.option(
@@ -258,9 +258,9 @@ def measure_options(function: F) -> F:
             metavar="SECONDS",
             help="Longest time of one iteration; then the run is given up.",
         ),
-        click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
+        SERIES,
         output_folder(),
-        click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
+        DRY_RUN,
     ]
     return decorated(function, decorators)
 
@@ -306,8 +306,8 @@ def comm() -> None:
 @click.command()
 @measure_options
 @click.option("--ranks", default="2", show_default=True, metavar="2,4", help="Rank counts.")
-@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
-@click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
+@shared.SYSTEM
+@shared.NO_PROGRESS
 def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     """Measure a collective on this machine, or inside an allocation, at each rank count.
 

@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
-from dlbench.cli.options import F, decorated, write_output
-from dlbench.cli.report import OUTPUT, check_writable, finish, format_by_suffix, render, require_modules
+from dlbench.cli.options import OUTPUT, F, decorated, write_output
+from dlbench.cli.report import check_writable, finish, format_by_suffix, render, require_modules
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from dlbench.cli.choosing import note, open_store
-from dlbench.cli.options import F, InOrder, write_output
-from dlbench.cli.report import OUTPUT, FormatName, emit, finish, format_option, prepared, require_modules
+from dlbench.cli.options import OUTPUT, F, InOrder, write_output
+from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import runs_text
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 import click
 
 from dlbench.cli.choosing import named, open_store, read_runs, runs_argument, where_option
-from dlbench.cli.options import F, decorated, write_output
+from dlbench.cli.options import OUTPUT, F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ SUFFIXES: Mapping[str, FormatName] = {
     ".md": "md",
     ".txt": "text",
 }
-
-OUTPUT = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-)
 
 
 def format_option(*names: str) -> Callable[[F], F]:
