@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
@@ -13,10 +13,22 @@ from dlbench.reading.sessions import wall_s
 from dlbench.records.job.accounting import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
-from dlbench.report.table import Column, Sheet, drop_empty_columns
-from dlbench.report.wording import number_text, optional, percent, runs_text
+from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
+from dlbench.report.wording import number_text, percent, runs_text
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.3g}"
+
+
+def _energy_text(joules: float) -> str:
+    return f"{joules / 3.6e6:,.3g} kWh" if joules >= 1e6 else f"{joules:,.3g} J"
+
+
+_NODE_HOURS = column("Node-hours", text=_hours)
+_ENERGY = column("Energy", text=_energy_text)
 
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
@@ -25,23 +37,23 @@ PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between
 class RunCost:
     """One run of a job that has ended."""
 
-    run_id: str
-    state: str
-    job_id: str
-    job_state: str
-    exit_code: str
-    """Of its last step, else of its job; empty: not told."""
-    source: str
-    waited_s: float | None
-    elapsed_s: float | None
-    node_hours: float | None
+    run_id: str = field(metadata=column("Run"))
+    state: str = field(metadata=column("State"))
+    job_id: str = field(metadata=column("Job"))
+    job_state: str = field(metadata=column("Job's state"))
+    exit_code: str = field(metadata=column("Exit"))
+    """Of its last step, else of its job; empty: unknown."""
+    source: str = field(metadata=column())
+    waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s"))
+    elapsed_s: float | None = field(metadata=column("Elapsed", unit="s"))
+    node_hours: float | None = field(metadata=_NODE_HOURS)
     """Nodes of the job, while the run was in it."""
-    max_rss_bytes: float | None
-    energy_j: float | None
-    node_list: str
-    switches: tuple[str, ...]
-    """Leaf switches of its nodes, by their paths from the root; empty where Slurm tells none."""
-    not_measured: tuple[str, ...]
+    max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes"))
+    energy_j: float | None = field(metadata=_ENERGY)
+    node_list: str = field(metadata=column("Nodes", limit=80))
+    switches: tuple[str, ...] = field(metadata=column("Switches", "leaf_switches", value=",".join, limit=80))
+    """Leaf switches of its nodes, by their paths from the root; empty where Slurm says none."""
+    not_measured: tuple[str, ...] = field(metadata=column(value="; ".join))
     """Why figures are missing, each a sentence."""
 
 
@@ -49,22 +61,22 @@ class RunCost:
 class PointCost:
     """The runs of one configuration at one number of ranks and nodes."""
 
-    label: str
+    label: str = field(metadata=column("Runs of", "configuration", is_brief=True))
     ranks: int
     nodes: int
     runs: int
     results: int
     """Runs with figures."""
-    node_hours: float | None
+    node_hours: float | None = field(metadata=_NODE_HOURS)
     """None where that of a run is not known."""
-    waited_s: float | None
+    waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s", is_brief=True))
     """Median over its jobs."""
-    max_rss_bytes: float | None
-    energy_j: float | None
-    node_sets: int
+    max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes", is_brief=True))
+    energy_j: float | None = field(metadata=_ENERGY)
+    node_sets: int = field(metadata=column("Node sets", is_brief=True))
     """Different sets of nodes that its runs with figures had."""
-    most_switches: int
-    """Leaf switches that a run spans at most; 0: not told."""
+    most_switches: int = field(metadata=column("Switches", "most_leaf_switches", is_brief=True))
+    """Leaf switches that a run spans at most; 0: unknown."""
 
     @property
     def node_hours_per_result(self) -> float | None:
@@ -128,11 +140,8 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     partial = [job for job, held in jobs.items() if len(held) < len(held[0][1].job_runs)]
     parts = _parts(jobs, partial)
     waits = [wait for held in jobs.values() if (wait := held[0][1].waited_s) is not None]
-    why_no_energy = (
-        one.not_measured.get("energy_j", "")
-        for _, one in told.values()
-        if one.energy_j is None and not one.never_started
-    )
+    without = (one for _, one in told.values() if one.energy_j is None and not one.never_started)
+    why_no_energy = (one.not_measured.get("energy_j", "") for one in without)
     energies = [
         _sum_of_all([one.energy_j for _, one in held]) if job in partial else held[0][1].job_energy_j
         for job, held in jobs.items()
@@ -168,9 +177,8 @@ def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
     for run in runs:
         if run.record is None or run.state != "valid":
             continue
-        start, measured = (
-            max(getattr(rank, name) for rank in run.record.ranks) for name in ("startup_s", "measured_s")
-        )
+        ranks = run.record.ranks
+        start, measured = (max(getattr(rank, name) for rank in ranks) for name in ("startup_s", "measured_s"))
         # The record counts whole seconds.
         seconds = start, measured, max(0.0, (wall_s(run) or 0.0) - start - measured)
         for name, value in zip(hours, seconds, strict=True):
@@ -181,8 +189,8 @@ def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
 def recorded_text(parts: Sequence[Part]) -> str:
     """The same in a sentence."""
     whole = sum(part.node_hours for part in parts)
-    told = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
-    return f"By their own records the runs with figures took {_hours(whole)} node-hours: {told}."
+    shares = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
+    return f"By their own records the runs with figures took {_hours(whole)} node-hours: {shares}."
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
@@ -193,23 +201,16 @@ def _sum_of_all(values: Sequence[float | None]) -> float | None:
 
 def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
     """Node-seconds of each part, largest meaning first."""
-    parts: dict[PartName, float] = dict.fromkeys(
-        ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"), 0.0
-    )
+    names: tuple[PartName, ...] = ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown")
+    parts = dict.fromkeys(names, 0.0)
     for job, held in jobs.items():
-        of_runs = 0.0
-        is_known = True
-        for run, one in held:
-            own = _run_parts(run, one)
-            if own is None:
-                is_known = False
-                continue
-            of_runs += sum(own.values())
-            for name, seconds in own.items():
-                parts[name] += seconds
+        of_runs = [_run_parts(run, one) for run, one in held]
+        known = [own for own in of_runs if own is not None]
+        for name, value in (item for own in known for item in own.items()):
+            parts[name] += value
         if job not in partial:
-            rest = max(0.0, held[0][1].job_node_s - of_runs)
-            parts["between" if is_known else "unknown"] += rest
+            rest = max(0.0, held[0][1].job_node_s - sum(sum(own.values()) for own in known))
+            parts["unknown" if None in of_runs else "between"] += rest
     return parts
 
 
@@ -294,7 +295,7 @@ def _run_cost(run: Run, one: RunAccounting) -> RunCost:
 
 
 def cost_document(found: CampaignCost) -> Document:
-    """One section, open, for every format."""
+    """One section, open, for every format: what `dlbench cost` prints."""
     section = cost_section(found)
     words = (f"{section.headline}.", *section.words)  # no line stands for an open section
     return Document(
@@ -321,7 +322,6 @@ _RECORDED: dict[PartName, str] = {
     "measured": "in measured steps",
     "rest": "in warm-up, evaluation and end",
 }
-_MANY_JOULES = 1e6
 
 
 class CampaignCostView(ReportView):
@@ -358,19 +358,14 @@ def _jobs_text(count: int) -> str:
     return f"{count:,} job{'s' * (count != 1)}"
 
 
-def _hours(value: float | None) -> str:
-    return optional(None, "") if value is None else f"{value:,.3g}"
-
-
 def _headline(found: CampaignCost) -> str:
     # Slurm tells whole seconds.
     wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
     share = found.share_measured
+    steps = ", share of measured steps not measured" if found.node_hours else ""
     if share is not None:
         some = " of what Slurm tells apart" if found.why_not_apart else ""
         steps = f", {percent(share, 0)}{some} in measured steps"
-    else:
-        steps = ", share of measured steps not measured" if found.node_hours else ""
     return f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}"
 
 
@@ -397,20 +392,12 @@ def _words(found: CampaignCost) -> Iterator[str]:
     elif found.why_no_energy not in ("", found.why_not_apart):
         yield f"Energy: not measured: {found.why_no_energy}."
     sets = max(point.node_sets for point in found.points)
-    if max(point.results for point in found.points) > 1:
-        yield (
-            "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
-            if sets == 1
-            else f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
-        )
+    if max(point.results for point in found.points) > 1 and sets == 1:
+        yield "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
+    elif max(point.results for point in found.points) > 1:
+        yield f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
     if found.untold:
         yield f"{runs_text(found.untold)} left out: not ended, or Slurm tells nothing (`dlbench cost` says)."
-
-
-def _energy_text(joules: float | None) -> str:
-    if joules is None:
-        return optional(None, "")
-    return f"{joules / 3.6e6:,.3g} kWh" if joules >= _MANY_JOULES else f"{joules:,.3g} J"
 
 
 def _notes(found: CampaignCost) -> Iterator[str]:
@@ -438,25 +425,19 @@ def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
 
 def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     labels = {point.label for point in found.points}
-    columns: tuple[Column[PointCost], ...] = (
-        Column("configuration", "Runs of" if len(labels) > 1 else "", lambda point: point.label, is_brief=True),
+    each = Column[PointCost](
+        "node_hours_per_result",
+        "Each",
+        lambda point: point.node_hours_per_result,
+        lambda point: None if point.node_hours_per_result is None else _hours(point.node_hours_per_result),
+        is_brief=True,
+    )
+    figures = Column[PointCost]("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True)
+    columns = (
+        *columns_of(PointCost, "label", titles={} if len(labels) > 1 else {"configuration": ""}),
         *place_columns(),
-        Column("runs", "", lambda point: point.runs),
-        Column("results", "", lambda point: point.results),
-        Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
-        Column("node_hours", "Node-hours", lambda point: point.node_hours, lambda point: _hours(point.node_hours)),
-        Column(
-            "node_hours_per_result",
-            "Each",
-            lambda point: point.node_hours_per_result,
-            lambda point: _hours(point.node_hours_per_result),
-            is_brief=True,
-        ),
-        Column("queue_wait_s", "Wait", lambda point: point.waited_s, unit="s", is_brief=True),
-        Column("max_rss_bytes", "Memory", lambda point: point.max_rss_bytes, unit="bytes", is_brief=True),
-        Column("energy_j", "Energy", lambda point: point.energy_j, lambda point: _energy_text(point.energy_j)),
-        Column("node_sets", "Node sets", lambda point: point.node_sets, is_brief=True),
-        Column("most_leaf_switches", "Switches", lambda point: point.most_switches, is_brief=True),
+        *columns_of(PointCost, "runs", "results", figures, "node_hours", each, "waited_s", "max_rss_bytes", "energy_j"),
+        *columns_of(PointCost, "node_sets", "most_switches"),
     )
     return Sheet(
         name="cost-points",
@@ -469,26 +450,10 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
 
 
 def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
-    columns: tuple[Column[RunCost], ...] = (
-        Column("run_id", "Run", lambda run: run.run_id),
-        Column("state", "State", lambda run: run.state),
-        Column("job_id", "Job", lambda run: run.job_id),
-        Column("job_state", "Job's state", lambda run: run.job_state),
-        Column("exit_code", "Exit", lambda run: run.exit_code),
-        Column("source", "", lambda run: run.source),
-        Column("queue_wait_s", "Wait", lambda run: run.waited_s, unit="s"),
-        Column("elapsed_s", "Elapsed", lambda run: run.elapsed_s, unit="s"),
-        Column("node_hours", "Node-hours", lambda run: run.node_hours, lambda run: _hours(run.node_hours)),
-        Column("max_rss_bytes", "Memory", lambda run: run.max_rss_bytes, unit="bytes"),
-        Column("energy_j", "Energy", lambda run: run.energy_j, lambda run: _energy_text(run.energy_j)),
-        Column("node_list", "Nodes", lambda run: run.node_list, limit=80),
-        Column("leaf_switches", "Switches", lambda run: ",".join(run.switches), limit=80),
-        Column("not_measured", "", lambda run: "; ".join(run.not_measured)),
-    )
     return Sheet(
         name="cost-runs",
         title="Run by run",
-        columns=drop_empty_columns(columns, found.runs),
+        columns=drop_empty_columns(columns_of(RunCost), found.runs),
         rows=found.runs,
         is_sortable=True,
         is_folded=True,
