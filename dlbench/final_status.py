@@ -19,11 +19,9 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from datetime import UTC, datetime
 
-VARIABLE = "DLBENCH_STATUS_FD"
-"""Tells a rank the descriptor of the memory."""
+VARIABLE = "DLBENCH_STATUS_FD"  # Tells a rank the descriptor of the memory.
 
-STEP, TIME = b"@step@", b"@time@"
-"""Stand in the text for what is noted beside it."""
+STEP, TIME = b"@step@", b"@time@"  # Stand in the text for what is noted beside it.
 
 _EPOCH_S = time.time() - time.monotonic()
 _SIZE = 1 << 16

@@ -33,8 +33,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-PIPE_WAIT_S = 30.0
-"""How long a pipe that a person named may take to give all that it has."""
+PIPE_WAIT_S = 30.0  # How long a pipe that a person named may take to give all that it has.
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_GRACE_S = 5.0
-"""A process that does not end within this time after SIGTERM is killed."""
+_GRACE_S = 5.0  # a process that does not end within this time after SIGTERM is killed
 
 
 @contextmanager
@@ -137,8 +136,7 @@ class _Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.in_work: list[int] = []
-        """Numbers of the items that it holds, the one it has had longest first."""
+        self.in_work: list[int] = []  # numbers of the items that it holds, the one it has had longest first
         self._process: SpawnProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()

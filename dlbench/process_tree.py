@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 ENDED_MARK = "DLBENCH-ENDED "
-LAUNCHER = "launcher"
-"""Stands behind that in place of a rank's number."""
+LAUNCHER = "launcher"  # Stands behind that in place of a rank's number.
 """Begins the line in which a supervisor tells the launcher how its rank ended."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the place of POSIX shared memory, not a temporary file)
@@ -36,8 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FOLDER = "dlb-"
 _LOCK = ".held"
 _GONE = ".gone"
-_ALSO = ".also"
-"""In a supervisor's folder: names of folders that its program made elsewhere, to be removed with it."""
+_ALSO = ".also"  # In a supervisor's folder: names of folders that its program made elsewhere, to be removed with it.
 _DEATH_S = 1.7
 _LOOK_S = 0.02
 _SOCKET_PATH_BYTES = 107 - len("/dlb-01234567/pymp-01234567/listener-01234567")

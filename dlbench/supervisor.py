@@ -33,8 +33,7 @@ GRACE_S = 1.0
 AFTER_S = 2.0
 """What descendants have after the program ended by itself: the sampler writes what it holds, perhaps over a network."""
 
-LAUNCHER_GRACE_S = 2.5
-"""The same for a launcher, whose ranks have supervisors of their own."""
+LAUNCHER_GRACE_S = 2.5  # The same for a launcher, whose ranks have supervisors of their own.
 
 _FORWARDED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -177,7 +176,7 @@ class Supervisor:
         """Says, before anything is cleaned up, that the program did not end well; the first rank is the cause.
 
         The launcher of dlbench reads a mark; into the log of a job goes what the rank could not say: that a signal
-        ended it (read again by dlbench.records.job.log).
+        ended it (read again by dlbench.records.job).
         """
         if not self._status:
             return

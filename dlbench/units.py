@@ -31,10 +31,8 @@ _FACTORS = {
 
 BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}
 """Units of bytes as they are printed, with what bytes are multiplied by."""
-SECONDS_SHOWN = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}
-"""The same of seconds."""
-CLOCK_FROM_S = 60.0
-"""Seconds from which a duration is printed in minutes and seconds, or hours and minutes."""
+SECONDS_SHOWN = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}  # The same of seconds.
+CLOCK_FROM_S = 60.0  # Seconds from which a duration is printed in minutes and seconds, or hours and minutes.
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 

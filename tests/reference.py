@@ -32,14 +32,14 @@ from dlbench.jobs.campaign.series_file import SeriesFile
 from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clocks
-from dlbench.records.answers.preflight import PreflightReport, SeenRank
-from dlbench.records.collectives import CommRecord
+from dlbench.records.comm import CommRecord
+from dlbench.records.preflight import PreflightReport, SeenRank
 from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, NodeStatuses, RankStatus
-from dlbench.records.watch_cost import WatchCost
+from dlbench.records.watch import WatchCost
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose

@@ -82,7 +82,7 @@ THRESHOLDS = (
         halved="an evening and the morning after are two looks at one state of the machine",
     ),
     Threshold(
-        module="reading.hosts.slow_nodes",
+        module="reading.slow_nodes",
         name="FALSE_SHARE",
         decides="share of the hosts called slow that are not, on average",
         why="one in twenty, as of every interval",
@@ -125,7 +125,7 @@ THRESHOLDS = (
         halved="more stalls are undecided",
     ),
     Threshold(
-        module="reading.hosts.slow_nodes",
+        module="reading.slow_nodes",
         name="SLOW",
         decides="times the others' work above which a host is slow",
         why="the least effect that dlbench promises to see",
@@ -153,7 +153,7 @@ THRESHOLDS = (
         halved="one step in sixty of twice the length raises it",
     ),
     Threshold(
-        module="reading.hosts.core_load",
+        module="reading.core_load",
         name="LOADED",
         decides="share of the ranks' cores, used by other processes or taken by the hypervisor, that raises a warning",
         why="steps may take longer by as much: more than gate and sweeps tolerate",

@@ -15,7 +15,7 @@ from dlbench.sharing import WithheldError
 
 if TYPE_CHECKING:
     from dlbench.history.store import History
-    from dlbench.records.collectives_scan import CommScan
+    from dlbench.records.comm import CommScan
     from dlbench.records.scan import Run, Scan
 
 
@@ -79,7 +79,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
     Raises `UserError`: there is no such folder, or no run was chosen; names what there is.
     """
     from dlbench.reading.selection import select
-    from dlbench.records.collectives_scan import scan_comm
+    from dlbench.records.comm import scan_comm
 
     chosen = parse_where(where, "--where")
     found = scan_comm(*expanded(paths))

@@ -159,7 +159,7 @@ def predict(
     require_modules("comm predict", "numpy")
     from dlbench.collectives.document import predictions_document
     from dlbench.collectives.predictions import Wanted, predict_all
-    from dlbench.records.network import read_network
+    from dlbench.records.comm import read_network
     from dlbench.specs.collectives import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.requests import parse_counts, parse_sizes
 
@@ -197,10 +197,6 @@ def _bytes(option: str, text: str | None) -> int | None:
     if value < 1:
         raise UserError(f"{option} {text!r}: must be more than nothing")
     return value
-
-
-# A library's name, and what the ranks import.
-_LIBRARIES = ("horovod", "mpi4py")
 
 
 def measure_options(function: F) -> F:
@@ -278,9 +274,10 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
 
-    for name, least in (("iterations", 1), ("warmup", 0), ("group_size", 1), ("shards", 1), ("ranks_per_node", 1)):
-        _at_least(name, options[name], least)
-    _at_least("repeats", options["repeats"], 1)
+    for name in ("iterations", "warmup", "group_size", "shards", "ranks_per_node", "repeats"):
+        value, least = options[name], 0 if name == "warmup" else 1
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
     if not 0 < options["timeout"] < float("inf"):
         raise UserError(f"--timeout {options['timeout']:g}: must be a number of seconds above 0")
     request = CommRequest(
@@ -294,22 +291,13 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
         repeats=options["repeats"],
         overrides=parse_set(options["overrides"]),
     )
-    installed = [name for name in _LIBRARIES if importlib.util.find_spec(name) is not None]
+    installed = [name for name in ("horovod", "mpi4py") if importlib.util.find_spec(name) is not None]
     return expand_comm(request, machine_cores=len(os.sched_getaffinity(0)), installed=installed)
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
-
-
-WIDTH = 80
-"""Columns of notes."""
 
 
 @click.group(cls=InOrder)
 def comm() -> None:
-    """Measure collectives: dlbench's own algorithms, message by message, and libraries beside them.
+    """Measure collectives: dlbench's own algorithms, message by message, and libraries for comparison.
 
     Every result is checked against the sum computed apart, and steps and bytes are counted.
     """
@@ -375,7 +363,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
 def _print_notes(made: CommRuns) -> None:
     """What was chosen for lack of an option, once nothing is wrong any more."""
     for note in made.notes:
-        for line in textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False):
+        for line in textwrap.wrap(f"note: {note}", 80, subsequent_indent="  ", break_on_hyphens=False):
             click.echo(line, err=True)
 
 

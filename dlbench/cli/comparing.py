@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import F, decorated, write_output
-from dlbench.cli.report import check_writable, format_by_suffix, render, require_modules
+from dlbench.cli.report import OUTPUT, check_writable, finish, format_by_suffix, render, require_modules
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def rule_options(function: F) -> F:
             "metrics",
             multiple=True,
             metavar="NAME",
-            help="Metric that decides, repeatable; all: every one that runs tell.  [default: step_median_s and "
+            help="Metric that decides, repeatable; all: every one that runs have.  [default: step_median_s and "
             "step_mean_s]",
         ),
         click.option(
@@ -97,13 +97,13 @@ def rule_options(function: F) -> F:
             callback=_share(_MOST, with_zero=False),
             default="3%",
             show_default=True,
-            help="Slowdown for which the number of repeats is told.",
+            help="Slowdown for which the number of repeats is given.",
         ),
         click.option(
             "--history",
             type=click.Path(path_type=Path),
             metavar="DIR|RUNS",
-            help="Earlier runs (a history, a folder of runs or a baseline file) that tell how far sessions scatter, "
+            help="Earlier runs (a history, a folder of runs or a baseline file) that show how far sessions scatter, "
             "where the sides have fewer than five.",
         ),
         click.option(
@@ -112,9 +112,7 @@ def rule_options(function: F) -> F:
             metavar="KEY[,KEY]",
             help="Key that may differ between the sides, e.g. system or train.learning_rate.",
         ),
-        click.option(
-            "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-        ),
+        OUTPUT,
         click.option(
             "--format",
             "format_name",
@@ -236,16 +234,8 @@ def comparison(
 
     allowed = parse_allowed(options["allow"], (point.content for side in (a, b) for point in side.points))
     history = None if options["history"] is None else read_history(options["history"], (a, b))
-    return compare_sides(
-        a,
-        b,
-        metrics=metric_names(options["metrics"]),
-        rule=rule_of(options),
-        allowed=allowed,
-        history=history,
-        options=where,
-        floors=floors,
-    )
+    names, rule = metric_names(options["metrics"]), rule_of(options)
+    return compare_sides(a, b, metrics=names, rule=rule, allowed=allowed, history=history, options=where, floors=floors)
 
 
 def paired_comparison(
@@ -269,42 +259,32 @@ def paired_comparison(
     )
 
 
-def finish(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
+def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
     """Writes every output that was asked for, and ends with the verdict's exit code."""
+    from dlbench.gate.page import document_of, to_junit
+
+    def rendered(form: FormatName, *, full: bool = True) -> bytes:
+        text = to_junit(report, name) if form == "junit" else render(document_of(report), form, full=full)
+        return text.encode("utf-8")
+
     formats: list[tuple[Path | None, FormatName]] = [(options["json_file"], "json"), (options["junit_file"], "junit")]
-    for path, format_name in formats:
+    for path, form in formats:
         if path is not None:
-            write_output(_render(report, format_name, name), path)
-    if options["summary_file"] is not None:
-        _append(options["summary_file"], _render(report, "md", name))
-    write_output(_render(report, chosen_format(options), name, full=options["full"]), options["output"])
+            write_output(rendered(form), path)
+    if (summary := options["summary_file"]) is not None:
+        try:
+            # Others write to it as well: a CI step's summary.
+            with summary.open("ab") as file:
+                file.write(rendered("md"))
+        except OSError as error:
+            why = error.strerror or error
+            raise refused(error, f"--summary {summary}: cannot be written: {why}", UserError) from None
+    write_output(rendered(chosen_format(options), full=options["full"]), options["output"])
     if options["output"] is not None:
         click.echo(f"{options['output']}: {report.headline}", err=True)
-    for line in report.damaged:
-        click.echo(f"dlbench: damaged: {line}", err=True)
-    if report.damaged:
-        sys.exit(int(ExitCode.INCOMPLETE))
+    finish(report.damaged)
     if not exit_zero:
         sys.exit(int(EXIT_CODES[report.verdict]))
-
-
-def _render(report: ComparisonReport, format_name: FormatName, name: str, *, full: bool = True) -> bytes:
-    if format_name == "junit":
-        from dlbench.gate.page import to_junit
-
-        return to_junit(report, name).encode("utf-8")
-    from dlbench.gate.page import document_of
-
-    return render(document_of(report), format_name, full=full).encode("utf-8")
-
-
-def _append(path: Path, content: bytes) -> None:
-    """Adds to a file that others write to as well: a CI step's summary."""
-    try:
-        with path.open("ab") as file:
-            file.write(content)
-    except OSError as error:
-        raise refused(error, f"--summary {path}: cannot be written: {error.strerror or error}", UserError) from None
 
 
 @click.command()
@@ -363,7 +343,7 @@ def compare(
             for path, own, option in ((paths[0], where_a, "--where-a"), (paths[1], where_b, "--where-b"))
         ]
         found = comparison(sides[0], sides[1], options, ("--where-a", "--where-b"))
-    finish(found, options, exit_zero=exit_zero, name="dlbench compare")
+    write(found, options, exit_zero=exit_zero, name="dlbench compare")
 
 
 @click.command()
@@ -453,7 +433,7 @@ def check(
         else:
             a = read_side(baseline, (*where, *where_baseline), "--where-baseline")
             found = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
-    finish(found, options, exit_zero=False, name="dlbench check")
+    write(found, options, exit_zero=False, name="dlbench check")
 
 
 def _refuse_inert(names: Sequence[str]) -> None:
@@ -476,7 +456,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
 
     A small JSON file for a repository: the metrics of every run, when and in which job and boot it ran, and all that
     decides whether other runs may be compared with them. Take runs of five nights or more: from fewer sessions nobody
-    can tell how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
+    knows how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
     data.
 
     \b
@@ -505,7 +485,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
         click.echo(f"{output}: {label}: {counts_text(points, sessions)}", err=True)
     if min(len({sessions[run.run_id] for run in point.runs}) for point in made.points) < MIN_SESSIONS:
         click.echo(
-            f"dlbench: fewer than {MIN_SESSIONS} sessions do not tell how far sessions scatter: dlbench check will be "
+            f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how far sessions scatter: dlbench check will be "
             "inconclusive without --history; add runs of other nights, or compare by run --ab",
             err=True,
         )

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,18 +33,15 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Meter(Protocol):
-    """Is told how far a piece of work is."""
-
-    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
-        """Takes a state; another `what` begins another piece."""
+Meter = Callable[..., None]
+"""Is given what is counted, how many are done and in all, and perhaps bytes; another `what` begins another piece."""
 
 
 @contextmanager
 def meter(*, resumes: bool = False) -> Iterator[Meter]:
     """A bar if standard error is a terminal, else lines every ten seconds; both on standard error.
 
-    What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is told, too.
+    What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is shown, too.
     Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
     """
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -118,9 +115,12 @@ class _Bar:
         self._progress.update(task, completed=done, total=total, numbers=rate.numbers(done, total, num_bytes))
 
 
-WORKERS = click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core of this machine)."
+_PATH = click.Path(path_type=Path)
+_SEED = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
 )
+_COUNT = click.IntRange(min=1)
+WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
 
 
 def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
@@ -139,10 +139,8 @@ def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None)
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
-)
+@click.argument("folder", type=_PATH)
+@_SEED
 def demo(folder: Path, seed: int) -> None:
     """Make one small real data set for each workload in FOLDER.
 
@@ -166,8 +164,8 @@ def demo(folder: Path, seed: int) -> None:
 
 @click.command()
 @click.argument("kind", metavar="images|text|density")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--samples", type=click.IntRange(min=1), metavar="N", help="Training samples.")
+@click.argument("folder", type=_PATH)
+@click.option("--samples", type=_COUNT, metavar="N", help="Training samples.")
 @click.option(
     "--validation", type=click.IntRange(min=0), metavar="N", help="Validation samples (default: a tenth as many)."
 )
@@ -175,14 +173,12 @@ def demo(folder: Path, seed: int) -> None:
     "--size-on-disk", callback=size_in_bytes, metavar="BYTES", help="Instead of --samples: about so much, e.g. 10GB."
 )
 @click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
-@click.option("--classes", type=click.IntRange(min=1), metavar="N", help="Classes of images (default 10).")
+@click.option("--classes", type=_COUNT, metavar="N", help="Classes of images (default 10).")
 @click.option(
     "--container", metavar="NAME", help="images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first)."
 )
-@click.option("--samples-per-file", type=click.IntRange(min=1), metavar="N", help="In a shard, or a file of volumes.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
-)
+@click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a shard, or a file of volumes.")
+@_SEED
 @WORKERS
 def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
     """Make a data set of any size in FOLDER, without a download.
@@ -208,10 +204,10 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     from dlbench.datasets.making.production import produce
 
     most = available_cores() if build.most_workers is None else build.most_workers
-    with meter(resumes=True) as tell:
+    with meter(resumes=True) as report:
 
         def progress(done: int, total: int, num_bytes: int) -> None:
-            tell(build.unit, done, total, num_bytes)
+            report(build.unit, done, total, num_bytes)
 
         try:
             manifest = produce(
@@ -239,7 +235,7 @@ def _described(manifest: Manifest, unit: str) -> str:
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=_PATH)
 @click.option("--kind", metavar="NAME", help="images, image-shards, text, samples or density (default: recognised).")
 @click.option("--vocabulary", metavar="NAME|FILE", help="Hold text or BERT samples to this vocabulary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -258,9 +254,9 @@ def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool
     """
     from dlbench.datasets import verification
 
-    with meter() as tell:
+    with meter() as report:
         verdict = verification.verify(
-            source, kind=kind, vocabulary=vocabulary, workers=workers or available_cores(), progress=tell
+            source, kind=kind, vocabulary=vocabulary, workers=workers or available_cores(), progress=report
         )
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2))
@@ -299,13 +295,6 @@ def summary(verdict: Verdict) -> list[str]:
     return lines
 
 
-_PATH = click.Path(path_type=Path)
-_SEED = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
-)
-_COUNT = click.IntRange(min=1)
-
-
 def _require(source: Path) -> None:
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
@@ -320,14 +309,7 @@ def _require(source: Path) -> None:
 @click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Images in each (default 1252).")
 @_SEED
 @WORKERS
-def pack(
-    source: Path,
-    folder: Path,
-    container: Literal["tar", "tfrecord"],
-    samples_per_shard: int | None,
-    seed: int,
-    workers: int | None,
-) -> None:
+def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
     """Pack images into shards: few large files instead of a million small ones.
 
     SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images
@@ -341,8 +323,7 @@ def pack(
     from dlbench.datasets.making.catalogue import packing
 
     _require(source)
-    build = packing(source, container=container, samples_per_shard=samples_per_shard, seed=seed)
-    manufacture(build, folder, workers)
+    manufacture(packing(source, **choices), folder, workers)
 
 
 @click.command()
@@ -379,16 +360,7 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
 )
 @_SEED
 @WORKERS
-def samples(
-    source: Path,
-    folder: Path,
-    vocabulary: str,
-    sequence_length: int,
-    max_predictions: int | None,
-    duplicates: int,
-    seed: int,
-    workers: int | None,
-) -> None:
+def samples(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
     """Turn text into BERT's pre-training samples in HDF5, as the published recipe does.
 
     SOURCE is text; if it holds train and validation they stay apart, otherwise a tenth of its documents becomes
@@ -401,15 +373,7 @@ def samples(
     from dlbench.datasets.making.catalogue import pretraining
 
     _require(source)
-    build = pretraining(
-        source,
-        vocabulary=vocabulary,
-        sequence_length=sequence_length,
-        max_predictions=max_predictions,
-        duplicates=duplicates,
-        seed=seed,
-    )
-    manufacture(build, folder, workers)
+    manufacture(pretraining(source, **choices), folder, workers)
 
 
 @click.group(cls=InOrder)

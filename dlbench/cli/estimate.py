@@ -18,7 +18,6 @@ from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import duration
 from dlbench.cli.report import emit, prepared, require_modules
 from dlbench.costs.training_time import (
-    PUBLISHED_TRAINING_SAMPLES,
     Verdict,
     consistency,
     time_to_train,
@@ -257,7 +256,7 @@ def _workload(name: str) -> tuple[str, int | None, str]:
     path = find("workloads", name)
     chosen = choose(WorkloadFile(path), None, {})
     if path.parent == bundled.folder("workloads"):
-        return chosen.sample_unit, *PUBLISHED_TRAINING_SAMPLES.get(chosen.model.family, (None, ""))
+        return chosen.sample_unit, *(chosen.model.epoch_samples or (None, ""))
     return chosen.sample_unit, chosen.train.schedule.epoch_samples, f"train.schedule.epoch_samples of {name}"
 
 

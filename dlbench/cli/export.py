@@ -127,7 +127,7 @@ def mllog(
     Example:
       dlbench export mllog runs/RUN --org "My lab" -o result_0.txt
     """
-    from dlbench.exports.mllog import RULES, obstacles, to_mllog
+    from dlbench.exports.mllog import obstacles, rules_of, to_mllog
 
     found = _read(run, output)
     statement = _statement(org, platform, status, cache_cleared)
@@ -138,7 +138,7 @@ def mllog(
     from dlbench.reading.measures import measure
 
     write_output(to_mllog(found, statement, measure(found).throughput).encode("ascii"), output)
-    rules = RULES[found.plan.workload.model.family]
+    rules = rules_of(found)
     reasons = obstacles(found)
     for reason in reasons:
         click.echo(f"dlbench: {rules.usage} {rules.ruleset}'s checker will not accept this log: {reason}", err=True)

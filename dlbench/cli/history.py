@@ -110,7 +110,9 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
         for outcome in history_import.import_runs(opened, _candidates(runs, opened, room), room):
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
-                click.echo(_outcome_line(outcome), err=outcome.verdict in ("refused", "damaged"))
+                line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
+                line = "".join(c if c.isprintable() else " " for c in line)
+                click.echo(line, err=outcome.verdict in ("refused", "damaged"))
     click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
     if counts["damaged"]:
         sys.exit(int(ExitCode.INCOMPLETE))
@@ -144,11 +146,6 @@ def _folders(path: Path) -> list[RunFolder]:
         return run_folders(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _outcome_line(outcome: Outcome) -> str:
-    why = f": {outcome.why}" if outcome.why else ""
-    return "".join(c if c.isprintable() else " " for c in f"{outcome.verdict:<9} {outcome.name}{why}")
 
 
 @history.command("list", short_help="List the runs of a history.")
@@ -196,7 +193,7 @@ def list_runs(
     "--fail-on-regression",
     is_flag=True,
     help="For CI: end with 1 while a level is worse than before and nobody has acknowledged that, with 6 if no series "
-    "has the 12 nights that tell.",
+    "has the 12 nights that it takes.",
 )
 @OUTPUT
 @format_option(*get_args(FormatName))
@@ -269,7 +266,7 @@ def acknowledge(
 
     \b
     Example:
-      dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor told"
+      dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor informed"
     """
     require_modules("history acknowledge", "numpy", "scipy")
     from dlbench.history.entry import parse_where
@@ -490,7 +487,7 @@ def _write_option(found: SlowMonths, output: Path | None) -> None:
     """Slurm's option alone; the evidence on stderr."""
     from dlbench.history.document import exclude_option, unsafe_text
     from dlbench.history.report import host_sentence
-    from dlbench.reading.hosts.slow_nodes import TO_EXCLUDE
+    from dlbench.reading.slow_nodes import TO_EXCLUDE
     from dlbench.report.wording import clean
 
     option = exclude_option(found)

@@ -127,7 +127,7 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
 
 
 def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
-    """Runs the series and tells the stalls; returns the exit code."""
+    """Runs the series and reports the stalls; returns the exit code."""
     from dlbench.cli.report import require_modules
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
 
@@ -160,7 +160,8 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     first = plans[0]
     if first.workload.data.is_synthetic:
         raise UserError("io: synthetic data is read from nowhere: give --data PATH")
-    _refuse_cache(request)
+    if "data.cache" in request.overrides:
+        raise UserError("--set data.cache: io reads with a cold and with a warm cache")
     shared.require_data(plans)
     demands = _demands(first, options)
     seconds = options["seconds"] or DEFAULT_SECONDS
@@ -177,13 +178,8 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     _print(_measured(first, orders, demands), as_json=as_json)
 
 
-def _refuse_cache(request: Request) -> None:
-    if "data.cache" in request.overrides:
-        raise UserError("--set data.cache: io reads with a cold and with a warm cache")
-
-
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """What the readers are told, see `dlbench.node.data.reading_rate`."""
+    """What the readers are asked, see `dlbench.node.data.reading_rate`."""
     workload = plan.workload.model_dump(mode="json")
     return {
         "model": workload["model"],

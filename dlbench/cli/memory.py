@@ -169,23 +169,23 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
             option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
             raise UserError(f"{option}: has no effect on a finished run, which decided that")
     run = read_run(folder)
-    told = None if run.record is None else run.record.memory
-    if run.record is None or told is None:
+    memory = None if run.record is None else run.record.memory
+    if run.record is None or memory is None:
         raise UserError(
             f"{folder}: the run {'is ' + run.state if run.record is None else 'trained in core'} and says nothing of "
             f"its activations; measure its workload: dlbench memory plan {run.plan.workload.name} --preset "
             f"{run.plan.workload.preset} --capacity {capacity or '50%'}"
         )
-    chain, warnings = told.chain, []
+    chain, warnings = memory.chain, []
     if batch is not None:
-        samples = _pass_of(batch, told)
+        samples = _pass_of(batch, memory)
         if samples != chain.batch:
             warnings.append(
                 f"Scaled from the measured {chain.batch} to {samples} samples of a pass: times and activations are "
                 "taken as proportional."
             )
             chain = scaled(chain, samples)
-    wanted = told.plan.capacity_bytes
+    wanted = memory.plan.capacity_bytes
     if capacity is not None:
         wanted = _wanted(capacity, in_core_bytes(chain))
     if wanted is None:
@@ -197,17 +197,17 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
         where=f"run {run.plan.run_id}",
         device=run.record.ranks[0].device,
         sample_unit=workload.sample_unit,
-        parts=told.parts,
+        parts=memory.parts,
         warnings=tuple(warnings),
     )
-    return memory_plan(measured, chain, told.rates, wanted, starts=_starts(run.plan, chain))
+    return memory_plan(measured, chain, memory.rates, wanted, starts=_starts(run.plan, chain))
 
 
-def _pass_of(batch: int, told: MemoryResult) -> int:
+def _pass_of(batch: int, memory: MemoryResult) -> int:
     """Samples of a pass for a batch in as many parts as the run's."""
-    if batch % told.parts:
-        raise UserError(f"--batch {batch}: the run computes a batch in {told.parts} equal parts")
-    return batch // told.parts
+    if batch % memory.parts:
+        raise UserError(f"--batch {batch}: the run computes a batch in {memory.parts} equal parts")
+    return batch // memory.parts
 
 
 def _wanted(capacity: str, in_core: int) -> int | None:

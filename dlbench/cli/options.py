@@ -125,7 +125,6 @@ def _asks_for_no_gpus(plan: RunPlan) -> str | None:
 
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     """``takes at least 2 h 05 min on 2 cores (...); ``; empty where that is not known."""
-    from dlbench.costs.model_flops import training_flops
     from dlbench.jobs.local import product_rate
     from dlbench.units import format_seconds
 
@@ -137,7 +136,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     seconds = 0.0
     for plan in plans:
         steps = plan.measure.warmup_steps + plan.measure.measured_steps
-        flops = training_flops(plan.workload.model, plan.workload.data) * plan.global_batch * steps
+        flops = plan.workload.model.training_flops(plan.workload.data) * plan.global_batch * steps
         seconds += max(flops / (rate * cores), plan.least_training_s)
     runs = "" if len(plans) == 1 else f" for {len(plans)} runs"
     return (
@@ -148,8 +147,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")
-"""Where GitLab CI and GitHub Actions say which commit is tested."""
+COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
 

@@ -15,17 +15,15 @@ from dlbench.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlbench.records.answers.preflight import Finding, PreflightNode, PreflightReport
+    from dlbench.records.preflight import Finding, PreflightNode, PreflightReport
     from dlbench.specs.launch import SlurmSpec
 
 MAX_NODES_SHOWN = 8
 """Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
 
-MAX_LINES = 24
-"""Of a terminal's usual size."""
+MAX_LINES = 24  # Of a terminal's usual size.
 
-MAX_TEXTS = 4
-"""Different things said of nodes, of each kind; the file has all."""
+MAX_TEXTS = 4  # Different things said of nodes, of each kind; the file has all.
 
 _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 
@@ -62,8 +60,8 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
     """
     from dlbench.jobs.preflight.check import Asked, plan_of
     from dlbench.jobs.preflight.check import preflight as check
-    from dlbench.records.answers.preflight import PreflightFolder
     from dlbench.records.folder import prepare_output
+    from dlbench.records.preflight import PreflightFolder
     from dlbench.specs.choices import choose_system
 
     if not 0 < timeout < float("inf"):

@@ -16,7 +16,6 @@ from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.collectives.report import CollectivesReport
-    from dlbench.history.report import TrendsReport
     from dlbench.records.scan import Scan
     from dlbench.report.document import Document
     from dlbench.views.model import Report
@@ -71,7 +70,7 @@ def report_options(function: F) -> F:
     "store",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Folder of a history: show beside the runs what changed over months, and which nodes are slow.",
+    help="Folder of a history: show next to the runs what changed over months, and which nodes are slow.",
 )
 @click.option(
     "--table",
@@ -107,9 +106,17 @@ def report(
     from dlbench.views.scaling_report import assemble, document_of
 
     scanned = read_runs(runs, where)
-    # Slurm forgets: what it still knows of these runs is kept beside them.
+    # Slurm forgets: what it still knows of these runs is kept with them.
     scanned.runs = with_accounting(scanned.runs)[0]
-    found = assemble(scanned, None if store is None else _history(store))
+    history = None
+    if store is not None:
+        require_modules("report --history", "scipy")
+        from dlbench.history.report import trends_of
+        from dlbench.history.store import read_acknowledged
+
+        opened = open_store(store, None)
+        history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
+    found = assemble(scanned, history)
     document = document_of(found)
     if table == LIST:
         tables = document.tables()
@@ -120,16 +127,6 @@ def report(
         emit(document, chosen, output, table or "points", full=full)
         note_counts(output, found)
     finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the report says why")
-
-
-def _history(store: Path) -> TrendsReport:
-    """What changed over the months of a history."""
-    require_modules("report --history", "scipy")
-    from dlbench.history.report import trends_of
-    from dlbench.history.store import read_acknowledged
-
-    opened = open_store(store, None)
-    return trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
 
 
 def prepared(
@@ -144,7 +141,7 @@ def prepared(
     """The format of a report, before anything is read.
 
     Raises:
-        UserError: the file cannot be written, its name tells no format, or the format holds more than one `table`.
+        UserError: the file cannot be written, its name has no known suffix, or the format holds more than one `table`.
         EnvironmentLacksError: what the command computes (`needs`) or draws with is missing.
     """
     if output is not None:
@@ -177,10 +174,10 @@ def finish(damaged: Sequence[str], problem: str = "") -> None:
 def format_by_suffix(
     output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:
-    """The format that was asked for, or that the name of the output file tells; `default` for standard output.
+    """The format that was asked for, or that of the output file's name; `default` for standard output.
 
     Raises:
-        UserError: the name tells none.
+        UserError: the name has no known suffix.
     """
     if asked is not None:
         return asked
@@ -222,12 +219,7 @@ def require_modules(command: str, *modules: str) -> None:
 def emit(document: Document, chosen: FormatName, output: Path | None, table: str = "", *, full: bool = False) -> None:
     """Writes a report to a file or standard output, in colours on a terminal.
 
-    Args:
-        document: the report.
-        chosen: the format.
-        output: a file; None: standard output.
-        table: which one CSV holds.
-        full: whether text holds all words and tables, not the summary.
+    CSV holds one `table`; text the summary, or all words and tables (`full`).
     """
     if chosen == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console
@@ -272,7 +264,7 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
     help="Fitted costs of the network (dlbench comm fit), for forecasts of other exchanges.",
 )
 @click.option(
-    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, beside the samples."
+    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, next to the samples."
 )
 @OUTPUT
 @format_option("text", "json")
@@ -307,7 +299,7 @@ def diagnose(
       dlbench diagnose runs -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
-    from dlbench.records.network import read_network
+    from dlbench.records.comm import read_network
     from dlbench.views.diagnosis import diagnosis
 
     costs = None if network is None else read_network(network)

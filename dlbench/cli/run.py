@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
 
-MAX_RANKS_PER_CORE = 64
-"""Where there is no scheduler; to try layouts out, ranks may share cores."""
+MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, ranks may share cores.
 
 INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
@@ -180,7 +179,7 @@ def _decomposition(found: Scan) -> list[str]:
 
 
 def _watch_cost(found: Scan) -> list[str]:
-    from dlbench.records.watch_cost import write_watch_cost
+    from dlbench.records.watch import write_watch_cost
     from dlbench.views.decomposition import watch_cost_lines, watch_costs
 
     costs = watch_costs(found.runs)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from dlbench.jobs.scripts.job import Job
 
 
-EARLIER = "JOB_ID_OF_{}"
-"""Stands for the id of an earlier job, which Slurm gives it."""
+EARLIER = "JOB_ID_OF_{}"  # Stands for the id of an earlier job, which Slurm gives it.
 
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
@@ -127,8 +126,7 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
         yield f"Runs that could share a job are in several: system.slurm.max_time is {longest}."
 
 
-MOST_SOURCES = 6
-"""Lines of a dry run about where times come from."""
+MOST_SOURCES = 6  # Lines of a dry run about where times come from.
 
 
 def _order(campaign: Campaign) -> Iterator[str]:
@@ -184,7 +182,7 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
     Raises `UserError`: there is no such series or folder, or the folder holds several; names them.
     """
     from dlbench.jobs.campaign.series_file import FOLDER, series_path
-    from dlbench.records.collectives_scan import read_launched
+    from dlbench.records.comm import read_launched
     from dlbench.records.folder import RunFolder
 
     if "/" not in given and series_path(out, given, "json").exists():

@@ -137,8 +137,7 @@ def _sentences(text: str) -> list[str]:
 
 
 WIDTH = 80
-_VALUE = 16
-"""Columns of a value; a longer one has a line of its own."""
+_VALUE = 16  # Columns of a value; a longer one has a line of its own.
 
 
 def schemas() -> dict[str, Any]:
@@ -149,8 +148,8 @@ def schemas() -> dict[str, Any]:
     from dlbench.history.store import Acknowledgement
     from dlbench.jobs.campaign.series_file import SeriesFile
     from dlbench.jobs.scheduler import Submission
-    from dlbench.records.answers.preflight import PreflightReport
-    from dlbench.records.collectives import CommRecord
+    from dlbench.records.comm import CommRecord
+    from dlbench.records.preflight import PreflightReport
     from dlbench.records.record import Record
     from dlbench.records.status import Failure, NodeStatuses, RankStatus
     from dlbench.specs.collectives import CommPlan

@@ -24,7 +24,7 @@ from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scheduler import read_submission
 from dlbench.opening import open_inside
 from dlbench.reading.selection import select
-from dlbench.records.collectives_scan import read_launched
+from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name
@@ -209,8 +209,7 @@ def _told(names: Iterable[str]) -> str:
     return f"there are {there[0]} to {there[-1]}" if there else ""
 
 
-_MAX_BYTES = 1 << 22
-"""Of each log, its end."""
+_MAX_BYTES = 1 << 22  # Of each log, its end.
 
 _LOOK_S = 1.0
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-MAX_LINE = 2000
-"""Characters of a line on standard error; of a longer one the middle is left out."""
+MAX_LINE = 2000  # Characters of a line on standard error; of a longer one the middle is left out.
 
 _KEPT_END = 400
 
@@ -199,8 +198,7 @@ class Ending:
     """What a command ends with."""
 
     code: int
-    line: str = ""
-    """What is said on standard error; empty: nothing. Not cleaned: standard error does that."""
+    line: str = ""  # What is said on standard error; empty: nothing. Not cleaned: standard error does that.
 
 
 def ending_of(error: BaseException) -> Ending:

@@ -100,7 +100,7 @@ class Fusion:
     beyond_measured: bool
     """Whether it is larger than the largest measured size."""
     below_measured: bool
-    """Whether it is smaller than the smallest measured size, so that these times do not tell it."""
+    """Whether it is smaller than the smallest measured size, which these times do not show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +117,7 @@ class Ratio:
 
 
 def best(group: CollectiveGroup) -> tuple[Best, ...]:
-    """The fastest series at each size, by size.
-
-    Args:
-        group: its series are `dlbench.collectives.report`.
-    """
+    """The fastest series at each size, by size; equal series are merged (`dlbench.collectives.report.contenders`)."""
     return tuple(_best(group, size) for size in group.sizes)
 
 
@@ -145,7 +141,7 @@ def _best(group: CollectiveGroup, size: int) -> Best:
 
 def _is_beaten(lead: Estimate) -> bool:
     """Whether a ratio of times to the fastest says that a series is slower, and by enough to matter."""
-    return lead.n >= MIN_RUNS and _is_above_1(lead) and lead.value > 1 + STAY_WITHIN
+    return lead.n >= MIN_RUNS and lead.low is not None and lead.low > 1 and lead.value > 1 + STAY_WITHIN
 
 
 def recommended(group: CollectiveGroup) -> tuple[Recommended, ...]:
@@ -292,10 +288,6 @@ def ratios(group: CollectiveGroup) -> Iterator[Ratio]:
 def _ratio(top: Measurement, bottom: Measurement) -> tuple[Estimate, bool]:
     """Time over time, and whether of the same runs."""
     return ratio_estimate(top.by_run, bottom.by_run), pairing(top.by_run, bottom.by_run).is_paired
-
-
-def _is_above_1(ratio: Estimate | None) -> bool:
-    return ratio is not None and ratio.low is not None and ratio.low > 1
 
 
 def _meeting(

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbench.collectives.choice import STAY_WITHIN, Best, Crossover, Ratio
 from dlbench.collectives.fits import Errors, Fit, LevelCosts
@@ -29,7 +29,7 @@ from dlbench.collectives.report import (
     prediction_advice,
     same_text,
 )
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
@@ -42,30 +42,18 @@ from dlbench.report.document import (
     without_figures,
 )
 from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, cell_of, named_table, text_sheet, times_cell
-from dlbench.report.wording import (
-    DASH,
-    basis_text,
-    figure_text,
-    interval_text,
-    optional,
-    percent,
-    runs_text,
-    value_text,
-)
+from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
 from dlbench.specs.collectives import LineCost
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 
+# In front of every row of a group's, or a fit's, tables.
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
-"""In front of every row of a group's tables."""
-LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
-"""What the levels of a network are called."""
 FIT_COLUMNS = ("system", "carrier", "dtype")
-"""In front of every row of a fit's tables."""
+LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One series at one size."""
 
     series: Series
@@ -75,10 +63,6 @@ class Point:
 def points_of(series: Series) -> list[Point]:
     """The points of a series, by size."""
     return [Point(series, row) for row in series.rows]
-
-
-def _decimals(ratio: float | None) -> str:
-    return DASH if ratio is None else f"{ratio:.2f}"
 
 
 _POINTS: tuple[Column[Point], ...] = (
@@ -104,7 +88,7 @@ _POINTS: tuple[Column[Point], ...] = (
         "predicted_over_measured",
         "Pred/meas",
         lambda one: one.at.predicted_over_measured,
-        lambda one: _decimals(one.at.predicted_over_measured),
+        lambda one: None if one.at.predicted_over_measured is None else f"{one.at.predicted_over_measured:.2f}",
         is_brief=True,
     ),
     Column("fastest", "", lambda one: one.at.is_best),
@@ -184,18 +168,18 @@ def best_sheet(group: GroupReport) -> Sheet[Best]:
 
 def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
     """Where one series overtakes another, measured and by the model."""
+
+    def between(one: Crossover) -> str | None:
+        return None if one.low is None or one.high is None else f"{format_bytes(one.low)} and {format_bytes(one.high)}"
+
     columns: tuple[Column[Crossover], ...] = (
         Column("", "Source", lambda one: one.source),
         Column("", "From size", lambda one: about(one.num_bytes)),
-        Column("", "Between", lambda one: _between(one.low, one.high)),
+        Column("", "Between", between),
         Column("", "Until then", lambda one: one.before),
         Column("", "From then on", lambda one: one.after),
     )
     return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
-
-
-def _between(low: int | None, high: int | None) -> str | None:
-    return None if low is None or high is None else f"{format_bytes(low)} and {format_bytes(high)}"
 
 
 _RATIOS: tuple[Column[Ratio], ...] = (
@@ -229,8 +213,7 @@ def _speed(one: Ratio) -> Cell:
     return cell if one.paired else dataclasses.replace(cell, text=f"{cell.text} (not the same runs)")
 
 
-@dataclass(frozen=True)
-class _Costs:
+class _Costs(NamedTuple):
     """What messages of some sizes cost on one level, or a byte of a reduction."""
 
     name: str
@@ -362,7 +345,8 @@ def predictions_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
     ]
     if found.workload_bytes is not None:
         size = f"gradients, {about(found.workload_bytes)}"
-        rows += _predicted(size, one, list(map(_workload, one.series)))
+        times = [(each.workload_s or 0.0, each.workload_low_s, each.workload_high_s) for each in one.series]
+        rows += _predicted(size, one, times)
     has_ends = any(row.low is not None for row in rows)
     return Sheet(
         name="predictions",
@@ -404,10 +388,6 @@ def _at(series: PredictedSeries, place: int) -> _Time:
     )
 
 
-def _workload(series: PredictedSeries) -> _Time:
-    return series.workload_s or 0.0, series.workload_low_s, series.workload_high_s
-
-
 def _predicted(size: str, one: Prediction, times: list[_Time]) -> list[_Predicted]:
     is_usable = [series.poor_error is None for series in one.series]
     best = min(value for (value, _, _), usable in zip(times, is_usable, strict=True) if usable or not any(is_usable))
@@ -432,16 +412,13 @@ def _predicted_cell(row: _Predicted) -> Cell:
 
 
 HEIGHT = 260
-
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
-"""As many as are told apart; one more than there are colours, so that pairs repeat late."""
-
+"""As many as can be distinguished; one more than there are colours, so that pairs repeat late."""
 TOLERANCE = 0.1
 """Half the width of the band around a perfect prediction (fraction)."""
 
 
-@dataclass(frozen=True)
-class _Quantity:
+class _Quantity(NamedTuple):
     """What a chart shows over sizes."""
 
     name: str
@@ -460,10 +437,14 @@ class _Quantity:
         return Cell(f"{value:.2f} ({optional(row.predicted_s, 's')} predicted)")
 
 
-_RATE = _Quantity("busbw", "Bus bandwidth over size", "busbw, GB/s", lambda row: row.busbw, " GB/s")
 _TIME = _Quantity("time", "Time over size", "time", lambda row: row.time)
 _PREDICTION = _Quantity(
     "prediction", "Predicted over measured time", "predicted / measured", lambda row: row.predicted_over_measured
+)
+_QUANTITIES = (
+    _Quantity("busbw", "Bus bandwidth over size", "busbw, GB/s", lambda row: row.busbw, " GB/s"),
+    _TIME,
+    _PREDICTION,
 )
 
 
@@ -472,21 +453,25 @@ def group_charts(group: GroupReport) -> list[Chart]:
     import altair as alt
 
     charts = []
-    for quantity in (_RATE, _TIME, _PREDICTION):
+    for quantity in _QUANTITIES:
         points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
+        if not points:
+            continue
         rows = _rows(group, quantity, points)
-        if rows:
-            charts.append(
-                finish(
-                    alt.layer(*_layers(alt, group, rows, quantity)),
-                    group,
-                    name=quantity.name,
-                    title=quantity.title,
-                    alt=_words(group, rows, quantity),
-                    table=_sheet(quantity, points),
-                    size=(WIDE, HEIGHT),
-                )
+        # At the largest size of each series: enough to hear what the chart shows; the table holds all.
+        last = {row["series"]: row for row in rows}
+        found = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
+        charts.append(
+            finish(
+                alt.layer(*_layers(alt, group, rows, quantity)),
+                group,
+                name=quantity.name,
+                title=quantity.title,
+                alt=f"{quantity.title} of {group.label}. {found}.",
+                table=_sheet(quantity, points),
+                size=(WIDE, HEIGHT),
             )
+        )
     return charts
 
 
@@ -507,15 +492,16 @@ def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
     rows: Rows = []
     for series, row in ((point.series, point.at) for point in points):
         value = quantity.value(row)
+        figure = value if isinstance(value, Estimate) else None
         rows.append(
             {
                 "series": titles[series.title],
                 "kind": "library" if series.is_library else "dlbench",
                 "bytes": row.num_bytes,
                 "size": format_bytes(row.num_bytes),
-                "value": value.value if isinstance(value, Estimate) else value,
-                "low": value.low if isinstance(value, Estimate) else None,
-                "high": value.high if isinstance(value, Estimate) else None,
+                "value": figure.value if figure else value,
+                "low": figure.low if figure else None,
+                "high": figure.high if figure else None,
                 "shown": f"{cell_of(quantity.cell(row))}{quantity.unit}",
                 "basis": basis_text(row.time),
             }
@@ -528,35 +514,30 @@ def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> li
     # Numbered over all series, so that one keeps its colour and shape in every chart.
     looks = [(index, name) for index, name in enumerate(short_titles(group.series).values()) if name in drawn]
     names = [name for _, name in looks]
-    kinds = ["dlbench", "library"]
     legend = {"orient": "bottom", "columns": 2, "symbolStrokeWidth": 2, "symbolSize": 60}
     colours = [RANK_COLOURS[index % len(RANK_COLOURS)] for index, _ in looks]
     shapes = [SHAPES[index % len(SHAPES)] for index, _ in looks]
     colour = alt.Color("series:N", title=None, sort=names).scale(domain=names, range=colours).legend(**legend)
     shape = alt.Shape("series:N", title=None, sort=names).scale(domain=names, range=shapes).legend(**legend)
-    dash = alt.StrokeDash("kind:N", legend=None).scale(domain=kinds, range=[[1, 0], [6, 4]])
-    texts = (("series", "series"), ("size", "size"), ("shown", quantity.axis.partition(",")[0]), ("basis", "interval"))
-    tooltip = [alt.Tooltip(f"{field}:N", title=title) for field, title in texts]
-    x = _size_axis(alt, rows)
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
+    dash = alt.StrokeDash("kind:N", legend=None).scale(domain=["dlbench", "library"], range=[[1, 0], [6, 4]])
+    shown = quantity.axis.partition(",")[0]
+    tooltip = tooltips({"series:N": "series", "size:N": "size", "shown:N": shown, "basis:N": "interval"})
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_size_axis(alt, rows))
+    line = base.mark_line(strokeWidth=1.5, opacity=0.85)
     rule = base.mark_rule(strokeWidth=3, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q", color=colour)
+    point = base.mark_point(filled=True, size=42, opacity=1)
     return [
         *(_perfect(alt, rows) if quantity is _PREDICTION else []),
-        base.mark_line(strokeWidth=1.5, opacity=0.85).encode(
-            y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash
-        ),
+        line.encode(y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash),
         *([rule] if any(row["low"] is not None for row in rows) else []),
-        base.mark_point(filled=True, size=42, opacity=1).encode(
-            y=alt.Y("value:Q"), color=colour, shape=shape, tooltip=tooltip
-        ),
+        point.encode(y=alt.Y("value:Q"), color=colour, shape=shape, tooltip=tooltip),
     ]
 
 
 def _size_axis(alt: Any, rows: Rows) -> Any:
     sizes = sorted({row["bytes"] for row in rows})
-    x = alt.X("bytes:Q", title="bytes of each rank's buffer").scale(
-        type="log", base=2, domain=[sizes[0] / 1.15, sizes[-1] * 1.15], nice=False
-    )
+    domain = [sizes[0] / 1.15, sizes[-1] * 1.15]
+    x = alt.X("bytes:Q", title="bytes of each rank's buffer").scale(type="log", base=2, domain=domain, nice=False)
     powers = [2**k for k in range(50) if sizes[0] <= 2**k <= sizes[-1]]
     # At most seven labels, at powers of two that are evenly apart.
     step = max(1, -(-len(powers) // 7))
@@ -578,48 +559,40 @@ def _value_axis(alt: Any, rows: Rows, quantity: _Quantity) -> Any:
         edge = max(1.3, *(value * 1.05 for value in values), *(1.05 / value for value in values))
         steps = [tick for tick in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10) if 1 / edge <= tick <= edge]
         return y.scale(type="log", domain=[1 / edge, edge], nice=False).axis(values=steps, format="~r")
-    if quantity is _TIME:
-        domain = [min(values) / 1.3, max(values) * 1.3]
-        label = _label(("s", 1), ("ms", 1e-3), ("µs", 1e-6))
-        return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=label)
-    return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
-
-
-def _decades(domain: list[float]) -> list[float]:
-    """Powers of ten within, and 2 and 5 times these where there are few."""
-    powers = range(math.floor(math.log10(domain[0])), math.ceil(math.log10(domain[1])) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-    inside = [tick for tick in ticks if domain[0] <= tick <= domain[1]]
-    tens = [tick for tick in inside if math.isclose(tick, 10.0 ** round(math.log10(tick)))]
-    return tens if len(tens) > 2 else inside
+    if quantity is not _TIME:
+        return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
+    low, high = min(values) / 1.3, max(values) * 1.3
+    # Powers of ten within, and 2 and 5 times these where there are few.
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
+    tens = [tick for tick in ticks if math.isclose(tick, 10.0 ** round(math.log10(tick)))]
+    label = _label(("s", 1), ("ms", 1e-3), ("µs", 1e-6))
+    axis = {"values": tens if len(tens) > 2 else ticks, "labelExpr": label}
+    return y.scale(type="log", domain=[low, high], nice=False).axis(**axis)
 
 
 def _perfect(alt: Any, rows: Rows) -> list[Any]:
     """A band and a line where a prediction is right; drawn first, so that points lie above."""
     sizes = sorted({row["bytes"] for row in rows})
     ends = [{"bytes": size, "low": 1 - TOLERANCE, "high": 1 + TOLERANCE, "one": 1.0} for size in (sizes[0], sizes[-1])]
-    data = alt.Chart(alt.InlineData(values=ends)).encode(x=alt.X("bytes:Q"))
-    label = alt.Chart(alt.InlineData(values=ends[:1])).encode(x=alt.X("bytes:Q"))
+    data, label = (alt.Chart(alt.InlineData(values=one)).encode(x=alt.X("bytes:Q")) for one in (ends, ends[:1]))
+    text = label.mark_text(color=MUTED, align="left", baseline="bottom", dx=2, dy=-2, fontSize=11, text="± 10 %")
     return [
         data.mark_area(color=IDEAL, opacity=0.18).encode(y=alt.Y("low:Q"), y2="high:Q"),
         data.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("one:Q")),
-        label.mark_text(color=MUTED, align="left", baseline="bottom", dx=2, dy=-2, fontSize=11, text="± 10 %").encode(
-            y=alt.Y("high:Q")
-        ),
+        text.encode(y=alt.Y("high:Q")),
     ]
-
-
-def _words(group: GroupReport, rows: Rows, quantity: _Quantity) -> str:
-    """At the largest size of each series: enough to hear what the chart shows; the table holds all."""
-    last = {row["series"]: row for row in rows}
-    found = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
-    return f"{quantity.title} of {group.label}. {found}."
 
 
 def document_of(report: CollectivesReport) -> Document:
     """The whole report."""
+    empty: tuple[str, ...] = ()
+    if not report.groups:
+        more = "Below, each run with the reason." if report.runs else "There are no runs here."
+        empty = (f"No run has figures. {more}",)
+    cards = tuple(map(_card, report.groups))
     return report.document(
-        _summary(report),
+        Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
@@ -649,16 +622,6 @@ def predictions_document(found: Predictions) -> Document:
     )
 
 
-def _summary(report: CollectivesReport) -> Section:
-    empty: tuple[str, ...] = ()
-    if not report.groups:
-        more = "Below, each run with the reason." if report.runs else "There are no runs here."
-        empty = (f"No run has figures. {more}",)
-    return Section(
-        id="summary", title="Summary", level="answer", words=empty, cards=tuple(map(_card, report.groups)), brief=empty
-    )
-
-
 def _card(group: GroupReport) -> Card:
     last = group.best[-1]
     rate_name = "busbw" if group.ranks > 1 else "algbw"
@@ -678,20 +641,23 @@ def _card(group: GroupReport) -> Card:
 
 
 def _group(group: GroupReport) -> Section:
-    facts = tuple((one.title, one.value) for one in group.conditions)
     last = group.best[-1]
+    shown = {one.name: one.value for one in group.conditions}
+    cores = f"{shown['cores']} core{'' if shown['cores'] == '1' else 's'} per rank"
+    conditions = (shown["device"], cores, shown["launcher"], f"hosts {shown['hosts']}", runs_text(group.num_runs))
     return Section(
         id=f"group-{group.id}",
         title=group.label,
         level="answer",
         caption=f"{group.caption}.",
-        facts=facts,
+        facts=tuple((one.title, one.value) for one in group.conditions),
         marks=(
             *(remark(one.severity, one.text, len(one.runs)) for one in group.doubts),
             *(remark("note", f"not measured: {text}") for text in group.not_measured),
         ),
         sections=tuple(_of_group(group)),
-        brief=(_conditions_line(group), group.verdict),
+        # What the label does not say.
+        brief=(", ".join(conditions), group.verdict),
         is_group=True,
         overview=(
             ("At", format_bytes(last.num_bytes)),
@@ -702,14 +668,6 @@ def _group(group: GroupReport) -> Section:
         ),
         where={name: getattr(group, "id" if name == "group" else name) for name in GROUP_COLUMNS},
     )
-
-
-def _conditions_line(group: GroupReport) -> str:
-    """What the label does not say, for the terminal."""
-    shown = {one.name: one.value for one in group.conditions}
-    cores = f"{shown['cores']} core{'' if shown['cores'] == '1' else 's'} per rank"
-    parts = (shown["device"], cores, shown["launcher"], f"hosts {shown['hosts']}", runs_text(group.num_runs))
-    return ", ".join(parts)
 
 
 def _of_group(group: GroupReport) -> Iterator[Section]:
@@ -775,40 +733,32 @@ def _ratios(group: GroupReport) -> Iterator[Section]:
     if own:
         # Unfolded is ring, or else the first one.
         shown = next((name for name in own if name.startswith("ring ")), own[0])
+        libraries = {series.title for series in group.series if series.is_library}
+        won = sum(one.title in libraries for one in group.best)
         yield Section(
             id=f"ratios-{group.id}",
             title="dlbench's algorithms against libraries",
-            headline=_against(group),
+            headline=f"a library is the fastest at {won} of {len(group.best)} sizes",
             caption="Above 1, the algorithm is faster: time of the library over its own.",
             sheets=tuple(ratio_sheet(group, name, is_shown=name == shown) for name in own),
             brief=(),
         )
 
 
-def _against(group: GroupReport) -> str:
-    """At how many sizes the library is the fastest of all."""
-    libraries = {series.title for series in group.series if series.is_library}
-    won = sum(one.title in libraries for one in group.best)
-    return f"a library is the fastest at {won} of {len(group.best)} sizes"
-
-
 def _fit(fit: Fit, number: int) -> Section:
+    headline = "lines of libraries"
+    if fit.errors:
+        poor = sum(one.is_poor for one in fit.errors)
+        more = f"; {poor} algorithms missed, no advice from them" * bool(poor)
+        headline = f"median error {percent(fit.errors[0].median)}, worst {percent(fit.errors[0].worst)}{more}"
     return Section(
         id=f"fit-{number}",
         title=fit.label,
-        headline=_fit_headline(fit),
+        headline=headline,
         sheets=(costs_sheet(fit), errors_sheet(fit), lines_sheet(fit)),
         brief=(),
         where={name: getattr(fit, name) for name in FIT_COLUMNS},
     )
-
-
-def _fit_headline(fit: Fit) -> str:
-    if not fit.errors:
-        return "lines of libraries"
-    poor = sum(one.is_poor for one in fit.errors)
-    more = f"; {poor} algorithms missed, no advice from them" * bool(poor)
-    return f"median error {percent(fit.errors[0].median)}, worst {percent(fit.errors[0].worst)}{more}"
 
 
 def _runs(report: CollectivesReport) -> Iterator[Section]:

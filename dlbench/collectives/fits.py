@@ -1,4 +1,4 @@
-"""Measurements become fitted costs, and what these predict is set beside what was measured.
+"""Measurements become fitted costs, and what these predict is compared with what was measured.
 
 One fit for each system, carrier and type of element, over every collective, layout, algorithm and size of dlbench's
 own algorithms. Libraries choose their algorithms themselves, so that only a line through their sizes is fitted, for
@@ -34,7 +34,7 @@ from dlbench.specs.collectives import (
 from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000
-"""Messages from here on are told apart in the errors: what gradients are sent in."""
+"""Errors of messages from here on are listed by themselves: what gradients are sent in."""
 
 HELD_OUT_SEVERAL = (
     "each size and rank count is predicted from points of other sizes and other rank counts; which costs there are and "
@@ -134,28 +134,22 @@ class Fits:
         wanted = (group.sample.plan.system.name, carrier, group.dtype)
         return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == wanted), None)
 
-    def beside(self, group: CollectiveGroup) -> CollectiveGroup:
+    def with_predictions(self, group: CollectiveGroup) -> CollectiveGroup:
         """A group with what fits that did not see its points predict of them."""
-        return replace(group, series=tuple(self._beside(group, series) for series in group.series))
-
-    def _beside(self, group: CollectiveGroup, series: Series) -> Series:
-        fit = None if series.is_library else self.of(group, series.carrier)
-        rows = []
-        for row in series.rows:
-            seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
-            ratio = None if seconds is None else seconds / row.time.value
-            rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
-        return replace(series, rows=tuple(rows))
+        found = []
+        for series in group.series:
+            fit = None if series.is_library else self.of(group, series.carrier)
+            rows = []
+            for row in series.rows:
+                seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
+                ratio = None if seconds is None else seconds / row.time.value
+                rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
+            found.append(replace(series, rows=tuple(rows)))
+        return replace(group, series=tuple(found))
 
 
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
-    """Fits of every system, carrier and type in a table.
-
-    Args:
-        table: measurements.
-        fitted: the time to write into the models, UTC, ISO 8601.
-        only: fit this one alone.
-    """
+    """Fits of every system, carrier and type in a table, or of one; `fitted` is the time that models say, ISO 8601."""
     scopes: dict[Scope, list[tuple[CollectiveGroup, Series]]] = {}
     for group in table.groups:
         for series in group.series:
@@ -195,15 +189,8 @@ def fit_one(
 ) -> Fit:
     """The fit that a file (`*.network.json`) holds: of one system, one carrier, one type of element.
 
-    Where only libraries were measured the model has no levels, and holds their lines alone.
-
-    Args:
-        table: measurements.
-        system: which system; None: the only one.
-        transport: which carrier; None: the only one.
-        dtype: which type; None: fp32 if it was measured, else the only one.
-        fitted: the time to write into the model, UTC, ISO 8601.
-        where: what errors call the runs.
+    Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
+    only one, and of types fp32 where it was measured; `where` is what errors call the runs.
 
     Raises:
         UserError: several systems, carriers or types, and none chosen; or one that was not measured.
@@ -306,7 +293,11 @@ def _fit(
     used, left = _real_groups(found)
     observed = dict(_observations(used))
     observations = list(observed.values())
-    by_run = [_runs_of(group, one) for group, series in used for one in series.rows]
+    # By series and repeat: runs of a repeat were interleaved, whatever their rank count.
+    by_run: list[dict[str, float]] = []
+    for group, series in used:
+        names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
+        by_run += [{names[run_id]: took for (run_id, _), took in one.by_run.items()} for one in series.rows]
     runs = min(map(len, by_run))
     sharing, predictions = choose_sharing(observations)
     drawn = resampled(by_run, centre="median")
@@ -386,13 +377,13 @@ def _pieces(name: LevelName, level: Level | None) -> Iterator[LevelCosts]:
 
 
 def _real_groups(found: Sequence[tuple[CollectiveGroup, Series]]) -> tuple[list[tuple[CollectiveGroup, Series]], str]:
-    """Groups inside one node say nothing of messages between nodes: beside real ones they are left out."""
+    """Groups inside one node say nothing of messages between nodes: next to real ones they are left out."""
     pretended = [one for one in found if one[0].sample.plan.layout.nodes == 1 and one[0].layout.num_groups > 1]
     if len(pretended) == len(found) or not any(group.sample.plan.layout.nodes > 1 for group, _ in found):
         return list(found), ""
     used = [one for one in found if one not in pretended]
     count = sum(len(series.rows) for _, series in pretended)
-    return used, f"{count} points of groups inside one node are left out beside groups on several" if count else ""
+    return used, f"{count} points of groups inside one node are left out next to groups on several" if count else ""
 
 
 def _errors(predictions: Sequence[tuple[Observation, float]]) -> Iterator[Errors]:
@@ -421,12 +412,6 @@ def _of_algorithms(predictions: Sequence[tuple[Observation, float]]) -> Iterator
 
 def _error(seen: Observation, seconds: float) -> float:
     return abs(seconds / seen.seconds - 1)
-
-
-def _runs_of(group: CollectiveGroup, one: Measurement) -> dict[str, float]:
-    """Seconds of each run, by series and repeat: runs of a repeat were interleaved, whatever their rank count."""
-    names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
-    return {names[run_id]: seconds for (run_id, _), seconds in one.by_run.items()}
 
 
 def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[tuple[PointKey, Observation]]:

@@ -15,8 +15,7 @@ from dlbench.costs.collectives import Layout
 from dlbench.costs.link_fit import fit_line
 from dlbench.costs.predictions import bus_factor
 from dlbench.reading.comparability import digest_of, system_content
-from dlbench.records.collectives import CommPoint
-from dlbench.records.collectives_scan import CommRun, CommScan
+from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives import ALGORITHMS, BACKENDS, LIBRARY, Collective
 from dlbench.stats.estimates import Estimate, interval, median_estimate
@@ -199,7 +198,13 @@ def tabulate(scan: CommScan) -> CollectiveTable:
             without.append(WithoutFigures(run=run, state="empty", why="; ".join(reasons) or "holds no point"))
         else:
             groups.setdefault(group_id(run), []).append(run)
-    found = sorted((_group(key, runs) for key, runs in groups.items()), key=_order)
+
+    def order(group: CollectiveGroup) -> tuple[str | int, ...]:
+        plan, layout = group.sample.plan, group.layout
+        of_plan = plan.layout.ranks, plan.layout.nodes, layout.group_size, plan.system.launch.launcher
+        return plan.system.name, group.collective, group.dtype, *of_plan, group.id
+
+    found = sorted((_group(key, runs) for key, runs in groups.items()), key=order)
     return CollectiveTable(groups=tuple(found), without=tuple(without), damaged=tuple(damaged))
 
 
@@ -272,15 +277,6 @@ def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
 def name_of(point: CommPoint) -> SeriesName:
     """The series that a point belongs to."""
     return SeriesName(carrier=point.carrier, algorithm=point.algorithm)
-
-
-def _order(group: CollectiveGroup) -> tuple[str, str, str, int, int, int, str, str]:
-    plan = group.sample.plan
-    layout = plan.layout
-    return (
-        *(plan.system.name, group.collective, group.dtype),
-        *(layout.ranks, layout.nodes, group.layout.group_size, plan.system.launch.launcher, group.id),
-    )
 
 
 def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from dlbench.collectives.choice import (
-    RATE_SHARE,
-    STAY_WITHIN,
-    Recommended,
-    Standing,
-    fusion_bytes,
-    fusion_line,
-    ranges_of,
-)
+from dlbench.collectives.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
 from dlbench.costs.collectives import Layout
 from dlbench.costs.link_fit import fit_line
 from dlbench.costs.predictions import crossovers, features, predict
@@ -25,16 +18,12 @@ from dlbench.specs.collectives import (
     ELEMENT_BYTES,
     GROUPED_ALGORITHMS,
     Collective,
-    FitError,
     FittedRange,
     LargestHeldOut,
     LineCost,
     NetworkModel,
 )
 from dlbench.units import format_bytes
-
-FORMAT = "dlbench.comm-prediction"
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +100,8 @@ class Prediction:
 class Predictions:
     """What a network expects of one collective, at each layout."""
 
-    format: str = FORMAT
-    version: int = VERSION
+    format: str = "dlbench.comm-prediction"
+    version: int = 1
     system: str
     transport: str
     collective: Collective
@@ -121,6 +110,50 @@ class Predictions:
     workload_bytes: int | None
     predictions: tuple[Prediction, ...]
     network: NetworkModel = field(metadata={"json": False})
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is asked of a network at one layout."""
+
+    network: NetworkModel
+    wanted: Wanted
+    layout: Layout
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What decides how an algorithm's messages are cut."""
+        return {"element_bytes": ELEMENT_BYTES[self.wanted.dtype], "shards": self.wanted.shards}
+
+    def whole(self, num_bytes: float) -> int:
+        """To whole elements, at least one."""
+        width = ELEMENT_BYTES[self.wanted.dtype]
+        return max(1, round(num_bytes / width)) * width
+
+    def seconds(self, name: str, num_bytes: int) -> tuple[float, float | None, float | None]:
+        """A predicted time with the middle 95 % of the network's draws, wider by how far the fit itself is off.
+
+        That is its residual at the fitted rank counts next to this one. What a fit to the smaller rank counts missed at
+        the largest one, it is taken to miss again for each step as long (in doublings) beyond that.
+        """
+        import numpy as np
+
+        collective, ranks = self.wanted.collective, self.layout.ranks
+        found = features(collective, name, num_bytes, self.layout, self.network, **self.model)
+        value = found.seconds(self.network)
+        drawn = found.drawn(self.network)
+        if not drawn:
+            return value, None, None
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        least, most = self.network.residual(collective, name, ranks)
+        factor, largest = 1.0, self.network.largest_held_out
+        if largest is not None and ranks > largest.ranks:
+            # Measured over predicted if the bias at the largest rank count, that of the nearest size, goes on.
+            nearest_size = min(largest.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1, num_bytes))))
+            steps = math.log(ranks / largest.ranks) / math.log(largest.ranks / largest.fitted_ranks[-1])
+            factor = float((1 / nearest_size.ratio) ** steps)
+        low, high = float(low) * least * min(1.0, factor), float(high) * most * max(1.0, factor)
+        return value, min(value, low), max(value, high)
 
 
 def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
@@ -140,40 +173,48 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
         dtype=wanted.dtype,
         sizes=wanted.sizes,
         workload_bytes=wanted.workload_bytes,
-        predictions=tuple(_predict(network, count, wanted) for count in ranks),
+        predictions=tuple(_predict(_Case(network, wanted, _layout(count, wanted))) for count in ranks),
         network=network,
     )
 
 
-def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
-    layout = _layout(ranks, wanted)
+def _predict(case: _Case) -> Prediction:
+    network, wanted, layout = case.network, case.wanted, case.layout
     has_levels = network.inside is not None or network.across is not None
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
     sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
-    withheld = network.why_withheld(ranks, sizes) if algorithms else ""
+    withheld = network.why_withheld(layout.ranks, sizes) if algorithms else ""
     algorithms = () if withheld else algorithms
-    series = _series(network, algorithms, layout, wanted, withheld)
+    series = [_modelled(case, name) for name in algorithms]
+    if wanted.collective == "allreduce" and not wanted.algorithms:
+        # Libraries' all-reduces that were measured at this rank count.
+        own = (line for line in network.collectives if line.ranks == layout.ranks and line.name.endswith(" flat"))
+        series += [_line_series(line, wanted) for line in own]
+    if not series and not withheld:
+        measured = sorted({line.ranks for line in network.collectives})
+        raise UserError(
+            f"--ranks {layout.ranks}: the network of {network.system} holds lines alone, for "
+            f"{', '.join(map(str, measured))} ranks; fit runs of dlbench's own algorithms to predict others"
+        )
     usable = [one for one in series if one.poor_error is None] or series
-    fusion = _measured_fusion(network, layout, wanted) or _fusion(network, usable, layout, wanted)
+    places = range(len(wanted.sizes) if usable else 0)
+    good = [name for name in algorithms if not network.is_poor(wanted.collective, name)]
+    changes = (
+        crossovers(wanted.collective, good, layout, network, wanted.sizes[0], wanted.sizes[-1], **case.model)
+        if len(good) > 1 and len(wanted.sizes) > 1
+        else ()
+    )
     return Prediction(
-        ranks=ranks,
+        ranks=layout.ranks,
         group_size=layout.group_size,
-        extrapolated=_beyond(network.fitted_over, layout, wanted) if algorithms else (),
+        extrapolated=_beyond(network.fitted_over, layout, sizes) if algorithms else (),
         largest_held_out=network.largest_held_out,
         series=tuple(series),
-        best=tuple(
-            min(usable, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes) if usable else 0)
-        ),
-        ranges=ranges_of([_standing(usable, place, size) for place, size in enumerate(wanted.sizes) if usable]),
+        best=tuple(min(usable, key=lambda one: one.seconds[place]).name for place in places),
+        ranges=ranges_of([_standing(usable, place, wanted.sizes[place]) for place in places]),
         withheld=withheld,
-        crossovers=_crossovers(
-            network, [name for name in algorithms if not network.is_poor(wanted.collective, name)], layout, wanted
-        ),
-        fusion_of=fusion.name,
-        fusion_is_measured=fusion.is_measured,
-        fusion_bytes=fusion.num_bytes,
-        fusion_messages=fusion.messages,
-        fusion_workload_s=fusion.workload_s,
+        crossovers=tuple(changes),
+        **_fusion(case, usable),
     )
 
 
@@ -195,7 +236,7 @@ def _standing(series: Sequence[PredictedSeries], place: int, size: int) -> Stand
     )
 
 
-def _beyond(fitted: FittedRange | None, layout: Layout, wanted: Wanted) -> tuple[str, ...]:
+def _beyond(fitted: FittedRange | None, layout: Layout, sizes: Sequence[int]) -> tuple[str, ...]:
     """What of a layout and its sizes lies outside of the points behind the costs, in words."""
     if fitted is None:
         return ("the file does not say what its costs were fitted to",)
@@ -209,7 +250,6 @@ def _beyond(fitted: FittedRange | None, layout: Layout, wanted: Wanted) -> tuple
         for what, count, known in asked
         if not known[0] <= count <= known[-1]
     ]
-    sizes = (*wanted.sizes, *([] if wanted.workload_bytes is None else [wanted.workload_bytes]))
     return (*found, *_sizes_beyond(sizes, fitted.sizes))
 
 
@@ -230,100 +270,6 @@ def _layout(ranks: int, wanted: Wanted) -> Layout:
     return Layout(ranks=ranks, group_size=group)
 
 
-def _series(
-    network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted, withheld: str
-) -> list[PredictedSeries]:
-    series = [
-        _series_of(
-            name,
-            [_interval(network, name, size, layout, wanted) for size in wanted.sizes],
-            network.error_of(wanted.collective, name),
-        )
-        for name in algorithms
-    ]
-    if wanted.workload_bytes is not None:
-        series = [
-            _with_workload(one, network, _rounded(wanted.workload_bytes, wanted), layout, wanted) for one in series
-        ]
-    if not wanted.algorithms:
-        series += _lines(network, layout.ranks, wanted)
-    if not series and not withheld:
-        measured = sorted({line.ranks for line in network.collectives})
-        raise UserError(
-            f"--ranks {layout.ranks}: the network of {network.system} holds lines alone, for "
-            f"{', '.join(map(str, measured))} ranks; fit runs of dlbench's own algorithms to predict others"
-        )
-    return series
-
-
-def _series_of(
-    name: str, times: Sequence[tuple[float, float | None, float | None]], error: FitError | None
-) -> PredictedSeries:
-    lows, highs = [low for _, low, _ in times if low is not None], [high for *_, high in times if high is not None]
-    has_ends = len(lows) == len(highs) == len(times)
-    return PredictedSeries(
-        poor_error=error.worst if error is not None and error.is_poor else None,
-        name=name,
-        is_line=False,
-        seconds=tuple(value for value, _, _ in times),
-        low=tuple(lows) if has_ends else None,
-        high=tuple(highs) if has_ends else None,
-        beyond="",
-        workload_s=None,
-    )
-
-
-def _interval(
-    network: NetworkModel, name: str, num_bytes: int, layout: Layout, wanted: Wanted
-) -> tuple[float, float | None, float | None]:
-    """A predicted time with the middle 95 % of the network's draws, wider by how far the fit itself is off.
-
-    That is its residual at the fitted rank counts next to this one. What a fit to the smaller rank counts missed at the
-    largest one, it is taken to miss again for each step as long (in doublings) beyond that.
-    """
-    import numpy as np
-
-    width = ELEMENT_BYTES[wanted.dtype]
-    found = features(wanted.collective, name, num_bytes, layout, network, element_bytes=width, shards=wanted.shards)
-    value = found.seconds(network)
-    drawn = found.drawn(network)
-    if not drawn:
-        return value, None, None
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    least, most = network.residual(wanted.collective, name, layout.ranks)
-    factor = _continued_bias(network.largest_held_out, num_bytes, layout.ranks)
-    return value, min(value, float(low) * least * min(1.0, factor)), max(value, float(high) * most * max(1.0, factor))
-
-
-def _continued_bias(told: LargestHeldOut | None, num_bytes: int, ranks: int) -> float:
-    """Measured over predicted (1) if the bias at the largest rank count, that of the nearest size, goes on."""
-    if told is None or ranks <= told.ranks:
-        return 1.0
-    nearest_size = min(told.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1, num_bytes))))
-    steps = math.log(ranks / told.ranks) / math.log(told.ranks / told.fitted_ranks[-1])
-    return float((1 / nearest_size.ratio) ** steps)
-
-
-def _crossovers(
-    network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted
-) -> tuple[tuple[int, str, str], ...]:
-    sizes = wanted.sizes
-    if len(algorithms) < 2 or len(sizes) < 2:
-        return ()
-    return tuple(
-        crossovers(
-            wanted.collective,
-            algorithms,
-            layout,
-            network,
-            sizes[0],
-            sizes[-1],
-            element_bytes=ELEMENT_BYTES[wanted.dtype],
-            shards=wanted.shards,
-        )
-    )
-
-
 def _algorithms(wanted: Wanted, layout: Layout) -> tuple[str, ...]:
     is_grouped = 1 < layout.group_size < layout.ranks
     if wanted.algorithms:
@@ -337,98 +283,75 @@ def _algorithms(wanted: Wanted, layout: Layout) -> tuple[str, ...]:
     return tuple(name for name in ALGORITHMS[wanted.collective] if is_grouped or name not in GROUPED_ALGORITHMS)
 
 
-def _seconds(network: NetworkModel, name: str, num_bytes: int, layout: Layout, wanted: Wanted) -> float:
-    width = ELEMENT_BYTES[wanted.dtype]
-    return predict(wanted.collective, name, num_bytes, layout, network, element_bytes=width, shards=wanted.shards)
-
-
-def _with_workload(
-    series: PredictedSeries, network: NetworkModel, num_bytes: int, layout: Layout, wanted: Wanted
-) -> PredictedSeries:
-    value, low, high = _interval(network, series.name, num_bytes, layout, wanted)
-    return replace(series, workload_s=value, workload_low_s=low, workload_high_s=high)
-
-
-def _rounded(num_bytes: float, wanted: Wanted) -> int:
-    """To whole elements, at least one."""
-    width = ELEMENT_BYTES[wanted.dtype]
-    return max(1, round(num_bytes / width)) * width
-
-
-def _lines(network: NetworkModel, ranks: int, wanted: Wanted) -> list[PredictedSeries]:
-    """Lines of libraries' all-reduces that were measured at this rank count."""
-    if wanted.collective != "allreduce":
-        return []
-    return [
-        _line_series(line, wanted)
-        for line in network.collectives
-        if line.ranks == ranks and line.name.endswith(" flat")
-    ]
+def _modelled(case: _Case, name: str) -> PredictedSeries:
+    times = [case.seconds(name, size) for size in case.wanted.sizes]
+    lows, highs = [low for _, low, _ in times if low is not None], [high for *_, high in times if high is not None]
+    has_ends = len(lows) == len(highs) == len(times)
+    error = case.network.error_of(case.wanted.collective, name)
+    workload = case.wanted.workload_bytes
+    whole, low, high = (None, None, None) if workload is None else case.seconds(name, case.whole(workload))
+    return PredictedSeries(
+        poor_error=error.worst if error is not None and error.is_poor else None,
+        name=name,
+        is_line=False,
+        seconds=tuple(value for value, _, _ in times),
+        low=tuple(lows) if has_ends else None,
+        high=tuple(highs) if has_ends else None,
+        beyond="",
+        workload_s=whole,
+        workload_low_s=low,
+        workload_high_s=high,
+    )
 
 
 def _line_series(line: LineCost, wanted: Wanted) -> PredictedSeries:
     seconds = [line.time(size) for size in wanted.sizes]
     wide = line.half_width
     whole = None if wanted.workload_bytes is None else line.time(wanted.workload_bytes)
-    beyond = () if line.sizes is None else _sizes_beyond(wanted.sizes, line.sizes)
     return PredictedSeries(
         name=line.name,
         is_line=True,
         seconds=tuple(seconds),
         low=None if wide is None else tuple(one / (1 + wide) for one in seconds),
         high=None if wide is None else tuple(one * (1 + wide) for one in seconds),
-        beyond="".join(beyond),
+        beyond="" if line.sizes is None else "".join(_sizes_beyond(wanted.sizes, line.sizes)),
         workload_s=whole,
         workload_low_s=None if whole is None or wide is None else whole / (1 + wide),
         workload_high_s=None if whole is None or wide is None else whole * (1 + wide),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fusion:
-    """Start-up and bytes of the best series at the largest size as a line, and what follows."""
-
-    name: str
-    num_bytes: float | None
-    messages: int | None = None
-    workload_s: float | None = None
-    is_measured: bool = False
-
-
-def _measured_fusion(network: NetworkModel, layout: Layout, wanted: Wanted) -> _Fusion | None:
-    """From the lines measured at this rank count, by the rule of the report; None where none is asked for or known."""
-    lines = [one for one in network.collectives if one.ranks == layout.ranks and _is_allreduce(one) and one.sizes]
-    if wanted.collective != "allreduce" or wanted.algorithms or not lines:
-        return None
-    line = fusion_line(lines, max(one.sizes[1] for one in lines if one.sizes))
-    size = fusion_bytes(line.startup_s, line.per_byte_s, RATE_SHARE)
-    if not math.isfinite(size):
-        return None
-    if wanted.workload_bytes is None or size < 1:
-        return _Fusion(name=line.name, num_bytes=size, is_measured=True)
-    messages = math.ceil(wanted.workload_bytes / size)
-    seconds = messages * line.time(_rounded(wanted.workload_bytes / messages, wanted))
-    return _Fusion(name=line.name, num_bytes=size, messages=messages, workload_s=seconds, is_measured=True)
-
-
-def _is_allreduce(line: LineCost) -> bool:
-    """Lines of other collectives have their name between the carrier's and the algorithm's."""
-    return line.name.count(" ") == 1
-
-
-def _fusion(network: NetworkModel, series: Sequence[PredictedSeries], layout: Layout, wanted: Wanted) -> _Fusion:
-    if not series:
-        return _Fusion(name="", num_bytes=None)
-    best = min(series, key=lambda one: one.seconds[-1])
-    if len(wanted.sizes) < 2:
-        return _Fusion(name=best.name, num_bytes=None)
-    line = fit_line(best.name, layout.ranks, wanted.sizes, best.seconds)
+def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
+    """The size of fused messages: from lines measured at this rank count, by the rule of the report, or predicted."""
+    network, wanted, ranks = case.network, case.wanted, case.layout.ranks
+    none = dict.fromkeys(("fusion_bytes", "fusion_messages", "fusion_workload_s"))
+    # Lines of other collectives have their name between the carrier's and the algorithm's.
+    lines = [one for one in network.collectives if one.ranks == ranks and one.name.count(" ") == 1 and one.sizes]
+    if wanted.collective == "allreduce" and not wanted.algorithms and lines:
+        line = fusion_line(lines, max(one.sizes[1] for one in lines if one.sizes))
+        size = fusion_bytes(line.startup_s, line.per_byte_s)
+        if math.isfinite(size):
+            measured = {"fusion_of": line.name, "fusion_is_measured": True, "fusion_bytes": size}
+            return none | measured | _messages(case, size, line.time)
+    best = min(series, key=lambda one: one.seconds[-1], default=None)
+    predicted = none | {"fusion_of": best.name if best else "", "fusion_is_measured": False}
+    if best is None or len(wanted.sizes) < 2:
+        return predicted
+    line = fit_line(best.name, ranks, wanted.sizes, best.seconds)
     if line.per_byte_s <= 0 or line.startup_s <= 0:
-        return _Fusion(name=best.name, num_bytes=None)
-    size = max(1.0, fusion_bytes(line.startup_s, line.per_byte_s, RATE_SHARE))
-    if wanted.workload_bytes is None:
-        return _Fusion(name=best.name, num_bytes=size)
-    messages = math.ceil(wanted.workload_bytes / size)
-    each = _rounded(wanted.workload_bytes / messages, wanted)
-    seconds = line.time(each) if best.is_line else _seconds(network, best.name, each, layout, wanted)
-    return _Fusion(name=best.name, num_bytes=size, messages=messages, workload_s=messages * seconds)
+        return predicted
+    size = max(1.0, fusion_bytes(line.startup_s, line.per_byte_s))
+
+    def modelled(num_bytes: int) -> float:
+        return predict(wanted.collective, best.name, num_bytes, case.layout, network, **case.model)
+
+    return predicted | {"fusion_bytes": size} | _messages(case, size, line.time if best.is_line else modelled)
+
+
+def _messages(case: _Case, size: float, time: Callable[[int], float]) -> dict[str, Any]:
+    """Into how many messages of a size all gradients go, and what these take; nothing where no gradients are given."""
+    workload = case.wanted.workload_bytes
+    if workload is None or size < 1:
+        return {}
+    messages = math.ceil(workload / size)
+    return {"fusion_messages": messages, "fusion_workload_s": messages * time(case.whole(workload / messages))}

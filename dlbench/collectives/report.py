@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +13,6 @@ from dlbench.collectives.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Re
 from dlbench.collectives.fits import Fit, Fits, fit_all
 from dlbench.collectives.measurements import (
     CollectiveGroup,
-    CollectiveTable,
     Measurement,
     Rejected,
     Series,
@@ -28,12 +27,11 @@ from dlbench.collectives.predictions import Prediction, Predictions
 from dlbench.costs.collectives import Layout, RankCounts, counts
 from dlbench.costs.predictions import bus_factor
 from dlbench.reading.comparability import Condition, asked_apart, unique_labels
+from dlbench.reading.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.doubts import Doubt, merged
-from dlbench.reading.environments import Environments, environment_doubts, side_by_side
-from dlbench.reading.hosts.core_load import LOAD_CODES, load_doubts
+from dlbench.reading.environments import environment_doubts, side_by_side
 from dlbench.reading.repeats import shared_nodes, unlike_runs
-from dlbench.records.collectives import CommPoint
-from dlbench.records.collectives_scan import CommRun, CommScan
+from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
@@ -50,8 +48,8 @@ NOISY = 0.5
 
 def group_doubts(group: CollectiveGroup) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
-    found = [*_few_repeats(group), *_unlike(group.runs), *_one_hosts_layout(group), *_noise(group.runs)]
-    # Noise and the load of cores are told once for all runs.
+    found = [*_of_layout(group), *unlike_runs({"": _environments(group.runs)}), *_noise(group.runs)]
+    # Noise and the load of cores are reported once for all runs.
     found += load_doubts(_loads(group.runs))
     found += merged(
         doubt for run in group.runs for doubt in run_doubts(run) if doubt.code not in ("noisy-iterations", *LOAD_CODES)
@@ -122,7 +120,7 @@ def _expected(
     return counts(collective, algorithm, layout, num_bytes // element_bytes, element_bytes, shards=shards)
 
 
-def _few_repeats(group: CollectiveGroup) -> Iterator[Doubt]:
+def _of_layout(group: CollectiveGroup) -> Iterator[Doubt]:
     if len(group.runs) < MIN_RUNS:
         count = f"{len(group.runs)} valid run{'s' * (len(group.runs) > 1)}"
         how = "; intervals are those of its iterations and say nothing on how runs differ" * (len(group.runs) == 1)
@@ -131,18 +129,6 @@ def _few_repeats(group: CollectiveGroup) -> Iterator[Doubt]:
             severity="serious",
             text=f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs ({count}){how}",
         )
-
-
-def _unlike(runs: Sequence[CommRun]) -> list[Doubt]:
-    return unlike_runs({"": {run.plan.run_id: run.record.environment for run in runs if run.record is not None}})
-
-
-def environment(runs: Sequence[CommRun]) -> Environments:
-    """The environments (of rank 0) of runs side by side; those without a record are passed over."""
-    return side_by_side({run.plan.run_id: run.record.environment for run in runs if run.record is not None})
-
-
-def _one_hosts_layout(group: CollectiveGroup) -> Iterator[Doubt]:
     plan = group.sample.plan
     hosts = {host for run in group.runs if run.record for host in run.record.hosts}
     if group.layout.num_groups > 1 and (plan.layout.nodes == 1 or len(hosts) == 1):
@@ -153,15 +139,22 @@ def _one_hosts_layout(group: CollectiveGroup) -> Iterator[Doubt]:
         )
 
 
+def _environments(runs: Sequence[CommRun]) -> dict[str, Mapping[str, str]]:
+    """Of rank 0, by run id; runs without a record are passed over."""
+    return {run.plan.run_id: run.record.environment for run in runs if run.record is not None}
+
+
 def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
+    import numpy as np
+
     known = [
-        (run.plan.run_id, point)
-        for run in runs
-        if run.record is not None
-        for point in run.record.points
-        if not why_not(point)
+        (run.plan.run_id, point) for run in runs if run.record for point in run.record.points if not why_not(point)
     ]
-    noisy = [run_id for run_id, point in known if _is_noisy(point)]
+    noisy = []
+    for run_id, point in known:
+        low, middle, high = np.percentile(point.times_s, [25, 50, 75])
+        if high - low > NOISY * middle:
+            noisy.append(run_id)
     if noisy:
         yield Doubt(
             code="noisy-iterations",
@@ -172,45 +165,29 @@ def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
         )
 
 
-def _is_noisy(point: CommPoint) -> bool:
-    import numpy as np
-
-    low, middle, high = np.percentile(point.times_s, [25, 50, 75])
-    return bool(high - low > NOISY * middle)
-
-
-Counters = tuple[tuple[int, int | None, int | None, int | None], ...]
-
-
 def contenders(group: CollectiveGroup) -> tuple[Series, ...]:
     """The series of a group, those that send the same messages merged into one with the times of all of them.
 
     Two ranks that exchange equal parts in an equal number of steps send the same messages, whatever the algorithm is
     called: the fastest of several such series is fastest by chance.
     """
-    classes: dict[tuple[str, Counters], list[Series]] = {}
-    is_pair = bool(group.runs) and group.layout.ranks == 2
-    for series in group.series:
-        counters = tuple((row.num_bytes, row.steps, row.messages, row.bytes_sent) for row in series.rows)
-        is_counted = is_pair and not series.is_library and all(row.steps is not None for row in series.rows)
-        classes.setdefault((series.carrier, counters) if is_counted else (series.title, ()), []).append(series)
-    return tuple(_merged(group, members) for members in classes.values())
+    return tuple(_merged(group, members) for members in _classes(group))
 
 
 def same_messages(group: CollectiveGroup) -> tuple[tuple[str, ...], ...]:
     """Algorithms that are one among the contenders, the first of each by the name of which it is one."""
-    known = {series.title for series in group.series}
-    merged = [series for series in contenders(group) if series.title not in known]
-    return tuple(
-        tuple(one.algorithm for one in group.series if one.carrier == series.carrier and _is_in(one, series))
-        for series in merged
-    )
+    return tuple(tuple(one.algorithm for one in members) for members in _classes(group) if len(members) > 1)
 
 
-def _is_in(one: Series, merged: Series) -> bool:
-    mine, other = one.rows[0], merged.rows[0]
-    own = (mine.num_bytes, mine.steps, mine.messages, mine.bytes_sent)
-    return not one.is_library and own == (other.num_bytes, other.steps, other.messages, other.bytes_sent)
+def _classes(group: CollectiveGroup) -> list[list[Series]]:
+    """Series that send the same messages at every size, together."""
+    found: dict[tuple[object, ...], list[Series]] = {}
+    is_pair = bool(group.runs) and group.layout.ranks == 2
+    for series in group.series:
+        counters = tuple((row.num_bytes, row.steps, row.messages, row.bytes_sent) for row in series.rows)
+        is_counted = is_pair and not series.is_library and all(row.steps is not None for row in series.rows)
+        found.setdefault((series.carrier, counters) if is_counted else (series.title,), []).append(series)
+    return list(found.values())
 
 
 def _merged(group: CollectiveGroup, members: Sequence[Series]) -> Series:
@@ -308,6 +285,8 @@ def assemble(scan: CommScan) -> CollectivesReport:
     table = tabulate(scan)
     measured = [run for group in table.groups for run in group.runs]
     fits = fit_all(table)
+    of_run = {id(run): group.id for group in table.groups for run in group.runs}
+    without = {id(one.run): (one.state, one.why) for one in table.without}
     asked = asked_apart([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
     groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
     return CollectivesReport(
@@ -317,9 +296,9 @@ def assemble(scan: CommScan) -> CollectivesReport:
         ),
         fits=fits.fits,
         unfitted=fits.unfitted,
-        runs=_runs(scan, table),
+        runs=tuple(_run(run, of_run.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs),
         damaged=table.damaged,
-        environment=tuple(environment(measured).common.items()),
+        environment=tuple(side_by_side(_environments(measured)).common.items()),
         methods=METHODS,
     )
 
@@ -343,7 +322,7 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         conditions=(*conditions_of(group), *apart),
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
-        series=fits.beside(group).series,
+        series=fits.with_predictions(group).series,
         best=best,
         crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
         recommended=ranges,
@@ -353,12 +332,6 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
         doubts=tuple(group_doubts(group)),
     )
-
-
-def _runs(scan: CommScan, table: CollectiveTable) -> tuple[RunRow, ...]:
-    groups = {id(run): group.id for group in table.groups for run in group.runs}
-    without = {id(one.run): (one.state, one.why) for one in table.without}
-    return tuple(_run(run, groups.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs)
 
 
 def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
@@ -553,16 +526,16 @@ def fit_caption(fit: Fit) -> str:
     return f"{text} {largest_text(fit.largest_held_out)} Held out: {fit.held_out_by}."
 
 
-def largest_text(told: LargestHeldOut | None) -> str:
+def largest_text(largest: LargestHeldOut | None) -> str:
     """The error at the largest rank count, in a sentence."""
-    if told is None:
+    if largest is None:
         return "Error at the largest rank count: not known, the smaller ones do not determine it."
-    ranks = " and ".join(", ".join(map(str, told.fitted_ranks)).rsplit(", ", 1))
-    bias = told.ratio - 1
+    ranks = " and ".join(", ".join(map(str, largest.fitted_ranks)).rsplit(", ", 1))
+    bias = largest.ratio - 1
     way = "too long" if bias > 0 else "too short"
     return (
-        f"Error at the largest rank count, held out ({told.ranks} ranks from {ranks}): {percent(told.median_error)} "
-        f"(median; {percent(abs(bias))} {way})."
+        f"Error at the largest rank count, held out ({largest.ranks} ranks from {ranks}): "
+        f"{percent(largest.median_error)} (median; {percent(abs(bias))} {way})."
     )
 
 
@@ -649,7 +622,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Predictions",
-        "What stands beside a measurement is predicted by a fit that did not see the point; how it was held out is "
+        "The prediction next to a measurement is made by a fit that did not see the point; how it was held out is "
         "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
         "everything anew. Libraries choose their algorithms themselves and are not predicted.",
     ),

@@ -45,10 +45,7 @@ Schedule = tuple[Step, ...]
 def block(elements: int, parts: int, index: int) -> tuple[int, int]:
     """First element and number of elements of one of nearly equal parts; the first parts are the longer ones.
 
-    Args:
-        elements: of the whole, 0 or more.
-        parts: into how many it is cut.
-        index: which part, from 0.
+    `elements`: of the whole, 0 or more. `parts`: into how many it is cut. `index`: which part, from 0.
     """
     share, rest = divmod(elements, parts)
     return index * share + min(index, rest), share + (index < rest)

@@ -61,16 +61,9 @@ def counts(
 ) -> tuple[RankCounts, ...]:
     """Counts of every rank, from the schedules.
 
-    Args:
-        collective: which collective.
-        algorithm: one of `ALGORITHMS[collective]`.
-        layout: ranks and groups.
-        elements: of the vector.
-        element_bytes: bytes of an element.
-        shards: servers of parameter-server; none: every rank is one.
-
-    Raises:
-        UserError: as `schedule`.
+    `collective`: which collective. `algorithm`: one of `ALGORITHMS[collective]`. `layout`: ranks and groups.
+    `elements`: of the vector. `element_bytes`: bytes of an element. `shards`: servers of parameter-server; none: every
+    rank is one. Raises `UserError`: as `schedule`.
     """
     result = []
     for rank in range(layout.ranks):
@@ -124,15 +117,11 @@ def closed_form(
     hierarchical, Mikami et al. 2018; double-binary-tree, Sanders, Speck & Träff 2009, here with each phase in
     depth + chunks - 1 steps, in which a rank takes two chunks.
 
-    Args:
-        algorithm: one of `ALGORITHMS["allreduce"]`.
-        layout: ranks and groups; groups matter for hierarchical and leader alone.
-        shards: servers of parameter-server, beside workers on the first ranks; none: every rank is one.
-        chunks: of double-binary-tree.
-        shared_link: whether the ranks of a group share one link to other groups (phi = group size), or have one each.
-
-    Raises:
-        UserError: no such algorithm, groups that do not divide the ranks, more servers than ranks.
+    `algorithm`: one of `ALGORITHMS["allreduce"]`. `layout`: ranks and groups; groups matter for hierarchical and leader
+    alone. `shards`: servers of parameter-server, beside workers on the first ranks; none: every rank is one. `chunks`:
+    of double-binary-tree. `shared_link`: whether the ranks of a group share one link to other groups (phi = group
+    size), or have one each. Raises `UserError`: no such algorithm, groups that do not divide the ranks, more servers
+    than ranks.
     """
     problem = invalid("allreduce", algorithm, layout.ranks, group_size=layout.group_size, shards=shards)
     if problem:

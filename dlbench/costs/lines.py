@@ -26,11 +26,10 @@ SMALLEST_RESIDUAL = 1e-4
 
 
 def non_negative(rows: Array, target: Array) -> Array:
-    """The x >= 0 with the least |rows x - target|^2 (Lawson & Hanson 1974, chapter 23). Columns of zeros get 0.
+    """The x >= 0 with the least |rows x - target|^2. Columns of zeros get 0.
 
-    Args:
-        rows: (points, costs).
-        target: (points,).
+    Of two columns, which ranks fit as well, it is found here: ranks do without scipy.
+    `rows`: (points, costs). `target`: (points,).
     """
     import numpy as np
 
@@ -38,51 +37,24 @@ def non_negative(rows: Array, target: Array) -> Array:
     used = norms > 0
     scaled = rows / np.where(used, norms, 1.0)
     x = np.zeros(rows.shape[1])
-    passive = used.copy()
-    x[passive] = _least_squares(scaled[:, passive], target)
+    x[used] = np.linalg.lstsq(scaled[:, used], target, rcond=1e-12)[0]
     if (x < 0).any():
-        x, passive = np.zeros(rows.shape[1]), np.zeros(rows.shape[1], dtype=bool)
-        _grow(scaled, target, x, passive, used)
+        if len(x) == 2:  # of one cost alone, the one that explains more
+            gains = scaled.T @ target
+            x = np.where(np.arange(2) == gains.argmax(), np.maximum(gains, 0.0), 0.0)
+        else:
+            from scipy.optimize import nnls
+
+            x = nnls(scaled, target, maxiter=10 * len(x))[0]
     solution: Array = x / np.where(used, norms, 1.0)
     return solution
-
-
-def _least_squares(rows: Array, target: Array) -> Array:
-    import numpy as np
-
-    return np.asarray(np.linalg.lstsq(rows, target, rcond=1e-12)[0], dtype=np.float64)
-
-
-def _grow(rows: Array, target: Array, x: Array, passive: npt.NDArray[np.bool_], used: npt.NDArray[np.bool_]) -> None:
-    """Lawson & Hanson's loop: costs become positive one by one, and leave again when others push them below 0."""
-    import numpy as np
-
-    tolerance = 1e-12 * float(np.abs(rows.T @ target).max(initial=0.0))
-    for _ in range(10 * len(x)):
-        gradient = rows.T @ (target - rows @ x)
-        gradient[passive | ~used] = -np.inf
-        if gradient.max(initial=-np.inf) <= tolerance:
-            return
-        passive[int(gradient.argmax())] = True
-        while True:
-            trial = np.zeros_like(x)
-            trial[passive] = _least_squares(rows[:, passive], target)
-            below = passive & (trial <= 0)
-            if not below.any():
-                x[:] = trial
-                break
-            step = float(np.min(x[below] / (x[below] - trial[below])))
-            x += step * (trial - x)
-            passive &= x > 1e-15
-            x[~passive] = 0.0
 
 
 def reweighted(rows: Array, errors: Array) -> Array:
     """One step towards least absolute errors: weights 1 / |error| of the fit before.
 
-    Args:
-        rows: (points, costs), divided by what was measured, so that 1 is aimed at.
-        errors: (points,) relative errors of the fit before; zeros at first.
+    `rows`: (points, costs), divided by what was measured, so that 1 is aimed at. `errors`: (points,) relative errors of
+    the fit before; zeros at first.
     """
     import numpy as np
 
@@ -93,10 +65,7 @@ def reweighted(rows: Array, errors: Array) -> Array:
 def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
     """The x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares.
 
-    Args:
-        rows: (points, costs).
-        measured: (points,), positive.
-        rounds: most reweightings.
+    `rows`: (points, costs). `measured`: (points,), positive. `rounds`: most reweightings.
     """
     import numpy as np
 
@@ -116,15 +85,9 @@ def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
     """A collective of one kind as a line: seconds = startup + bytes x per byte, by least absolute relative errors.
 
-    Args:
-        name: what was timed.
-        ranks: ranks it was timed with.
-        sizes: bytes of each point.
-        seconds: time of each point, positive.
-
-    Raises:
-        UserError: fewer than two sizes, or a time that is not positive.
-        ValueError: not as many times as sizes.
+    `name`: what was timed. `ranks`: ranks it was timed with. `sizes`: bytes of each point. `seconds`: time of each
+    point, positive. Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many
+    times as sizes.
     """
     import numpy as np
 

@@ -93,19 +93,11 @@ def fit_network(
     95 % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
     over `held_out`, None where no point could be held out; `largest_held_out` is left to `hold_out_largest`.
 
-    Args:
-        observations: measured points.
-        system: name of the system.
-        transport: what carried the messages.
-        sources: runs they are from.
-        fitted: when, UTC, ISO 8601.
-        sharing: what the ranks of a group share; see `choose_sharing`.
-        resampled: seconds of every point in each resample of the runs, shape (resamples, points); None: single runs,
-            which say nothing of their scatter, so that there are no intervals.
-        runs: behind each point, at least.
-
-    Raises:
-        UserError: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
+    `observations`: measured points. `system`: name of the system. `transport`: what carried the messages. `sources`:
+    runs they are from. `fitted`: when, UTC, ISO 8601. `sharing`: what the ranks of a group share; see `choose_sharing`.
+    `resampled`: seconds of every point in each resample of the runs, shape (resamples, points); None: single runs,
+    which say nothing of their scatter, so that there are no intervals. `runs`: behind each point, at least. Raises
+    `UserError`: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
@@ -221,8 +213,7 @@ def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -
     predicted. Only which costs there are (breaks, gamma) is taken from the fit to all points. A point is left out
     where the other points do not determine a cost it needs, e.g. that of messages across groups.
 
-    Raises:
-        UserError: as `fit_network`.
+    Raises `UserError`: as `fit_network`.
     """
     table = LoadTable(observations, sharing)
     return _held_out(table, observations, _fit(table, observations))
@@ -233,8 +224,7 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
 
     First the link to other groups, then what moves messages inside a group.
 
-    Raises:
-        UserError: as `fit_network`.
+    Raises `UserError`: as `fit_network`.
     """
     best = ONE_LINK
     predictions = held_out(observations, best)

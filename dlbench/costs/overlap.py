@@ -24,13 +24,8 @@ from dlbench.specs.collectives import LineCost
 def exchange_times(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[tuple[float, float], ...]:
     """Start and end of each message, sent one after the other.
 
-    Args:
-        sizes: bytes of each message, in the order of sending.
-        ready_s: when each may start.
-        cost: of a message.
-
-    Raises:
-        ValueError: not as many times as sizes, or a size below 0.
+    `sizes`: bytes of each message, in the order of sending. `ready_s`: when each may start. `cost`: of a message.
+    Raises `ValueError`: not as many times as sizes, or a size below 0.
     """
     _check(sizes, ready_s)
     times: list[tuple[float, float]] = []
@@ -47,13 +42,8 @@ def merged(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Sizes of the merged messages, and when they are ready: with the last of their gradients.
 
-    Args:
-        groups: gradients of each message; together all of them.
-        sizes: bytes of each gradient.
-        ready_s: when each is ready.
-
-    Raises:
-        ValueError: groups that are no partition; otherwise as `exchange_times`.
+    `groups`: gradients of each message; together all of them. `sizes`: bytes of each gradient. `ready_s`: when each is
+    ready. Raises `ValueError`: groups that are no partition; otherwise as `exchange_times`.
     """
     _check(sizes, ready_s)
     if sum(groups) != len(sizes) or any(count < 1 for count in groups):
@@ -69,13 +59,8 @@ def merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> t
     A gradient joins the message before it if that has not started when the gradient is ready (merging is free), or has
     started less than one start-up before and is still under way (waiting costs less than the start-up saved).
 
-    Args:
-        sizes: bytes of each gradient.
-        ready_s: when each is ready, ascending.
-        cost: of a message; its start-up is the rule's a.
-
-    Raises:
-        ValueError: as `exchange_times`, or times that do not ascend.
+    `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message; its start-up is the
+    rule's a. Raises `ValueError`: as `exchange_times`, or times that do not ascend.
     """
     _check(sizes, ready_s, ascending=True)
     groups: list[int] = []
@@ -102,13 +87,8 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
     per byte x bytes of i + 1, ..., j. Of partitions that end alike, one with few messages is taken. Time grows with
     the square of the number of gradients.
 
-    Args:
-        sizes: bytes of each gradient.
-        ready_s: when each is ready, ascending.
-        cost: of a message.
-
-    Raises:
-        ValueError: as `merge`.
+    `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message. Raises
+    `ValueError`: as `merge`.
     """
     _check(sizes, ready_s, ascending=True)
     total = [0.0, *accumulate(float(size) for size in sizes)]
@@ -129,15 +109,9 @@ def exposed(
 ) -> float:
     """Seconds from the end of the backward pass to the end of the last exchange; 0 without gradients.
 
-    Args:
-        groups: gradients of each message, e.g. of `best_merge`.
-        sizes: bytes of each gradient.
-        ready_s: when each is ready.
-        cost: of a message.
-        backward_s: end of the backward pass, on the same clock.
-
-    Raises:
-        ValueError: as `merged`.
+    `groups`: gradients of each message, e.g. of `best_merge`. `sizes`: bytes of each gradient. `ready_s`: when each is
+    ready. `cost`: of a message. `backward_s`: end of the backward pass, on the same clock. Raises `ValueError`: as
+    `merged`.
     """
     message_sizes, message_ready = merged(groups, sizes, ready_s)
     times = exchange_times(message_sizes, message_ready, cost)

@@ -43,11 +43,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def whole_elements(num_bytes: int, element_bytes: int) -> int:
-    """Elements of so many bytes.
-
-    Raises:
-        UserError: less than nothing, or no whole number of elements.
-    """
+    """Elements of so many bytes. Raises `UserError`: less than nothing, or no whole number of elements."""
     if num_bytes < 0 or num_bytes % element_bytes:
         raise UserError(f"{num_bytes} bytes are no whole number of elements of {element_bytes} bytes")
     return num_bytes // element_bytes
@@ -85,11 +81,7 @@ class Features:
 
 
 def level_of(network: NetworkModel, name: LevelName) -> Level:
-    """One level of a network.
-
-    Raises:
-        UserError: it was never measured.
-    """
+    """One level of a network. Raises `UserError`: it was never measured."""
     level = network.inside if name == "inside" else network.across
     if level is None:
         where = "inside a group" if name == "inside" else "across groups"
@@ -112,17 +104,10 @@ def predict(
 ) -> float:
     """Seconds of a collective.
 
-    Args:
-        collective: which collective.
-        algorithm: one of `ALGORITHMS[collective]`.
-        num_bytes: of each rank's whole buffer.
-        layout: ranks and groups.
-        network: fitted costs.
-        element_bytes: bytes of an element; sizes are whole numbers of them.
-        shards: servers of parameter-server; none: every rank is one.
-
-    Raises:
-        UserError: a level that is needed was never measured; no whole number of elements; otherwise as `schedule`.
+    `collective`: which collective. `algorithm`: one of `ALGORITHMS[collective]`. `num_bytes`: of each rank's whole
+    buffer. `layout`: ranks and groups. `network`: fitted costs. `element_bytes`: bytes of an element; sizes are whole
+    numbers of them. `shards`: servers of parameter-server; none: every rank is one. Raises `UserError`: a level that is
+    needed was never measured; no whole number of elements; otherwise as `schedule`.
     """
     return features(
         collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, shards=shards
@@ -199,9 +184,7 @@ def recommend(
 ) -> Recommendation:
     """The best of some algorithms at one size; of equal ones the first.
 
-    Raises:
-        ValueError: no algorithm is given.
-        UserError: as `predict`.
+    Raises `ValueError`: no algorithm is given; `UserError`: as `predict`.
     """
     times = {
         name: predict(collective, name, num_bytes, layout, network, element_bytes=element_bytes, shards=shards)
@@ -226,9 +209,7 @@ def crossovers(
 
     Looked up at `GRID_PER_OCTAVE` sizes an octave, then bisected to the element.
 
-    Raises:
-        ValueError: no algorithm, or no range of sizes.
-        UserError: as `predict`.
+    Raises `ValueError`: no algorithm, or no range of sizes; `UserError`: as `predict`.
     """
     first, last = -(-low // element_bytes), high // element_bytes
     if not 1 <= first <= last:
@@ -264,8 +245,7 @@ def ring_doubling_crossover(alpha_s: float, beta_s_per_byte: float, ranks: int) 
     n* = alpha (2 (p - 1) - log2 p) / (beta (log2 p - 2 (p - 1) / p)), for a power of two of ranks and without gamma,
     from the closed forms of both.
 
-    Raises:
-        ValueError: the ranks are no power of two above 1, or beta is not positive.
+    Raises `ValueError`: the ranks are no power of two above 1, or beta is not positive.
     """
     log2 = ranks.bit_length() - 1
     if ranks < 2 or ranks != 1 << log2 or beta_s_per_byte <= 0:
@@ -336,8 +316,7 @@ def summarise(
     From one element a rank on, parts count as exact fractions of the vector, so that one summary serves all such
     sizes; below, empty parts matter and the schedule is taken as it is. Summaries are kept.
 
-    Raises:
-        UserError: as `schedule`.
+    Raises `UserError`: as `schedule`.
     """
     chunks = pipeline_chunks(collective, algorithm, layout.ranks, elements)
     if elements >= layout.ranks:

@@ -16,14 +16,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from dlbench.specs.plan import RunPlan
 
-PUBLISHED_TRAINING_SAMPLES: dict[str, tuple[int, str]] = {
-    "resnet": (1_281_167, "ImageNet-2012, as published"),
-    "cosmoflow": (524_288, "cosmoUniverse of MLPerf HPC, as published"),
-}
-"""Samples of an epoch and their data set by model family: ImageNet-2012's training images (Russakovsky et al. 2015,
-table 2), and the training set of MLPerf HPC's CosmoFlow since v1.0. BERT is not here: MLPerf counts its training in
-samples."""
-
 GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
 """Usual numbers of GPUs in a node: factors by which a throughput is off when a node's is taken for the machine's."""
 
@@ -60,24 +52,16 @@ class Verdict:
 
 
 def training_samples(samples_per_epoch: int, epochs: float) -> float:
-    """Samples of a training over all ranks.
-
-    Raises:
-        ValueError: a number is not positive or not finite.
-    """
+    """Samples of a training over all ranks. Raises `ValueError`: a number is not positive or not finite."""
     return _positive("samples_per_epoch", samples_per_epoch) * _positive("epochs", epochs)
 
 
 def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
     """Samples a second of `ranks` ranks.
 
-    Args:
-        per_rank: samples a second of one rank at the same batch per rank.
-        ranks: how many.
-        efficiency: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear.
-
-    Raises:
-        ValueError: a number is not positive or not finite.
+    `per_rank`: samples a second of one rank at the same batch per rank. `ranks`: how many. `efficiency`: weak-scaling
+    efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises `ValueError`: a number is not positive or not
+    finite.
     """
     return _positive("per_rank", per_rank) * _positive("ranks", ranks) * _positive("efficiency", efficiency)
 
@@ -85,8 +69,7 @@ def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> fl
 def time_to_train(samples: float, throughput: float) -> float:
     """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks.
 
-    Raises:
-        ValueError: a number is not positive or not finite.
+    Raises `ValueError`: a number is not positive or not finite.
     """
     return _positive("samples", samples) / _positive("throughput", throughput)
 
@@ -101,16 +84,10 @@ def consistency(
 ) -> Verdict:
     """Whether a throughput, an amount of training and a time can all be true.
 
-    Args:
-        throughput: samples per second, all ranks together.
-        samples: samples of an epoch.
-        epochs: epochs trained.
-        seconds: the stated time to train.
-        tolerance: share by which the two times may differ; 0.05 for figures of two digits.
-        group_sizes: groups of ranks that the throughput may belong to instead of all.
-
-    Raises:
-        ValueError: a number is not positive or not finite, or tolerance is not in [0, 1).
+    `throughput`: samples per second, all ranks together. `samples`: samples of an epoch. `epochs`: epochs trained.
+    `seconds`: the stated time to train. `tolerance`: share by which the two times may differ; 0.05 for figures of two
+    digits. `group_sizes`: groups of ranks that the throughput may belong to instead of all. Raises `ValueError`: a
+    number is not positive or not finite, or tolerance is not in [0, 1).
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance {tolerance} is not in [0, 1)")
@@ -150,9 +127,7 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
 
     Both are those in force at the plan's global batch.
 
-    Args:
-        plan: of a run.
-        epoch_samples: samples of an epoch; None where they are not known.
+    `plan`: of a run. `epoch_samples`: samples of an epoch; None where they are not known.
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch_samples:

@@ -34,9 +34,7 @@ class Peak:
 def datasheet_peak(device: str, precision: str) -> Peak | None:
     """The stated peak of a GPU, or None where no data sheet tells one: then it must be given.
 
-    Args:
-        device: name as torch or NVML tells it, e.g. NVIDIA A100-SXM4-40GB.
-        precision: fp32, tf32, bf16 or fp16.
+    `device`: name as torch or NVML tells it, e.g. NVIDIA A100-SXM4-40GB. `precision`: fp32, tf32, bf16 or fp16.
     """
     sheet = sheet_of(device)
     if sheet is None or precision not in sheet.tflops:
@@ -59,14 +57,9 @@ def model_flops_utilisation(
 ) -> float:
     """MFU as a fraction; above 1, one of the numbers is wrong.
 
-    Args:
-        training_flops_per_sample: forward and backward of the model, operations (not multiply-adds).
-        samples_per_s: throughput of all ranks.
-        peak_flops_per_s: peak of the device, or the cores, of one rank, for the precision in force.
-        ranks: how many.
-
-    Raises:
-        ValueError: a number is not positive or not finite.
+    `training_flops_per_sample`: forward and backward of the model, operations (not multiply-adds). `samples_per_s`:
+    throughput of all ranks. `peak_flops_per_s`: peak of the device, or the cores, of one rank, for the precision in
+    force. `ranks`: how many. Raises `ValueError`: a number is not positive or not finite.
     """
     numbers = {
         "training_flops_per_sample": training_flops_per_sample,
@@ -262,8 +255,7 @@ _AMBIGUOUS: tuple[tuple[str, str], ...] = (
 def sheet_of(device: str) -> Sheet | None:
     """The product of a GPU, by the name that NVML or torch tells; None where the table has none of that name.
 
-    Args:
-        device: e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
+    `device`: e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
     """
     name = _plain(device)
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.names, name)), None)

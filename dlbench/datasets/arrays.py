@@ -18,19 +18,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-OPEN_AT_MOST = 32
-"""Files kept open by one process."""
+OPEN_AT_MOST = 32  # files kept open by one process
 
-_SMALLEST_SHARE = 1 / 1100
-"""Of its bytes that compression leaves of a dataset; gzip leaves 1/1032."""
+_SMALLEST_SHARE = 1 / 1100  # of its bytes that compression leaves of a dataset; gzip leaves 1/1032
 
 
-_HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")
-"""How a global heap begins, and how it tells sizes."""
+_HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # how a global heap begins, and how it states sizes
 
 
 @contextmanager
-def damage_told() -> Iterator[None]:
+def damage_as_oserror() -> Iterator[None]:
     """Around everything that reads HDF5: what h5py raises on damaged metadata becomes an OSError with one line.
 
     Which error it is depends on the byte: RuntimeError, KeyError, TypeError, MemoryError for a size that cannot be.
@@ -52,7 +49,7 @@ def open_hdf5(path: Path) -> h5py.File:
     import h5py
 
     require_file(path)
-    with damage_told():
+    with damage_as_oserror():
         # Nobody writes a data set during a run, and network file systems often lack locks.
         return h5py.File(path, "r", locking=False)
 

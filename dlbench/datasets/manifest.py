@@ -23,20 +23,18 @@ NAME = "manifest.json"
 FILES_NAME = "manifest.files.jsonl"
 FORMAT = "dlbench.dataset"
 VERSION = 1
-MAX_BYTES = 1 << 24
-"""Of `manifest.json` at most: it says what a set was made with, and lists no file."""
-MAX_LINE = 1 << 20
-"""Of a line of `manifest.files.jsonl` at most: it names one file, and paths have 4,096 bytes."""
+MAX_BYTES = 1 << 24  # of `manifest.json` at most: it says what a set was made with, and lists no file
+MAX_LINE = 1 << 20  # of a line of `manifest.files.jsonl` at most: it names one file, and paths have 4,096 bytes
 
 Value = str | int | float | bool
+MadeWith = Mapping[str, Value]  # what determines the content: generator, its version, seed, sources
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file of a data set."""
 
-    path: str
-    """Relative to the set's folder, with `/`."""
+    path: str  # relative to the set's folder, with `/`
     sha256: str
     num_bytes: int
 
@@ -57,20 +55,15 @@ class Manifest:
     """The contents of a `manifest.json`, without the single files."""
 
     kind: str
-    made_with: Mapping[str, Value]
-    """What determines the content: generator, its version, seed, sources."""
-    counts: Mapping[str, int]
-    """Samples of each split."""
+    made_with: MadeWith
+    counts: Mapping[str, int]  # samples of each split
     num_files: int
-    num_bytes: int
-    """Of all files together."""
-    distinct_bytes: int | None = None
-    """Bytes of content before it repeats; None where nobody knows."""
-    files_sha256: str = ""
-    """SHA-256 over the list of files; equal for equal sets."""
+    num_bytes: int  # of all files together
+    distinct_bytes: int | None = None  # bytes of content before it repeats; None where nobody knows
+    files_sha256: str = ""  # SHA-256 over the list of files; equal for equal sets
 
 
-def write_manifest(folder: Path, *, kind: str, made_with: Mapping[str, Value], counts: Mapping[str, int]) -> Manifest:
+def write_manifest(folder: Path, *, kind: str, made_with: MadeWith, counts: Mapping[str, int]) -> Manifest:
     """Digests every file below a folder and writes its manifest."""
     files = describe_files(folder, skip=lambda name: name in (NAME, FILES_NAME))
     return save_manifest(folder, kind=kind, made_with=made_with, counts=counts, files=files)
@@ -80,7 +73,7 @@ def save_manifest(
     folder: Path,
     *,
     kind: str,
-    made_with: Mapping[str, Value],
+    made_with: MadeWith,
     counts: Mapping[str, int],
     files: Iterable[FileEntry],
     distinct_bytes: int | None = None,

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.images import image_set
@@ -25,7 +26,7 @@ from dlbench.datasets.tfrecord import example_views, read_records
 from dlbench.datasets.volumes import SUFFIXES, FileShape, container_of, file_shape, first_shape, index_density
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import open_file, require_file, why_unreadable
-from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextData, Workload
+from dlbench.specs.workload import CosmoFlowModel, ImageData, ResNetModel, TextData, Workload
 
 TITLES = {
     "images": "a tree of images",
@@ -122,25 +123,18 @@ def _kind_of_records(path: Path, sure: bool) -> str | None:
     return "density" if "x" in features else "image-shards"
 
 
-LIMIT_S = 20.0
-"""A file system that has not answered after so long keeps nobody from planning."""
-MAX_NAMES = 10_000
-"""Names in a folder that are looked at, at most."""
-_OPENED = 8
-"""Files whose headers are read, at most."""
-_ASKED = 64
-"""Files that are asked what they are, where they are not what is wanted."""
-_HEAD_BYTES = 1 << 16
-"""Of a text, to see that it is one."""
+LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
+MAX_NAMES = 10_000  # names in a folder that are looked at, at most
+_OPENED = 8  # files whose headers are read, at most
+_ASKED = 64  # files that are asked what they are, where they are not what is wanted
+_HEAD_BYTES = 1 << 16  # of a text, to see that it is one
 _MAX_RECORDS = 1 << 28
 """Bytes of a TFRecord file whose first volume is read, at most: a compressed one is unpacked for it."""
 
-_KINDS = {"resnet": ("images", "image-shards"), "bert": ("text", "samples"), "cosmoflow": ("density",)}
-"""Which of KINDS each family of models is trained on."""
 _WANTED = {
-    "resnet": f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)",
-    "bert": f"text: {corpus.LAYOUT}, or HDF5 files of samples ({', '.join(pretraining_hdf5.SUFFIXES)})",
-    "cosmoflow": "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _x.npy with _y.npy)",
+    "images": f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)",
+    "text": f"text: {corpus.LAYOUT}, or HDF5 files of samples ({', '.join(pretraining_hdf5.SUFFIXES)})",
+    "density": "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _x.npy with _y.npy)",
 }
 
 
@@ -201,22 +195,22 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
 
 def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
     """The samples of one split, None if they are not known cheaply. Raises UserError: they cannot be the workload's."""
-    model, manifest = workload.model, _manifest(source)
-    wanted = f"{workload.name} trains on {_WANTED[model.family]}"
-    if manifest is not None and MANIFEST_KINDS[manifest.kind] not in _KINDS[model.family]:
+    manifest, kinds = _manifest(source), workload.data.kinds
+    model: Any = workload.model  # has the sizes that its formats of data are read in
+    wanted = f"{workload.name} trains on {_WANTED[kinds[0]]}"
+    if manifest is not None and MANIFEST_KINDS[manifest.kind] not in kinds:
         holds = TITLES[MANIFEST_KINDS[manifest.kind]]
         raise UserError(f"{key} {str(source)!r} holds {holds} (by its manifest); {wanted}")
     try:
-        if isinstance(model, ResNetModel):
+        if isinstance(workload.data, ImageData):
             found = _images(folder, model, key, needed)
-        elif isinstance(model, BertModel):
-            assert isinstance(workload.data, TextData)  # the workload's validator holds this
+        elif isinstance(workload.data, TextData):
             found = _text(folder, workload.data, key)
         else:
             found = _volumes(folder, model, key)
     except _NoneThereError as error:
         other = _kind(folder)
-        holds = str(error) if other is None or other in _KINDS[model.family] else f"holds {TITLES[other]}"
+        holds = str(error) if other is None or other in kinds else f"holds {TITLES[other]}"
         raise UserError(f"{key} {str(source)!r} {holds}; {wanted}") from None
     if found is None and manifest is not None and manifest.kind != "text":  # there it counts documents
         found = manifest.counts.get(split)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from dlbench.specs.workload import DataSpec
 
 
-_PARTITION = 0x9A27
-"""Beside the seed, so that the partition is none of the epochs' permutations."""
+_PARTITION = 0x9A27  # with the seed, so that the partition is none of the epochs' permutations
 
 
 def first_parts(
@@ -44,26 +43,21 @@ def first_parts(
 
 
 _ORDER, _LOTS = 0x0DE2, 0x107
-"""Beside the seed and the epoch, so that the draws have nothing to do with each other or with a global permutation."""
+"""With the seed and the epoch, so that the draws have nothing to do with each other or with a global permutation."""
 _KEPT_EPOCHS = 3
-NOBODY = -1
-"""In the last column of `parts`: the rank holds one sample less than others."""
+NOBODY = -1  # in the last column of `parts`: the rank holds one sample less than others
 
 
 @dataclass(frozen=True)
 class Exchange:
     """What one rank sends and receives during an epoch, in the order of slots; without what it sends to itself."""
 
-    slots: NDArray[np.int64]
-    """(n,) the slots in which this rank sends to another, ascending."""
-    samples: NDArray[np.int64]
-    """(n,) what it sends in them."""
-    receivers: NDArray[np.int64]
-    """(n,) to whom."""
+    slots: NDArray[np.int64]  # (n,) the slots in which this rank sends to another, ascending
+    samples: NDArray[np.int64]  # (n,) what it sends in them
+    receivers: NDArray[np.int64]  # (n,) to whom
     awaited: NDArray[np.int64]
     """(m,) what it receives; m is n, because both leave out the slots in which it draws itself."""
-    senders: NDArray[np.int64]
-    """(m,) from whom."""
+    senders: NDArray[np.int64]  # (m,) from whom
 
 
 def exchanged_slots(num_samples: int, ranks: int, share: float) -> int:
@@ -203,7 +197,7 @@ def ownership_for(spec: DataSpec, num_samples: int, ranks: int, *, seed: int) ->
 
 
 def released(slots: int, *, done: int, batches: int) -> int:
-    """Slots that are sent once so many batches of an epoch have been handed out: Q * b for each, all with the last."""
+    """Slots that are sent once `done` batches of an epoch have been handed out: Q * b for each, all with the last."""
     return slots if done >= batches else slots * done // batches
 
 

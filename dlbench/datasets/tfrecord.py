@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
-FRAME = _HEAD.size + _TAIL.size
-"""Bytes of a record beside its payload."""
-_LARGEST = 2**31 - 1
-"""Bytes of a payload: the largest protocol buffer."""
-_EXPANDS = 1032
-"""What deflate makes of one byte at most (zlib.net, "zlib technical details")."""
+FRAME = _HEAD.size + _TAIL.size  # bytes of a record besides its payload
+_LARGEST = 2**31 - 1  # bytes of a payload: the largest protocol buffer
+_EXPANDS = 1032  # what deflate makes of one byte at most (zlib.net, "zlib technical details")
 
 
 @lru_cache(maxsize=1)

@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from dlbench import pool
-from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets import volumes
+from dlbench.datasets.images.image_set import completeness, open_image_set
 from dlbench.datasets.images.jpeg_decode import decode
-from dlbench.datasets.images.shards import ImageShards
+from dlbench.datasets.images.shards import ImageSet, ImageShards
 from dlbench.datasets.making.production import Journal
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import NAMES, Split, has_splits, train_folder, validation_folder
-from dlbench.datasets.splits import NAMES as SPLITS
 from dlbench.datasets.text.corpus import SAVED, UNKNOWN, load_vocabulary, open_corpus, read_documents, text_files
-from dlbench.datasets.text.pretraining_hdf5 import file_fault, sample_files
+from dlbench.datasets.text.pretraining_hdf5 import file_fault, index_samples, sample_files
+from dlbench.datasets.volumes import index_density, verify_density
 from dlbench.errors import UserError, nearest
 from dlbench.opening import file_sha256
 
-Progress = Callable[[str, int, int], None]
-"""Told what is counted, how many are done, and how many there are."""
+Progress = Callable[[str, int, int], None]  # given what is counted, how many are done, and how many there are
 
 _PUBLIC = {"images": "ImageNet-2012", "image-shards": "ImageNet-2012", "density": "cosmoUniverse"}
 _AT_ONCE = 1024
@@ -43,16 +43,11 @@ class Verdict:
 
     source: Path
     kind: str
-    samples: dict[str, int] = field(default_factory=dict)
-    """By split; a split that cannot be counted is not in it."""
-    faults: list[str] = field(default_factory=list)
-    """A line for each bad file, which it names, with the reason."""
-    remarks: list[str] = field(default_factory=list)
-    """What is odd but usable."""
-    manifest: Literal["none", "whole", "altered"] = "none"
-    """Whether the checksums of a manifest were met."""
-    public_set: str | None = None
-    """The public set that this could be, by its kind."""
+    samples: dict[str, int] = field(default_factory=dict)  # by split; a split that cannot be counted is not in it
+    faults: list[str] = field(default_factory=list)  # A line for each bad file, which it names, with the reason
+    remarks: list[str] = field(default_factory=list)  # what is odd but usable
+    manifest: Literal["none", "whole", "altered"] = "none"  # whether the checksums of a manifest were met
+    public_set: str | None = None  # the public set that this could be, by its kind
     lacking: list[str] = field(default_factory=list)
     """Why it is not the whole public set, a line a split; none if it is."""
 
@@ -90,30 +85,26 @@ def verify(
     if kind is not None and kind not in KINDS:
         raise UserError(f"--kind {kind!r}: {nearest(kind, KINDS)}")
     verdict = Verdict(source, kind or detect(source))
-    tell = progress or (lambda _what, _done, _of: None)
+    report = progress or (lambda _what, _done, _of: None)
     if Journal.is_in(source):
         verdict.faults.append(f"{Journal.NAME}: the set is not finished; repeat the command that makes it")
-    _checksums(verdict, workers, tell)
+    _checksums(verdict, workers, report)
     for split, folder in _splits(source):
-        _verify_split(verdict, split, folder, vocabulary, workers, tell)
+        _verify_split(verdict, split, folder, vocabulary, workers, report)
     _compare_counts(verdict)
     return verdict
 
 
 def _splits(source: Path) -> list[tuple[Split | None, Path]]:
     if source.is_dir() and has_splits(source):
-        both: tuple[tuple[Split, Path | None], ...] = (
-            ("train", train_folder(source)),
-            ("validation", validation_folder(source)),
-        )
-        return [(split, folder) for split, folder in both if folder is not None]
+        return [("train", train_folder(source)), ("validation", validation_folder(source) or source)]
     return [(None, source)]
 
 
 # Checksums
 
 
-def _checksums(verdict: Verdict, workers: int, tell: Progress) -> None:
+def _checksums(verdict: Verdict, workers: int, report: Progress) -> None:
     """Compares all files that the manifest names: that of the folder, or of the one above a single split."""
     root, prefix = verdict.source, ""
     if not (root / NAME).is_file() and any(root.name in names for names in NAMES.values()):
@@ -126,7 +117,7 @@ def _checksums(verdict: Verdict, workers: int, tell: Progress) -> None:
         for number, fault in enumerate(_compared(root, prefix, workers), 1):
             if fault is not None:
                 found.append(fault)
-            tell("checksums", number, manifest.num_files)
+            report("checksums", number, manifest.num_files)
     except UserError as error:  # the list of files itself is damaged
         found.append(str(error))
     verdict.manifest = "altered" if found else "whole"
@@ -157,15 +148,16 @@ def _compare_counts(verdict: Verdict) -> None:
 
 
 def _verify_split(
-    verdict: Verdict, split: Split | None, folder: Path, vocabulary: str | None, workers: int, tell: Progress
+    verdict: Verdict, split: Split | None, folder: Path, vocabulary: str | None, workers: int, report: Progress
 ) -> None:
     label = f"{split}: " if split else ""
     if verdict.kind in ("images", "image-shards"):
-        faults = verify_images(folder, partial(tell, f"{label}images"), workers, verdict.remarks.append)
+        faults = verify_images(folder, partial(report, f"{label}images"), workers, verdict.remarks.append)
     elif verdict.kind == "density":
-        from dlbench.datasets.volumes import verify_density
-
-        faults = _in_folder(split, _or_line(lambda: verify_density(folder, partial(tell, f"{label}files"), workers)))
+        try:
+            faults = _in_folder(split, verify_density(folder, partial(report, f"{label}files"), workers))
+        except UserError as error:  # a folder that cannot be listed at all is one fault
+            faults = _in_folder(split, [str(error)])
     else:
 
         def say(line: str) -> None:
@@ -173,10 +165,10 @@ def _verify_split(
             if counted is None:
                 verdict.remarks.append(label + line)
             else:
-                tell(f"{label}files", int(counted[1]), int(counted[2]))
+                report(f"{label}files", int(counted[1]), int(counted[2]))
 
         faults = _in_folder(split, verify_text(folder, vocabulary, say, workers))
-    # What the checksums have found already is not told twice.
+    # What the checksums have found already is not reported twice.
     named = {line.partition(": ")[0] for line in verdict.faults}
     verdict.faults += [line for line in faults if not _is_known(line, verdict.source, named)]
     _count(verdict, split, folder)
@@ -187,32 +179,25 @@ def _is_known(line: str, source: Path, named: set[str]) -> bool:
     return file in named or file.removeprefix(f"{source}/") in named
 
 
-def _or_line(check: Callable[[], list[str]]) -> list[str]:
-    """A folder that cannot be listed at all is one fault."""
-    try:
-        return check()
-    except UserError as error:
-        return [str(error)]
-
-
 def _in_folder(split: Split | None, lines: list[str]) -> list[str]:
     return [f"{split}/{line}" if split and not line.startswith("'") else line for line in lines]
 
 
 def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
     """Counts samples, and compares with the public set; what cannot be opened is a fault already."""
-    counters: Mapping[str, Callable[[], tuple[int, str | None]]] = {
-        "images": lambda: _count_images(folder, split or "train"),
-        "image-shards": lambda: _count_images(folder, split or "train"),
-        "density": lambda: _count_density(folder, split or "train"),
-        "samples": lambda: _count_samples(folder),
-    }
-    if verdict.kind not in counters:
+    if verdict.kind == "text":
         return
-    name = split or "all"
+    name, lacking = split or "all", None
     verdict.public_set = _PUBLIC.get(verdict.kind)
     try:
-        verdict.samples[name], lacking = counters[verdict.kind]()
+        if verdict.kind == "samples":
+            verdict.samples[name] = index_samples(folder).num_samples
+        elif verdict.kind == "density":
+            index = index_density(folder)
+            verdict.samples[name], lacking = index.num_samples, volumes.completeness(index, split or "train")
+        else:
+            images = open_image_set(folder)
+            verdict.samples[name], lacking = images.num_samples, completeness(images, split or "train")
     except UserError as error:
         lacking = f"{name}: cannot be counted"
         if not verdict.faults:
@@ -223,31 +208,9 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
         verdict.lacking.append("a single split: give the folder that holds train and validation")
 
 
-def _count_images(folder: Path, split: Split) -> tuple[int, str | None]:
-    from dlbench.datasets.images.image_set import completeness, open_image_set
+_AT_A_TIME = 64  # images that one task decodes
 
-    images = open_image_set(folder)
-    return images.num_samples, completeness(images, split)
-
-
-def _count_density(folder: Path, split: Split) -> tuple[int, str | None]:
-    from dlbench.datasets.volumes import completeness, index_density
-
-    index = index_density(folder)
-    return index.num_samples, completeness(index, split)
-
-
-def _count_samples(folder: Path) -> tuple[int, str | None]:
-    from dlbench.datasets.text.pretraining_hdf5 import index_samples
-
-    return index_samples(folder).num_samples, None
-
-
-_AT_A_TIME = 64
-"""Images that one task decodes."""
-
-Found = tuple[int, list[str], list[str]]
-"""Images seen, lines about bad files, lines about odd ones."""
+Found = tuple[int, list[str], list[str]]  # images seen, lines about bad files, lines about odd ones
 
 
 def verify_images(
@@ -259,40 +222,34 @@ def verify_images(
     """Decodes every image of a tree or of shards wholly, in all splits of the folder.
 
     Shards are also compared with the checksums in the manifest of the folder or of the one above, if there is one;
-    TFRecords carry checksums of their own. For other files there is `verify_manifest`.
-    `folder`: an image set, or a folder of the splits `train` and `validation`. `on_progress`: told the number of images
-    seen, and of all. `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: told one line for
-    each image that is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over.
-    Returns one line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
-    well. A set that cannot be opened is one line.
+    TFRecords carry checksums of their own. For other files there is `verify_manifest`. `folder`: an image set, or a
+    folder of the splits `train` and `validation`. `on_progress`: given the number of images seen, and of all.
+    `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: given one line for each image that
+    is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over. Returns one line
+    for each bad file or sample, with its place and the reason, in the order of the set; none if all is well. A set that
+    cannot be opened is one line.
     """
     try:
-        sets = [open_image_set(path) for path in _splits_verify(folder)]
-        checksums = [_checksums_verify(images) for images in sets]
+        sets = [open_image_set(path) for _, path in _splits(folder)]
+        checksums = [_shard_checksums(images) for images in sets]
     except UserError as error:
         return [str(error)]
     total, seen = sum(images.num_samples for images in sets), 0
     bad: list[str] = []
-    tell = on_odd or (lambda _line: None)
+    report = on_odd or (lambda _line: None)
     with ThreadPoolExecutor(workers) as pool:
         for images, known in zip(sets, checksums, strict=True):
             for remark in images.remarks:
-                tell(f"{str(images.root)!r}: {remark}")
+                report(f"{str(images.root)!r}: {remark}")
             for count, lines, odd in _in_order(pool, _tasks(images, known), 2 * workers):
                 seen += count
                 bad += lines
                 for line in odd:
-                    tell(line)
+                    report(line)
                 if on_progress is not None and count:
                     on_progress(seen, total)
             images.close()
     return bad
-
-
-def _splits_verify(folder: Path) -> list[Path]:
-    if not has_splits(folder):
-        return [folder]
-    return [folder / name for names in SPLITS.values() for name in names if (folder / name).is_dir()]
 
 
 def _tasks(images: ImageSet, checksums: Mapping[str, str]) -> Iterator[Callable[[], Found]]:
@@ -302,7 +259,7 @@ def _tasks(images: ImageSet, checksums: Mapping[str, str]) -> Iterator[Callable[
         yield partial(_decode, images, range(first, min(first + _AT_A_TIME, images.num_samples)))
 
 
-def _checksums_verify(images: ImageSet) -> dict[str, str]:
+def _shard_checksums(images: ImageSet) -> dict[str, str]:
     """SHA-256 of each shard, as the manifest of its folder or of the one above says; none without a manifest."""
     if not isinstance(images, ImageShards):
         return {}
@@ -348,8 +305,7 @@ def _in_order(pool: ThreadPoolExecutor, tasks: Iterator[Callable[[], Found]], at
 
 
 _R = TypeVar("_R")
-_BATCH = 1024
-"""Documents tokenised at a time."""
+_BATCH = 1024  # documents tokenised at a time
 
 
 def verify_text(
@@ -360,7 +316,7 @@ def verify_text(
     Raw text must be UTF-8 and hold documents, at least two in all. HDF5 samples must have types and shapes of a
     published layout, and values in range in every row. A saved corpus must have the sizes that it states.
     `source`: a text file, a folder of .txt files, a saved corpus, or HDF5 samples (file or folder). `vocabulary`: path
-    or name; with it, ids are held against its size, and the share of [UNK] is told. `on_progress`: told one line a
+    or name; with it, ids are held against its size, and the share of [UNK] is reported. `on_progress`: given one line a
     file, and information at the end.
     Raises UserError: there is nothing at `source`, or no such vocabulary.
     """

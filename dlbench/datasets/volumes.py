@@ -9,7 +9,7 @@ The container follows from the files' names, which may lie in the folder and in 
   several records are read too; of a gzip file that reads all records before the one that is wanted. `x` has no shape of
   its own: C is 4 if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
 - Pairs of .npy files, `<name>_x.npy` and `<name>_y.npy`, of the shapes of HDF5. They have no checksum: only a manifest
-  tells an altered file from a whole one.
+  distinguishes an altered file from a whole one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dlbench import pool
-from dlbench.datasets.arrays import OpenFiles, damage_told, map_array, open_hdf5, require_plausible
+from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.splits import is_split_name
 from dlbench.datasets.tfrecord import (
     encode_example,
@@ -59,12 +59,10 @@ class FileShape:
     """How many samples of which shape one file holds."""
 
     num: int
-    size: int
-    """Edge of a volume, voxels."""
+    size: int  # edge of a volume, voxels
     channels: int
     num_targets: int
-    spans: bool = False
-    """Whether reading one sample decompresses others."""
+    spans: bool = False  # whether reading one sample decompresses others
 
     def fits(self, other: FileShape) -> bool:
         """Whether volumes and targets have the same shapes."""
@@ -117,7 +115,7 @@ class Hdf5Volumes(Volumes):
     @staticmethod
     def inspect(path: Path) -> FileShape:
         try:
-            with damage_told(), open_hdf5(path) as file:
+            with damage_as_oserror(), open_hdf5(path) as file:
                 x, y = _dataset(file, "x", "int16", (4, 5)), _dataset(file, "y", "float32", (1, 2))
                 shape, several = x.shape, x.ndim == 5
                 spans = bool(several and x.chunks and x.chunks[0] > 1)
@@ -135,12 +133,12 @@ class Hdf5Volumes(Volumes):
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
         num = Hdf5Volumes.inspect(path).num
-        with damage_told(), open_hdf5(path) as file:
+        with damage_as_oserror(), open_hdf5(path) as file:
             for place in range(num):
                 yield _hdf5_sample(file, place)
 
     def read(self, path: Path, place: int, num: int) -> Volume:
-        with damage_told():  # HDF5 itself refuses a place beyond its end
+        with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
             return _hdf5_sample(self._files.get(path), place)
 
     def close(self) -> None:
@@ -173,8 +171,7 @@ class TfrecordVolumes(Volumes):
     SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
     def __init__(self) -> None:
-        self._offsets: dict[Path, NDArray[np.int64]] = {}
-        """Where the records of plain files start."""
+        self._offsets: dict[Path, NDArray[np.int64]] = {}  # where the records of plain files start
 
     @staticmethod
     def inspect(path: Path) -> FileShape:
@@ -311,20 +308,14 @@ class DensityIndex:
     """Which volumes there are; all of one shape."""
 
     root: Path
-    container: str
-    """A key of `CONTAINERS`."""
-    files: tuple[str, ...]
-    """Relative to the root, sorted."""
-    offsets: NDArray[np.int64]
-    """(num_files + 1,) first sample of each file."""
-    size: int
-    """Edge of a volume, voxels."""
+    container: str  # A key of `CONTAINERS`
+    files: tuple[str, ...]  # relative to the root, sorted
+    offsets: NDArray[np.int64]  # (num_files + 1,) first sample of each file
+    size: int  # edge of a volume, voxels
     channels: int
     num_targets: int
-    sha256: str
-    """Digest of file names and sample counts; contents are not read."""
-    chunks_span_samples: bool
-    """Whether in some file one read decompresses several samples."""
+    sha256: str  # digest of file names and sample counts; contents are not read
+    chunks_span_samples: bool  # whether in some file one read decompresses several samples
 
     @property
     def num_samples(self) -> int:

@@ -1,8 +1,8 @@
 """A run as lines of MLPerf logging: one line an event, `:::MLLOG {...}`, for tools that read such logs.
 
-Keys and checks are those of the rule sets of the package mlperf-logging (4.1.68); `RULES` names the one for each
-network. Nothing is invented: times and qualities are rank 0's events, settings are the plan's, and what only a person
-can know (organisation, whether caches were cleared) is stated by that person or said to be unknown.
+Keys and checks are those of the rule sets of the package mlperf-logging (4.1.68); each network names its own
+(`Model.mlperf`). Nothing is invented: times and qualities are rank 0's events, settings are the plan's, and what only a
+person can know (organisation, whether caches were cleared) is stated by that person or said to be unknown.
 """
 
 from __future__ import annotations
@@ -13,46 +13,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from dlbench.errors import IncompleteDataError
+from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.record import Event, Record
 from dlbench.records.scan import Run
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec
-from dlbench.specs.workload import ResNetModel
+from dlbench.specs.workload import MlperfRules
 
 NOTICE = "MLPerf-derived workload, not an MLPerf result"
 NOT_STATED = "not stated"
 TOKEN = ":::MLLOG "  # noqa: S105  # the mark of such a line, no password
-COSMOFLOW_TARGET = 0.124
-"""Mean absolute error that the rule set hpc 3.0.0 asks one evaluation to reach."""
 
 Status = Literal["research", "preview", "onprem", "cloud"]
 Value = str | int | float | bool | list[float] | dict[str, float] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """A rule set of the package's checker: the last one that has the network."""
-
-    usage: str
-    ruleset: str
-    benchmark: str
-    quality_key: str
-    """The event that tells a quality."""
-    init_min: int
-    """Minutes that init_start to init_stop may take at most (open division)."""
-
-    @property
-    def command(self) -> str:
-        """How the checker is called; the file comes behind it."""
-        return f"python -m mlperf_logging.compliance_checker --usage {self.usage} --ruleset {self.ruleset}"
-
-
-RULES: dict[str, Rules] = {
-    "cosmoflow": Rules(usage="hpc", ruleset="3.0.0", benchmark="cosmoflow", quality_key="eval_error", init_min=30),
-    "resnet": Rules(usage="training", ruleset="4.0.0", benchmark="resnet", quality_key="eval_accuracy", init_min=240),
-    "bert": Rules(usage="training", ruleset="5.0.0", benchmark="bert", quality_key="eval_accuracy", init_min=240),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +39,18 @@ class Statement:
     """How available the system is, in MLPerf's words; research claims least."""
     cache_cleared: bool = False
     """Whether caches were cleared before the run; dlbench clears none."""
+
+
+def rules_of(run: Run) -> MlperfRules:
+    """The rule set of the run's network.
+
+    Raises:
+        UserError: MLPerf has none for it.
+    """
+    rules = run.plan.workload.model.mlperf
+    if rules is None:
+        raise UserError(f"{run.plan.workload.name}: no rule set of MLPerf has this network")
+    return rules
 
 
 def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
@@ -94,10 +79,10 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
 
 
 def obstacles(run: Run) -> list[str]:
-    """Why the checker of `RULES` will not accept the log, in words; empty if nothing is known to stand in its way."""
+    """Why the checker will not accept the log, in words; empty if nothing is known to stand in its way."""
     record = run.record
     assert record is not None
-    rules = RULES[run.plan.workload.model.family]
+    rules = rules_of(run)
     if record.quality is None and not any(event.key == rules.quality_key for event in record.events):
         return ["the run measured speed and evaluated nothing (measure.until: steps)"]
     found = []
@@ -110,11 +95,11 @@ def obstacles(run: Run) -> list[str]:
     init_min = (times.get("init_stop", 0) - times.get("init_start", 0)) / 60_000
     if not missing and init_min >= rules.init_min:
         found.append(f"init_start to init_stop took {init_min:.1f} min, {rules.init_min} are allowed")
-    if rules.benchmark == "cosmoflow":
+    if rules.most_error is not None:
         errors = [e.value for e in record.events if e.key == rules.quality_key and isinstance(e.value, int | float)]
-        if not any(0 < error <= COSMOFLOW_TARGET for error in errors):
+        if not any(0 < error <= rules.most_error for error in errors):
             best = f"{min(errors):.4g}" if errors else "none"
-            found.append(f"no eval_error is at most {COSMOFLOW_TARGET}; the best is {best}")
+            found.append(f"no eval_error is at most {rules.most_error}; the best is {best}")
     if _train_samples(record) is None:
         found.append("the number of training samples is not recorded")
     return found
@@ -129,7 +114,7 @@ _RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"}
 
 def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
     """What the log is, and who says so."""
-    workload, rules = run.plan.workload, RULES[run.plan.workload.model.family]
+    workload, rules = run.plan.workload, rules_of(run)
     yield (
         "notice",
         NOTICE,
@@ -168,8 +153,7 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
         "train_samples": _train_samples(record),
         "eval_samples": _eval_samples(record),
     }
-    if not isinstance(plan.workload.model, ResNetModel):
-        values["dropout"] = plan.workload.model.dropout
+    values["dropout"] = getattr(plan.workload.model, "dropout", None)
     steps_per_epoch = _steps_per_epoch(plan, record)
     recipe = train.at_batch(plan.global_batch)
     values |= _optimiser(recipe.optimizer, plan.global_batch)

@@ -283,7 +283,6 @@ class Floor:
     """What one `--at-least` asks."""
 
     text: str
-    """As a person typed it."""
     rate: float
     """Samples per second."""
     sample_unit: str

@@ -1,7 +1,7 @@
 """A comparison as a `Document`: the verdict, one table of all comparisons, and each point with its evidence.
 
 The same as JUnit XML, the form of test results that CI servers show. Regressed and missed are failures. Inconclusive
-and insufficient are errors: the test could not tell, and what could not be told must not look like a pass; only where
+and insufficient are errors: the test could not decide, and what is undecided must not look like a pass; only where
 the reference is not there yet a case is skipped, because there is nothing to mend. The others pass. Metrics that do not
 decide are no test cases.
 
@@ -11,11 +11,12 @@ not its message; Jenkins shows both, and for a skipped case the text only where 
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree
 
 from dlbench.errors import DlbenchError
@@ -46,14 +47,11 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
-    """One test suite, a test case for each point and metric that decides, and one for damaged data, if there is any.
-
-    Args:
-        report: the comparison.
-        name: of the suites as a whole.
-    """
+    """One test suite, a test case for each point and metric that decides, and one for damaged data, if there is any."""
     cases = [_case(point, metric) for point, metric in report.each()]
-    cases += [_damaged(line) for line in report.damaged]
+    for line in report.damaged:
+        cases.append(_element("testcase", {"classname": "dlbench", "name": f"data: {line[:120]}"}))
+        cases[-1].append(_text("error", {"type": "damaged"}, [line]))
     counts = {"tests": str(len(cases))}
     for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         counts[count] = str(sum(case.find(tag) is not None for case in cases))
@@ -63,18 +61,17 @@ def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
     if moments := [point.finished_b[1] for point in report.points if point.finished_b[1]]:
         suite.set("timestamp", _legal(max(moments).removesuffix("Z")))
     root.append(suite)
-    suite.append(
-        _properties(
-            [
-                ("verdict", report.verdict),
-                ("headline", report.headline),
-                ("tolerance", f"{report.tolerance:.6g}"),
-                ("level", f"{report.level:.6g}"),
-                ("paired", str(report.paired).lower()),
-                ("dlbench_version", report.dlbench_version),
-            ]
-        )
-    )
+    properties = _element("properties", {})
+    facts = {
+        "verdict": report.verdict,
+        "headline": report.headline,
+        "tolerance": f"{report.tolerance:.6g}",
+        "level": f"{report.level:.6g}",
+        "paired": str(report.paired).lower(),
+        "dlbench_version": report.dlbench_version,
+    }
+    properties.extend(_element("property", {"name": name, "value": value}) for name, value in facts.items())
+    suite.append(properties)
     suite.extend(cases)
     if said := [*remarks(report)]:
         suite.append(_text("system-out", {}, said))
@@ -86,23 +83,23 @@ def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
     # The time is that of runs, which all cases of a point judge: each has its part, so that sums are what they took.
     time = _time([None if point.wall_s is None else point.wall_s / len(point.gated)])
     case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", **time})
-    told = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
+    attributes = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
     lines = [*_evidence(point, metric)]
     if metric.verdict in ("regressed", "missed"):
-        case.append(_text("failure", told, [metric.reason, *lines]))
+        case.append(_text("failure", attributes, [metric.reason, *lines]))
     elif metric.awaits_reference:
         case.append(_text("skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}", *lines]))
     elif metric.verdict in ("inconclusive", "insufficient"):
-        case.append(_text("error", told, [metric.reason, *lines]))
+        case.append(_text("error", attributes, [metric.reason, *lines]))
     else:
-        case.append(_text("system-out", {}, [told["message"], metric.reason, *lines]))
+        case.append(_text("system-out", {}, [attributes["message"], metric.reason, *lines]))
     return case
 
 
 def _time(seconds: list[float | None]) -> dict[str, str]:
-    """The attribute; none where runs do not tell when they began."""
-    told = [one for one in seconds if one is not None]
-    return {"time": f"{sum(told):.3f}"} if told and len(told) == len(seconds) else {}
+    """The attribute; none where it is not known when runs began."""
+    known = [one for one in seconds if one is not None]
+    return {"time": f"{sum(known):.3f}"} if known and len(known) == len(seconds) else {}
 
 
 def _text(tag: str, attributes: dict[str, str], lines: list[str]) -> ElementTree.Element:
@@ -125,19 +122,6 @@ def _evidence(point: PointResult, metric: MetricResult) -> Iterator[str]:
     yield from remarks(point)
 
 
-def _damaged(line: str) -> ElementTree.Element:
-    case = _element("testcase", {"classname": "dlbench", "name": f"data: {line[:120]}"})
-    case.append(_text("error", {"type": "damaged"}, [line]))
-    return case
-
-
-def _properties(pairs: list[tuple[str, str]]) -> ElementTree.Element:
-    properties = _element("properties", {})
-    for name, value in pairs:
-        properties.append(_element("property", {"name": name, "value": value}))
-    return properties
-
-
 def _element(tag: str, attributes: dict[str, str]) -> ElementTree.Element:
     return ElementTree.Element(tag, {key: _legal(value) for key, value in attributes.items()})
 
@@ -152,8 +136,7 @@ MAX_LEFT_OUT = 5
 _VALUE_WIDTH = 30
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """One line of the table of all comparisons."""
 
     point: PointResult
@@ -244,25 +227,21 @@ def _comparisons(rows: list[_Row]) -> Sheet[_Row]:
     of_floors = ", of a throughput floor below 1" if True in kinds else ""
     is_one = len(places) == 1 or are_floors
     a, b, both = rows[0].metric.sides if are_floors else ("A", "B", "B / A")
+
+    def side(title: str, name: str, *, with_interval: bool) -> Column[_Row]:
+        figure = operator.attrgetter(f"metric.{name}")
+        text = functools.partial(unit_cell, with_interval=with_interval)
+        return Column("", title, figure, lambda row: text(figure(row)), is_brief=is_one)
+
     columns: tuple[Column[_Row], ...] = (
         Column("", "Verdict", lambda row: row.metric.verdict, is_brief=True),
-        Column(
-            "", both, lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio), is_brief=not are_floors
-        ),
+        Column("", both, lambda row: None, lambda row: ratio_cell(row.metric.ratio), is_brief=not are_floors),
         Column("", "Metric", lambda row: row.metric.title, is_brief=not are_floors),
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
         *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
-        Column(
-            "", a, lambda row: row.metric.a, lambda row: unit_cell(row.metric.a, with_interval=False), is_brief=is_one
-        ),
-        Column(
-            "",
-            b,
-            lambda row: row.metric.b,
-            lambda row: unit_cell(row.metric.b, with_interval=are_floors),
-            is_brief=is_one,
-        ),
-        Column("", "p worse", lambda row: _p_worse(row.metric)),
+        side(a, "a", with_interval=False),
+        side(b, "b", with_interval=are_floors),
+        Column("", "p worse", _p_worse),
     )
     return Sheet(
         name="comparisons",
@@ -282,23 +261,17 @@ def _setting(point: PointResult) -> str:
     return point.label.rpartition(", ")[0]
 
 
-def _information(where: str, metrics: list[MetricResult]) -> Section:
-    """Metrics without verdict, a line each, at every width."""
-    return Section(
-        id=f"{where}-information",
-        title="For information, without verdict",
-        facts=tuple(
-            (one.title, f"B / A {ratio_cell(one.ratio)}; A {_amount(one.a)}; B {_amount(one.b)}") for one in metrics
-        ),
-    )
-
-
 def _amount(figure: Estimate | None) -> str:
     return DASH if figure is None else str(unit_cell(figure))
 
 
 def _point(number: int, point: PointResult, report: ComparisonReport) -> Section:
-    others = [metric for metric in point.metrics if not metric.gated]
+    others = tuple(
+        (one.title, f"B / A {ratio_cell(one.ratio)}; A {_amount(one.a)}; B {_amount(one.b)}")
+        for one in point.metrics
+        if not one.gated
+    )
+    information = Section(id=f"point-{number}-information", title="For information, without verdict", facts=others)
     return Section(
         id=f"point-{number}",
         title=point.label,
@@ -309,7 +282,7 @@ def _point(number: int, point: PointResult, report: ComparisonReport) -> Section
         marks=tuple(Mark(severity="note", text=text) for text in remarks(point)),
         sections=(
             *(_metric(f"point-{number}", metric, report) for metric in point.gated),
-            *((_information(f"point-{number}", others),) if others else ()),
+            *((information,) if others else ()),
         ),
     )
 
@@ -318,15 +291,10 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     """The evidence behind one verdict."""
     tested = metric.tested
     a, b, both = metric.sides
-    facts = [
-        (
-            name,
-            "not measured"
-            if figure is None
-            else f"{unit_cell(figure)}; {'--at-least' if name == 'Floor' else basis_text(figure)}",
-        )
-        for name, figure in ((a, metric.a), (b, metric.b))
-    ]
+    facts = []
+    for name, figure in ((a, metric.a), (b, metric.b)):
+        basis = "" if figure is None else "--at-least" if name == "Floor" else basis_text(figure)
+        facts.append((name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis}"))
     if metric.ratio is not None:
         basis = basis_text(metric.ratio, tested.unit if tested else "run")
         worse = "below" if metric.is_floor else "above"
@@ -346,8 +314,9 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     )
 
 
-def _p_worse(metric: MetricResult) -> str:
-    return p_against(metric.tested.p_worse, metric.tested.level_worse) if metric.tested else "none"
+def _p_worse(row: _Row) -> str:
+    tested = row.metric.tested
+    return p_against(tested.p_worse, tested.level_worse) if tested else "none"
 
 
 def _cautions(report: ComparisonReport) -> Iterator[Mark]:

@@ -43,11 +43,11 @@ def _headline(verdict: str, every: Sequence[tuple[PointResult, MetricResult]], t
         return f"{verdict}: nothing was compared."
     point, metric = max(same, key=lambda one: _size(one[1]))
     sides = versus(point.allowed)
-    told = f"{metric.title} at {point.label}{f', {sides}' if sides else ''}: {change_text(metric)}"
+    subject = f"{metric.title} at {point.label}{f', {sides}' if sides else ''}: {change_text(metric)}"
     count = f"{len(same)} of {len(every)} comparisons {verdict}" if len(every) > 1 else verdict
     first = "the worst is " if metric.is_floor else "the largest change is "
     tolerated = "" if metric.is_floor else f"; tolerance {share_text(tolerance)}"
-    return f"{count}; {first if len(same) > 1 else ''}{told}{tolerated}."
+    return f"{count}; {first if len(same) > 1 else ''}{subject}{tolerated}."
 
 
 def _size(metric: MetricResult) -> float:
@@ -178,7 +178,7 @@ class MetricResult:
     awaits_reference: bool
     """Whether nothing is wrong with B, and the reference is not there yet: too few runs of A, or too few sessions."""
     a: Estimate | None
-    """Geometric mean over the units of the ratio, or over runs where no test was made; None where no run tells."""
+    """Geometric mean over the units of the ratio, over runs without a test; None where no run has the figure."""
     b: Estimate | None
     ratio: Estimate | None
     """B / A of geometric means, above 1 is worse, and of a floor below 1. Where a test was made its interval is the one
@@ -225,12 +225,12 @@ class PointResult:
     """Sessions of these runs, as comparisons over time count them."""
     sessions_b: int
     sessions_history: int
-    """Further sessions, of the history, which tell how far sessions scatter."""
+    """Further sessions, of the history, which show how far sessions scatter."""
     finished_a: tuple[str, str]
     """First and last end of a run, UTC; empty where there is none."""
     finished_b: tuple[str, str]
     wall_s: float | None
-    """What B's runs took, from start to end, and of pairs also A's, seconds; None: not told."""
+    """What B's runs took, from start to end, and of pairs also A's, seconds; None: not known."""
     tags_a: tuple[tuple[str, str], ...]
     """Tags that all runs of the side share."""
     tags_b: tuple[tuple[str, str], ...]
@@ -260,7 +260,7 @@ class ComparisonReport:
     b: str
     paired: bool
     history: str
-    """What told how far sessions scatter, beside the sides; empty: nothing."""
+    """What shows how far sessions scatter, besides the sides; empty: nothing."""
     verdict: str
     headline: str
     """The verdict in a sentence or two."""
@@ -397,16 +397,16 @@ def point_of(
 
 
 def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
-    """Conditions that both sides share; what differs on purpose is told apart."""
+    """Conditions that both sides share; what differs on purpose is said elsewhere."""
     # Most runs are of speed: only a target is worth words.
-    told = {name: value for name, value in point.content.registered.items() if value and value != "speed"}
+    registered = {name: value for name, value in point.content.registered.items() if value and value != "speed"}
     unit = point.sample_unit
     # Before and behind the value; never a pattern, for units and values are text of workload files.
     around = {
         "precision": ("", ""),
         "batch_per_rank": ("", f" {unit} per rank"),
         "global_batch": ("", f" {unit} in all"),
-        "data": ("", " data" if told.get("data") == "synthetic" else ""),
+        "data": ("", " data" if registered.get("data") == "synthetic" else ""),
         "exchange": ("exchange ", ""),
         "goal": ("", ""),
         "system": ("on ", ""),
@@ -416,9 +416,9 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     }
     different = {one.key for one in allowed}
     shown = [
-        f"{before}{told[name]}{behind}"
+        f"{before}{registered[name]}{behind}"
         for name, (before, behind) in around.items()
-        if name in told and name not in different
+        if name in registered and name not in different
     ]
     return "; ".join(["geometric means", *shown, *([point.notice] if point.notice else [])])
 
@@ -433,8 +433,8 @@ def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
 
 
 def _wall_s(runs: Sequence[SideRun]) -> float | None:
-    told = [run.wall_s for run in runs if run.wall_s is not None]
-    return sum(told) if told and len(told) == len(runs) else None
+    known = [run.wall_s for run in runs if run.wall_s is not None]
+    return sum(known) if known and len(known) == len(runs) else None
 
 
 def _point_cautions(
@@ -456,8 +456,10 @@ def _point_cautions(
     for one in metrics:
         counts = len(one.values_a), len(one.values_b)
         if one.gated and not one.is_floor and counts != wanted:
-            told = " and ".join(f"{n} of {of} runs of {side}" for n, of, side in zip(counts, wanted, "AB", strict=True))
-            yield f"{one.title}: in {told}."
+            counted = " and ".join(
+                f"{n} of {of} runs of {side}" for n, of, side in zip(counts, wanted, "AB", strict=True)
+            )
+            yield f"{one.title}: in {counted}."
 
 
 def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, str]) -> str:

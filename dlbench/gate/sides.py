@@ -17,8 +17,8 @@ from typing import Any
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.reading import environments
 from dlbench.reading.comparability import AFTER_INTERRUPTION, comparable_content, system_content
+from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.environments import facts, side_by_side
-from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named as named_values
 from dlbench.reading.repeats import shared_nodes, unlike_runs
@@ -157,19 +157,13 @@ def differences(a: Content, b: Content) -> list[KeyDifference]:
         for name in dict.fromkeys([*a.registered, *b.registered])
         if a.registered.get(name) != b.registered.get(name)
     ]
-    told = {one.key for one in found}
+    registered = {one.key for one in found}
     for path in sorted({*a.plan, *b.plan}):
-        here, there = (_value(content.plan, path) for content in (a, b))
-        if here != there and not _allows_path(path, told):
+        values = [content.plan.get(path, "not set") for content in (a, b)]
+        here, there = (value if isinstance(value, str) else json.dumps(value) for value in values)
+        if here != there and not _allows_path(path, registered):
             found.append(KeyDifference(key=path, title=path, a=here, b=there))
     return found
-
-
-def _value(plan: Mapping[str, AxisValue], path: str) -> str:
-    if path not in plan:
-        return "not set"
-    value = plan[path]
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def named(found: Iterable[KeyDifference]) -> str:
@@ -200,16 +194,16 @@ _VALUE_WIDTH = 30
 
 def setting_label(point: SidePoint, without: Collection[str] = ()) -> str:
     """Workload, preset, engine, precision, batch and scaling; keys in `without` are left out."""
-    told = {key: value for key, value in point.content.registered.items() if key not in without}
-    batch = f"batch {told['batch_per_rank']} per rank" if "batch_per_rank" in told else ""
-    batch = batch or (f"batch {told['global_batch']} in all" if "global_batch" in told else "")
+    known = {key: value for key, value in point.content.registered.items() if key not in without}
+    batch = f"batch {known['batch_per_rank']} per rank" if "batch_per_rank" in known else ""
+    batch = batch or (f"batch {known['global_batch']} in all" if "global_batch" in known else "")
     words = (
-        told.get("workload", ""),
-        f"{told['preset']} preset" if "preset" in told else "",
-        engine_title(told.get("engine", "")),
-        told.get("precision", ""),
+        known.get("workload", ""),
+        f"{known['preset']} preset" if "preset" in known else "",
+        engine_title(known.get("engine", "")),
+        known.get("precision", ""),
         batch,
-        f"{told['scaling']} scaling" if "scaling" in told else "",
+        f"{known['scaling']} scaling" if "scaling" in known else "",
     )
     return ", ".join(filter(None, words))
 
@@ -277,13 +271,13 @@ class SideRun:
 
     run_id: str
     figures: Mapping[str, float]
-    """By name of `dlbench.reading.metrics.METRICS`; absent where the run does not tell."""
+    """By name of `dlbench.reading.metrics.METRICS`; absent where the run does not say."""
     circumstances: Circumstances
-    """What tells its session."""
+    """What decides its session."""
     command: str
     """Equal for runs that one command planned, which interleaves them; empty in a baseline file."""
     pair: RunKey
-    """Block and repeat: a run of the other side with the same one ran beside it; ("", 0) in a baseline file."""
+    """Block and repeat: a run of the other side with the same one is its partner; ("", 0) in a baseline file."""
     throughput: float | None = None
     """Samples per second of all ranks; None in a baseline file."""
     wall_s: float | None = None
@@ -310,7 +304,6 @@ class SidePoint:
     environment: Mapping[str, str]
     """Keys with one value in all runs, without those that name the job or the place in it."""
     tags: Mapping[str, str]
-    """Tags that all runs share."""
     doubts: tuple[str, ...] = ()
     """Why its runs are no clean repeats of each other, or not of them alone, a sentence each without full stop."""
 
@@ -331,7 +324,6 @@ class Match:
 
     a: SidePoint
     b: SidePoint | None
-    """None: B has no runs there."""
     allowed: tuple[KeyDifference, ...] = ()
     """What differs though, because it may."""
     unpaired: int = 0
@@ -372,7 +364,7 @@ def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, o
 
 
 def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
-    """Run -> its session, over points of all sides together: what one side ran, another may have run beside it."""
+    """Run -> its session, over points of all sides together: what one side ran, another may have run with it."""
     return sessions_of({run.run_id: run.circumstances for point in points for run in point.runs})
 
 
@@ -436,8 +428,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     digests = {run_id: digest(content) for run_id, content in contents.items()}
     order = {kind: number for number, kind in enumerate(dict.fromkeys(digests.values()))}
     found = alike(
-        table.runs.values(),
-        lambda run: (order[digests[run.plan.run_id]], run.plan.layout.ranks, run.plan.layout.nodes),
+        table.runs.values(), lambda run: (order[digests[run.plan.run_id]], run.plan.layout.ranks, run.plan.layout.nodes)
     )
 
     def side_run(run_id: str, run: Run) -> SideRun:

@@ -1,7 +1,7 @@
 """Runs of two sides become a verdict: regressed, improved, equivalent, inconclusive or insufficient; those of one side
 against a floor: missed, met, inconclusive or insufficient.
 
-One test decides, and all that is told is of it: with the logarithm d of B / A, its standard error s and f degrees of
+One test decides, and all figures are of it: with the logarithm d of B / A, its standard error s and f degrees of
 freedom, p of "no worse than tolerated" is P(t_f > (d - log(1 + tolerance)) / s), the interval is d +- t_f s, and the
 smallest slowdown that is found comes of the non-central t. So p is at most a level where, and only where, the interval
 at that level lies beyond the tolerance. The tolerance is the null hypothesis: a smaller slowdown is a false alarm like
@@ -59,7 +59,7 @@ class Sample:
     together: bool = False
     """Whether one job or one command ran both sides."""
     history: tuple[tuple[float, ...], ...] = ()
-    """Values of further sessions, a tuple for each, which only tell how far sessions scatter."""
+    """Values of further sessions, a tuple for each, which only show how far sessions scatter."""
     floor: float | None = None
     """In place of side A: what B is held against; larger values of B miss it."""
 
@@ -176,22 +176,18 @@ def evidence_of(sample: Sample) -> Evidence | None:
     if sample.floor is not None:
         return _against(sample.floor, *sample.sides[1])
     if sample.paired:
-        return _of_pairs(_logs(sample.a), _logs(sample.b))
+        a, b = _logs(sample.a), _logs(sample.b)
+        scatter = max(stdev(y - x for x, y in zip(a, b, strict=True)), ROUNDING)
+        return Evidence(unit="pair", a=a, b=b, scatter=scatter, error=scatter / math.sqrt(len(a)), freedom=len(a) - 1)
     if sample.together:
         return _apart(_logs(sample.a), _logs(sample.b), "run")
-    a, b = (_by_session(values, names) for values, names in sample.sides)
-    if min(len(a), len(b)) >= MIN_SESSIONS:
-        return _apart(tuple(map(fmean, a.values())), tuple(map(fmean, b.values())), "session")
-    groups = [list(a.values()), list(b.values()), [_logs(values) for values in sample.history]]
+    sides = [list(_by_session(values, names).values()) for values, names in sample.sides]
+    if min(map(len, sides)) >= MIN_SESSIONS:
+        return _apart(tuple(map(fmean, sides[0])), tuple(map(fmean, sides[1])), "session")
+    groups = [*sides, [_logs(values) for values in sample.history]]
     if max(map(len, groups)) < MIN_SESSIONS:
         return None
     return _borrowed(groups)
-
-
-def num_sessions(sample: Sample) -> tuple[int, int]:
-    """Sessions of each side."""
-    a, b = (len(set(names)) for _, names in sample.sides)
-    return a, b
 
 
 def _logs(values: Sequence[float]) -> tuple[float, ...]:
@@ -203,11 +199,6 @@ def _by_session(values: Sequence[float], names: Sequence[str]) -> dict[str, tupl
     for value, name in zip(values, names, strict=True):
         found.setdefault(name, []).append(math.log(value))
     return {name: tuple(logs) for name, logs in found.items()}
-
-
-def _of_pairs(a: tuple[float, ...], b: tuple[float, ...]) -> Evidence:
-    scatter = max(stdev(y - x for x, y in zip(a, b, strict=True)), ROUNDING)
-    return Evidence(unit="pair", a=a, b=b, scatter=scatter, error=scatter / math.sqrt(len(a)), freedom=len(a) - 1)
 
 
 def _against(floor: float, values: tuple[float, ...], names: Sequence[str]) -> Evidence | None:
@@ -248,7 +239,10 @@ def _borrowed(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
     telling = [(group, values) for group, values in zip(groups, means, strict=True) if len(values) > 1]
     freedom = sum(len(values) - 1 for _, values in telling)
     between = max(sum((len(values) - 1) * variance(values) for _, values in telling) / freedom, ROUNDING**2)
-    within = _within(groups)
+    # Pooled variance of runs within their sessions; 0 where every session is one run.
+    several = [session for group in groups for session in group if len(session) > 1]
+    inner = sum(len(session) - 1 for session in several)
+    within = sum((len(session) - 1) * variance(session) for session in several) / inner if inner else 0.0
     usual = harmonic_mean([len(session) for group, _ in telling for session in group])
     square = sum(
         (between + within * max(0.0, 1 / harmonic_mean(list(map(len, group))) - 1 / usual)) / len(group)
@@ -265,13 +259,6 @@ def _borrowed(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
     )
 
 
-def _within(groups: Sequence[Sequence[tuple[float, ...]]]) -> float:
-    """Pooled variance of runs within their sessions; 0 where every session is one run."""
-    sessions = [session for group in groups for session in group if len(session) > 1]
-    freedom = sum(len(session) - 1 for session in sessions)
-    return sum((len(session) - 1) * variance(session) for session in sessions) / freedom if freedom else 0.0
-
-
 Verdict = Literal["regressed", "missed", "insufficient", "inconclusive", "improved", "equivalent", "met"]
 """In the order in which one of them stands for many: the first that is there."""
 
@@ -286,7 +273,7 @@ class Rule:
     """Chance that any comparison of a command is called regressed though B is not slower than tolerated; likewise for
     improved."""
     wanted: float = 0.03
-    """The slowdown for which the number of repeats is told (fraction)."""
+    """The slowdown for which the number of repeats is reported (fraction)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,11 +281,9 @@ class TTest:
     """What the test of one comparison says."""
 
     method: str
-    """The test in words."""
     p_worse: float
     """Chance of a B that looks as much worse as this or more, if it is worse by the tolerance and no more."""
     p_better: float
-    """The mirror image."""
     level_worse: float
     """What `p_worse` must not exceed: the level that Holm's correction over the family leaves this comparison."""
     level_better: float
@@ -326,7 +311,6 @@ class Judgement:
     """B / A of geometric means, above 1 is worse; None where a side has no run. Where a test was made, over units, and
     its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""
     tested: TTest | None
-    """None where no test was made."""
     awaits_reference: bool = False
     """Whether nothing is wrong with B, and the reference is not there yet: A has fewer than five runs, or there are too
     few sessions."""
@@ -437,8 +421,8 @@ def _untested(sample: Sample) -> Judgement:
     else:
         counts = len(sample.a), len(sample.b)
         unit = "pairs" if sample.paired else "runs per side"
-        told = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
-        verdict, reason = "insufficient", f"{told} of the {MIN_RUNS} {unit} that a verdict needs"
+        held = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
+        verdict, reason = "insufficient", f"{held} of the {MIN_RUNS} {unit} that a verdict needs"
     return Judgement(
         verdict=verdict,
         reason=reason,
@@ -450,15 +434,15 @@ def _untested(sample: Sample) -> Judgement:
 
 def _few_sessions(sample: Sample) -> str:
     """Why sides of few sessions get no verdict, and what helps."""
-    a, b = num_sessions(sample)
+    a, b = (len(set(names)) for _, names in sample.sides)
     if sample.floor is not None:
         return (
             f"{b} sessions: fewer than {MIN_SESSIONS} do not tell how far they scatter; choose the runs of one "
             "(--where series=NAME)"
         )
-    told = "one session a side" if a == b == 1 else f"{a} and {b} sessions"
+    held = "one session a side" if a == b == 1 else f"{a} and {b} sessions"
     return (
-        f"{told}: drift between sessions counts as a difference; interleave (--ab), or give a baseline or a history "
+        f"{held}: drift between sessions counts as a difference; interleave (--ab), or give a baseline or a history "
         f"of {MIN_SESSIONS} sessions"
     )
 

@@ -217,12 +217,7 @@ class Manifest(Spec):
 
 
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
-    """Runs as one file, whole or not at all.
-
-    Args:
-        history: where the runs are.
-        entries: the runs.
-        output: the archive; compressed if its name ends in `.gz` or `.tgz`.
+    """Runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`.
 
     Raises:
         UserError: the file cannot be written.
@@ -283,15 +278,10 @@ def _write_member(opened: tarfile.TarFile, name: str, num_bytes: int, content: I
 def read_archive(
     path: Path, history: History, room: Path, limits: Limits | None = None
 ) -> Iterator[Candidate | Outcome]:
-    """The runs of an archive, each unpacked by itself below the store, from where it may be moved.
+    """The runs of an archive, each unpacked by itself in `room` (of `Store.room`), from where it may be moved.
 
-    What is wrong with the archive ends it, as an outcome `damaged`; the runs before it are whole.
-
-    Args:
-        path: the archive.
-        history: runs that it holds already are passed over, where the archive's list names them.
-        room: where to unpack, from `Store.room`.
-        limits: what the archive may not exceed.
+    Runs that the history holds already are passed over, where the archive's list names them. What is wrong with the
+    archive ends it, as an outcome `damaged`; the runs before it are whole.
 
     Raises:
         UserError: the archive cannot be read.

@@ -56,7 +56,7 @@ MIN_NIGHTS = 12
 MIN_DRIFT = 2 * MIN_SEGMENT
 """Fewest nights of a drift."""
 SHAPE_FACTOR = 10.0
-"""A ramp must be so many times as likely as steps to be called a drift, and the other way round (Jeffreys, Theory of
+"""A ramp must be this many times as likely as steps to be called a drift, and the other way round (Jeffreys, Theory of
 Probability, 1961, appendix B: "strong")."""
 
 NAMED = 0.01

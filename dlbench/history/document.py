@@ -111,20 +111,15 @@ def nodes_section(nodes: SlowMonths) -> Section:
     counts = f"{runs_text(nodes.num_runs)} on two hosts or more, {len(nodes.hosts)} hosts; "
     about = f"{counts}{runs_text(nodes.num_without)} that compare no hosts."
     option = exclude_option(nodes)
+    slow = () if nodes.exclude or nodes.unsafe else ("No node is shown to be slow now.",)
+    excluding = (f"sbatch {option}",) if option else ()
+    ratio = "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights."
+    said: tuple[str, ...] = (*slow, *(f"To keep jobs off the slow nodes: {one}" for one in excluding), about)
+    brief: tuple[str, ...] = (about, ratio, *slow, *excluding)
     if not nodes.hosts:
-        said: tuple[str, ...] = (
+        said = brief = (
             f"No run compares hosts: {runs_text(nodes.num_without)} on one host, or with an injected fault. Run on "
             "two nodes or more, for example dlbench submit WORKLOAD --system SYSTEM --nodes 2.",
-        )
-        brief = said
-    else:
-        slow = () if nodes.exclude or nodes.unsafe else ("No node is shown to be slow now.",)
-        said = (*slow, *((f"To keep jobs off the slow nodes: sbatch {option}",) if option else ()), about)
-        brief = (
-            about,
-            "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights.",
-            *slow,
-            *((f"sbatch {option}",) if option else ()),
         )
     headline = ""
     if nodes.hosts:
@@ -188,7 +183,7 @@ def _changes(report: TrendsReport) -> Section:
 def _card(series: Trend, change: Change) -> Card:
     kind = kind_text(change)
     when = since_text(change) if change.shape == "drift" else f"on {day(change.time)}"
-    beside = (commits_text(change), *differences_text(change), acknowledged_text(series, change))
+    details = (commits_text(change), *differences_text(change), acknowledged_text(series, change))
     return Card(
         title=f"{kind[:1].upper()}{kind[1:]} {when}",
         link=f"series-{series.id}",
@@ -201,7 +196,7 @@ def _card(series: Trend, change: Change) -> Card:
         words=(
             f"{series.label}: {level_text(change.before)} before, {level_text(change.after)} since; changed "
             f"{between_text(change)}.",
-            *(f"{line}." for line in beside if line),
+            *(f"{line}." for line in details if line),
         ),
         is_bad=change in series.open_regressions,
     )
@@ -216,6 +211,10 @@ def _all_series(report: TrendsReport) -> Section:
     changed = sum(bool(one.changes) for one in report.series)
     unchanged = [one for one in report.by_newest_change if not one.changes]
     more = [f"... and {len(unchanged) - MAX_LINES} more series"] if len(unchanged) > MAX_LINES else []
+    lines = (
+        f"- {short_verdict(one)}, level {level_text(one.levels[-1].value)}: {one.label}"
+        for one in unchanged[:MAX_LINES]
+    )
     return Section(
         id="series",
         title="All series",
@@ -223,12 +222,8 @@ def _all_series(report: TrendsReport) -> Section:
         words=() if report.series else ("None.",),
         sheets=(series_sheet(report), nights_sheet(report.series, is_for_people=False)),
         notes=(drawn,) if count > MAX_CHARTED else (),
-        brief=(*(f"- {_unchanged(one)}: {one.label}" for one in unchanged[:MAX_LINES]), *more),
+        brief=(*lines, *more),
     )
-
-
-def _unchanged(series: Trend) -> str:
-    return f"{short_verdict(series)}, level {level_text(series.levels[-1].value)}"
 
 
 def _series(series: Trend, *, is_drawn: bool) -> Section:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.errors import UserError, nearest
@@ -83,11 +83,11 @@ class HostEntry:
     num_ranks: int
     work_ratio: float | None
     """Own work of its slowest rank over that of the other hosts' slowest ranks (median), as `slow_nodes` counts it (1);
-    None for runs on one host, for runs without figures and for runs with a planted fault, which would accuse a host of
-    it."""
+    None for runs on one host, for runs without figures and for runs with an injected fault, which would accuse
+    a host of it."""
     later: float | None = None
     """By how much later than the other hosts it leaves an exchange, as a share of the step (1), as
-    `dlbench.reading.hosts.leaving` counts it; None for the same runs, and where the clocks do not say."""
+    `dlbench.reading.late_hosts` counts it; None for the same runs, and where the clocks do not say."""
     later_at_least: float | None = None
     """The same, as far as it is certain for all that the clocks may be off."""
 
@@ -103,33 +103,33 @@ class HistoryEntry:
     """valid, invalid, failed, incomplete, damaged."""
     why: str
     """Why there is no figure; empty for valid runs."""
-    created: str
-    finished: str
+    created: str = ""
+    finished: str = ""
     """UTC, ISO 8601; empty where the run did not end."""
-    series: str
-    repeat: int
-    side: str
-    variant: str
-    group: str
+    series: str = ""
+    repeat: int = 0
+    side: str = ""
+    variant: str = ""
+    group: str = ""
     """Equal for runs that may be compared (`dlbench.reading.comparability.group_id`); empty without a record."""
-    label: str
+    label: str = ""
     """The group in words, without foreign markup being made harmless: that is the reader's business."""
-    system: str
-    workload: str
-    preset: str
-    engine: str
-    ranks: int
-    nodes: int
-    slurm_job_id: str
+    system: str = ""
+    workload: str = ""
+    preset: str = ""
+    engine: str = ""
+    ranks: int = 0
+    nodes: int = 0
+    slurm_job_id: str = ""
     """Empty where it was no Slurm job."""
-    commit: str
+    commit: str = ""
     """Tag `commit` of the plan; else the commit of dlbench's own checkout; empty: neither is known."""
-    tags: Mapping[str, str]
-    environment: Mapping[str, str]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 recorded, and what was asked of the system (`system.modules`, ...), where it shapes speed."""
-    figures: Mapping[str, float]
+    figures: Mapping[str, float] = field(default_factory=dict)
     """By name of `dlbench.reading.metrics.METRICS`; empty for runs without figures."""
-    hosts: tuple[HostEntry, ...]
+    hosts: tuple[HostEntry, ...] = ()
     """By name."""
     content_digest: str
     """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
@@ -149,7 +149,7 @@ class HistoryEntry:
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as JSON holds it."""
-        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         for name in ("tags", "environment", "figures"):
             content[name] = dict(content[name])
         content["hosts"] = [dataclasses.asdict(host) for host in self.hosts]

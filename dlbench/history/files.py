@@ -193,11 +193,7 @@ class Store:
 
     @classmethod
     def at(cls, path: Path, *, create: bool = False) -> Store:
-        """The history in a folder.
-
-        Args:
-            path: the folder.
-            create: make one if the folder is empty or not there.
+        """The history in a folder; `create` makes one if the folder is empty or not there.
 
         Raises:
             UserError: it is none, or cannot be made or read.
@@ -226,8 +222,7 @@ class Store:
     def listing(self, pass_over: Callable[[str], None] = lambda folder: None) -> dict[str, int]:
         """Folders of runs, relative to the store, with the time of their last change (nanoseconds).
 
-        Args:
-            pass_over: gets folders with names that no run, and no month, has; hidden ones are none.
+        `pass_over` gets folders with names that no run, and no month, has; hidden ones are none.
 
         Raises:
             RunError: the folders cannot be read.
@@ -292,11 +287,7 @@ class Store:
         return True
 
     def take_away(self, folder: str, room: Path) -> None:
-        """Takes a run's folder out of `runs` by one rename and deletes it; nothing if it is gone already.
-
-        Args:
-            folder: relative to the store.
-            room: of `room`, where it lies while it is deleted.
+        """Takes a run's folder out of `runs` by one rename and deletes it in `room`; nothing if it is gone already.
 
         Raises:
             NotAFolderError: a file, a link or a pipe stands where its month should be.

@@ -48,12 +48,9 @@ class Candidate:
 
 
 def import_runs(history: History, candidates: Iterable[Candidate | Outcome], room: Path) -> Iterator[Outcome]:
-    """Brings runs in, and says of each what became of it.
+    """Brings runs in, and says of each what became of it; outcomes among the candidates are passed on.
 
-    Args:
-        history: where to.
-        candidates: the runs, and what is already known of others, which is passed on.
-        room: a folder of this process, from `Store.room`; what is unpacked of archives lies there, too.
+    What is unpacked of archives lies in `room` (of `Store.room`), too.
 
     Raises:
         RunError: no space, or the file system refuses. Runs reported as imported are in.
@@ -134,7 +131,7 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
     except RunError as error:
         problem = error
     finally:
-        # Whatever went wrong on the way: what is in place is indexed, and told.
+        # Whatever went wrong on the way: what is in place is indexed, and reported.
         history.store.sync(entry.folder for entry in placed)
         history.remember(placed)
     yield from outcomes
@@ -143,7 +140,7 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
 
 
 def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
-    """Why a run does not come in, as far as its entry tells."""
+    """Why a run does not come in, as far as its entry says."""
     if entry.state == "damaged":
         return _damaged(candidate, entry.why)
     if entry.state == "incomplete":

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,8 +21,8 @@ from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import folder_below, read_json
 from dlbench.reading.causes import Causes
 from dlbench.reading.comparability import AFTER_INTERRUPTION, chosen_settings, group_id, system_content
-from dlbench.reading.hosts.slow_nodes import host_ratios
 from dlbench.reading.metrics import METRICS, metrics_by_run
+from dlbench.reading.slow_nodes import host_ratios
 from dlbench.reading.table import WithoutFigures, tabulate
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
@@ -32,10 +32,6 @@ from dlbench.records.scan import Run, Scan, load_file, read_run
 from dlbench.report.wording import short_data
 from dlbench.specs.base import CountOrZero, Spec
 from dlbench.units import utc_now
-
-if TYPE_CHECKING:
-    from dlbench.history.store import History
-
 
 DROPPED = "dropped.json"
 
@@ -82,15 +78,9 @@ def dropped_kinds(folder: RunFolder) -> tuple[str, ...]:
 
 
 def beyond(entries: Sequence[HistoryEntry], *, keep_days: float, keep_last: int, now: datetime) -> list[HistoryEntry]:
-    """Runs older than so many days, but for the newest valid ones of each point.
+    """Of all runs those older than `keep_days`, but for the newest `keep_last` valid ones of each `HistoryEntry.key`.
 
     A run's age counts from its end, for runs that did not end from its plan; a run whose date cannot be read stays.
-
-    Args:
-        entries: all runs.
-        keep_days: age that is kept whatever else.
-        keep_last: valid runs of each `HistoryEntry.key` that are kept whatever their age.
-        now: the present, with a time zone.
     """
     kept: dict[tuple[str, int, int], int] = {}
     chosen: list[HistoryEntry] = []
@@ -197,18 +187,14 @@ def _drop(store: Path, removal: Removal) -> None:
         emptied = {parts[:length] for parts in by_folder for length in range(1, len(parts) + 1)}
         for parts in sorted(emptied, key=len, reverse=True):
             with suppress(FileNotFoundError), folder_below(store, *own, *parts[:-1]) as opened:
-                _remove_if_empty(parts[-1], opened)
+                try:
+                    os.rmdir(parts[-1], dir_fd=opened)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
         sync_folder(folder)
     except OSError as error:
         raise RunError(f"{folder}: cannot be changed: {error.strerror or error}") from None
-
-
-def _remove_if_empty(name: str, folder: int) -> None:
-    try:
-        os.rmdir(name, dir_fd=folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
 
 
 def _kind(name: str) -> str | None:
@@ -227,14 +213,16 @@ def make_entries(folders: Sequence[RunFolder]) -> list[HistoryEntry]:
     runs: dict[Path, Run] = {}
     found: dict[Path, HistoryEntry] = {}
     for folder in folders:
-        is_plain = False
+        is_plain, digest = False, ""
         try:
             # First: reading a named pipe would wait forever.
             files_of(folder.path)
             is_plain = True
             runs[folder.path] = read_run(folder.path)
         except (IncompleteDataError, UserError) as error:
-            found[folder.path] = _damaged(folder, str(error), _digest(folder) if is_plain else "")
+            with suppress(IncompleteDataError):
+                digest = content_digest(folder) if is_plain else ""
+            found[folder.path] = _damaged(folder, str(error), digest)
     for chosen in _each_name_once(list(runs.values())):
         table = tabulate(Scan(root=Path(), runs=chosen), with_causes=True)
         figures = metrics_by_run(table)
@@ -259,8 +247,7 @@ def _each_name_once(runs: list[Run]) -> list[list[Run]]:
     for run in runs:
         free = next((names for names in lists if run.plan.run_id not in names), None)
         if free is None:
-            free = {}
-            lists.append(free)
+            lists.append(free := {})
         free[run.plan.run_id] = run
     return [list(names.values()) for names in lists]
 
@@ -365,39 +352,7 @@ def _submitted_job(folder: RunFolder) -> str:
     return job if isinstance(job, str) else ""
 
 
-def _digest(folder: RunFolder) -> str:
-    try:
-        return content_digest(folder)
-    except IncompleteDataError:
-        return ""
-
-
 def _damaged(folder: RunFolder, why: str, digest: str) -> HistoryEntry:
     """All that is known of a folder that cannot be read: its name, and the digest if there is one."""
-    return HistoryEntry(
-        run_id=folder.path.name,
-        folder=str(folder.path),
-        state="damaged",
-        why=why,
-        created="",
-        finished="",
-        series="",
-        repeat=0,
-        side="",
-        variant="",
-        group="",
-        label="",
-        system="",
-        workload="",
-        preset="",
-        engine="",
-        ranks=0,
-        nodes=0,
-        slurm_job_id="",
-        commit="",
-        tags={},
-        environment={},
-        figures={},
-        hosts=(),
-        content_digest=digest,
-    )
+    name = folder.path.name
+    return HistoryEntry(run_id=name, folder=str(folder.path), state="damaged", why=why, content_digest=digest)

@@ -20,9 +20,9 @@ from dlbench.history.entry import HistoryEntry
 from dlbench.history.series import Change, Trend, damaged_runs, dated, trends
 from dlbench.history.slow_months import RECENT_DAYS, HostCourse, SlowMonths, slow_months
 from dlbench.history.store import Acknowledgement
-from dlbench.reading.hosts.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.reading.metrics import METRICS
 from dlbench.reading.sessions import MIN_SESSIONS
+from dlbench.reading.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.report.document import BaseReport
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import basis_text, clean, number_text, place_text, slow_link_text
@@ -62,13 +62,7 @@ class TrendsReport(BaseReport):
 def trends_of(
     entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED, acknowledged: Sequence[Acknowledgement] = ()
 ) -> TrendsReport:
-    """The report over time.
-
-    Args:
-        entries: of a history, in any order.
-        metrics: names of `dlbench.reading.metrics.METRICS`.
-        acknowledged: of that history.
-    """
+    """The report over time of a history; metrics are names of `dlbench.reading.metrics.METRICS`."""
     known = list(entries)
     with_figures = [entry for entry in dated(known) if entry.group and entry.figures]
     found = trends(known, [metric for metric in METRICS if metric.name in metrics], acknowledged)
@@ -180,7 +174,7 @@ def between_text(change: Change) -> str:
 
 
 def commits_text(change: Change) -> str:
-    """``1a2b3c -> 4d5e6f``, or that nothing is known; empty for a drift, which no commit stands beside."""
+    """``1a2b3c -> 4d5e6f``, or that nothing is known; empty for a drift, which has no commits."""
     if change.shape == "drift":
         return ""
     if not change.commits_before and not change.commits_after:
@@ -251,11 +245,11 @@ def short_verdict(series: Trend) -> str:
 def change_lines(series: Trend, change: Change) -> list[str]:
     """A change for the terminal: the finding, then what differs, marked as items."""
     mark = "!" if change.kind == "regression" else "+"
-    beside = (between_text(change), commits_text(change), *differences_text(change), acknowledged_text(series, change))
+    details = (between_text(change), commits_text(change), *differences_text(change), acknowledged_text(series, change))
     return [
         f"{mark} {day(change.time)} {kind_text(change)}: {change_text(change.ratio)}, {level_text(change.before)} to "
         f"{level_text(change.after)}; {change_basis(change)}; {evidence_text(change.evidence)}",
-        *(f"- {line}" for line in beside if line),
+        *(f"- {line}" for line in details if line),
     ]
 
 
@@ -320,7 +314,7 @@ METHODS: tuple[tuple[str, str], ...] = (
         "At once, or slowly",
         f"Each change, or several in one direction, is held against a ramp of {MIN_DRIFT} nights or more. What the "
         f"ramp explains {SHAPE_FACTOR:.0f} times better is a slow change: it has a beginning and an end, and nothing "
-        "is named beside it. Where neither is so much likelier, that is said, and what differs there counts only if "
+        "is named with it. Where neither is so much likelier, that is said, and what differs there counts only if "
         "the change came at once.",
     ),
     (
@@ -348,8 +342,8 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "The newest nights",
         f"Nights beyond the range that holds the next ordinary night but for {NAMED:.0%} (the predictive "
-        "distribution of a Student t whose tails the nights of their level tell) are named at once; whether the level "
-        "has changed is said when there are enough of them.",
+        "distribution of a Student t whose tails are those of the nights of their level) are named at once; whether "
+        "the level has changed is said when there are enough of them.",
     ),
     (
         "Slow nodes",
@@ -362,8 +356,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         f"to be above {SLOW:g} (or its exchanges to end more than {SLOW - 1:.0%} of a step later), over all hosts "
         f"together: of those called slow {FALSE_SHARE:.0%} are not, on average (Benjamini and Hochberg). With fewer "
         "nights it is suspected at most. Whether it is slow now is decided by its nights since its last change point, "
-        f"none older than {RECENT_DAYS} days before the newest run. Runs on one host and runs with a planted fault say "
-        "nothing.",
+        f"none older than {RECENT_DAYS} days before the newest run. Runs on one host and runs with an injected "
+        "fault say nothing.",
     ),
 )
 """How the numbers of trends are made."""

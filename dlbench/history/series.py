@@ -38,13 +38,13 @@ UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""
 
 MAX_APART = 2
-"""Settings of the system that tell series of equal labels apart; more are no name."""
+"""Settings of the system by which series of equal labels differ; more are no name."""
 
 NOT_SET = "not set"
 """Value of a key that a run does not have."""
 
 # They name every night anew, and stand for themselves.
-_NAMED_APART = {"commit", "dlbench.commit"}
+_NAMED_APART = {"commit", "dlbench.commit", "tag.commit", "tag.dlbench.commit"}
 
 MAX_VALUES = 4
 """Values of a key that are named on one side of a change; the newest of more."""
@@ -106,7 +106,7 @@ class Change:
 
     kind: Literal["regression", "improvement"]
     shape: Shape
-    """At once, over many nights, or either: the nights do not tell. A drift has no date, so nothing is named beside
+    """At once, over many nights, or either: the nights do not show which. A drift has no date, so nothing is named with
     it."""
     time: str
     """End of the first night after, UTC; the likeliest. Of a drift that of its first night."""
@@ -140,7 +140,7 @@ class Change:
 
     @property
     def has_equal_commits(self) -> bool:
-        """Whether both nights beside the change ran the same known commit."""
+        """Whether both nights next to the change ran the same known commit."""
         return bool(self.commits_before) and set(self.commits_before) == set(self.commits_after)
 
 
@@ -251,15 +251,10 @@ def _moment(text: str) -> datetime | None:
 def trends(
     entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
-    """Every metric of every point that any run has a figure of; runs without figures are passed over.
+    """Every metric of every point that any run has a figure of, by label, rank count, node count and metric.
 
-    Args:
-        entries: of a history, in any order; a run that is there twice counts once.
-        metrics: the figures to follow.
-        acknowledged: changes that are known, of any series.
-
-    Returns:
-        By label, rank count, node count and metric; trends of too few nights for a change point are among them.
+    Runs without figures are passed over, a run that is there twice counts once, `acknowledged` changes may be of any
+    series; trends of too few nights for a change point are among them.
     """
     points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
     for entry in dated(entries):
@@ -281,7 +276,8 @@ def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequen
     for one in found:
         if counts[one.label, one.system] > 1:
             twins = [other for other in found if (other.label, other.system) == (one.label, one.system)]
-            asked = [_asked(points[other.group, other.ranks, other.nodes][-1]) for other in twins]
+            newest_of = [points[other.group, other.ranks, other.nodes][-1].environment for other in twins]
+            asked = [{key: run[key] for key in run if key.startswith("system.")} for run in newest_of]
             own = asked[twins.index(one)]
             differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in asked)]
             is_enough = asked.count(own) == 1 and 0 < len(differing) <= MAX_APART
@@ -289,10 +285,6 @@ def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequen
             one = dataclasses.replace(one, label=f"{one.label}, {apart}", configuration=f"{one.configuration}, {apart}")
         made.append(one)
     return made
-
-
-def _asked(entry: HistoryEntry) -> dict[str, str]:
-    return {key: value for key, value in entry.environment.items() if key.startswith("system.")}
 
 
 def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
@@ -326,6 +318,7 @@ def _trend(
 ) -> Trend:
     metric, known, values = course.metric, course.nights, course.values
     pieces = segments(values, found)
+    beyond = newest(values, pieces[-1], histories=max(1, followed)) if len(values) >= MIN_NIGHTS else None
     made = [
         _night(known[place], metric, values[place], number)
         for number, piece in enumerate(pieces)
@@ -357,7 +350,9 @@ def _trend(
         nights=tuple(made),
         levels=tuple(_level(piece, made, metric) for piece in pieces),
         changes=tuple(_change(point, metric, made, known, own) for point in found),
-        newest=_newest(values, pieces[-1], metric, followed),
+        newest=NewestNights(**vars(beyond), is_worse=(beyond.ratio > 1) == metric.higher_is_worse)
+        if beyond is not None and beyond.num_beyond
+        else None,
     )
 
 
@@ -382,13 +377,6 @@ def _level(piece: Segment, nights: Sequence[Night], metric: Metric) -> Level:
         value=piece.level.in_unit(metric.unit),
         at_first=piece.level.value * math.exp(piece.rise * (piece.start - piece.end + 1)),
     )
-
-
-def _newest(values: Sequence[float], last: Segment, metric: Metric, followed: int) -> NewestNights | None:
-    found = newest(values, last, histories=max(1, followed))
-    if found is None or not found.num_beyond or len(values) < MIN_NIGHTS:
-        return None
-    return NewestNights(**vars(found), is_worse=(found.ratio > 1) == metric.higher_is_worse)
 
 
 def _change(
@@ -439,7 +427,14 @@ def _change(
 def _differences(
     before: Sequence[Sequence[HistoryEntry]], after: Sequence[Sequence[HistoryEntry]]
 ) -> Iterable[Difference]:
-    facts = [[_facts(run) for night in side for run in night] for side in (before, after)]
+    facts = [
+        [
+            {**run.environment, **{f"tag.{name}": value for name, value in run.tags.items()}}
+            for night in side
+            for run in night
+        ]
+        for side in (before, after)
+    ]
     keys = {key for side in facts for one in side for key in one} - _NAMED_APART
     for key in sorted(keys):
         # dict: distinct values in order of time.
@@ -452,8 +447,3 @@ def _differences(
 def _listed(values: Sequence[str]) -> str:
     more = f" and {len(values) - MAX_VALUES} before" if len(values) > MAX_VALUES else ""
     return ", ".join(clean(value, MAX_VALUE_LENGTH) for value in values[-MAX_VALUES:]) + more
-
-
-def _facts(run: HistoryEntry) -> Mapping[str, str]:
-    tags = {f"tag.{name}": value for name, value in run.tags.items() if name not in _NAMED_APART}
-    return {**run.environment, **tags}

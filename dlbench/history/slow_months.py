@@ -1,7 +1,7 @@
-"""Slow nodes over months: each host beside the other hosts of the same runs, by calendar month.
+"""Slow nodes over months: each host and the other hosts of the same runs, by calendar month.
 
-The figures of a run and their limits are those of `dlbench.reading.hosts.slow_nodes` and
-`dlbench.reading.hosts.leaving`, so are the threshold,
+The figures of a run and their limits are those of `dlbench.reading.slow_nodes` and
+`dlbench.reading.late_hosts`, so are the threshold,
 the test and the verdicts, over all hosts together. The unit is the night: all runs of one request, and
 of requests that ran in one job of Slurm; of a night counts the median of its runs. Whether a host is slow now is
 decided by its nights since its last change point, none older than `RECENT_DAYS`.
@@ -18,7 +18,7 @@ from typing import Literal
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
-from dlbench.reading.hosts.slow_nodes import (
+from dlbench.reading.slow_nodes import (
     ACCUSED,
     SAFE_HOST,
     TO_EXCLUDE,
@@ -104,7 +104,7 @@ class SlowMonths:
     num_runs: int
     """Runs on two hosts or more that were counted."""
     num_without: int
-    """Valid runs that compare no hosts: on one host, or with a fault planted."""
+    """Valid runs that compare no hosts: on one host, or with an injected fault."""
     exclude: tuple[str, ...]
     """Hosts that are slow now, for Slurm's `--exclude`, by name."""
     unsafe: tuple[str, ...]
@@ -143,7 +143,11 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
         _course(host, nights, points, counted[-1].finished)
         for (host, nights), points in zip(shared.items(), changes, strict=True)
     ]
-    hosts = sorted(_judged(courses, shared), key=_rank)
+
+    def order(course: HostCourse) -> tuple[bool, float, str]:
+        return course.verdict not in ACCUSED, -course.current.value if course.current else 0.0, course.host
+
+    hosts = sorted(_judged(courses, shared), key=order)
     slow = sorted((one for one in hosts if one.verdict in TO_EXCLUDE), key=lambda one: one.host)
     return SlowMonths(
         as_of=counted[-1].finished if counted else "",
@@ -190,13 +194,13 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _rank(course: HostCourse) -> tuple[bool, float, str]:
-    return course.verdict not in ACCUSED, -course.current.value if course.current else 0.0, course.host
-
-
 def _course(host: str, nights: Sequence[_Night], points: Sequence[ChangePoint], as_of: str) -> HostCourse:
     """One host, all verdicts left open."""
-    recent = _recent(nights, points[-1].index if points else 0, as_of)
+    oldest = utc_text(datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC) - timedelta(days=RECENT_DAYS))
+    recent = [night for night in nights[points[-1].index if points else 0 :] if night.end >= oldest]
+    months: dict[str, list[_Night]] = {}
+    for night in nights:
+        months.setdefault(night.end[:7], []).append(night)
     return HostCourse(
         host=host,
         verdict="not used lately",
@@ -205,24 +209,18 @@ def _course(host: str, nights: Sequence[_Night], points: Sequence[ChangePoint], 
         since=recent[0].end if recent else "",
         num_nights=len(nights),
         num_runs=sum(night.num_runs for night in nights),
-        months=tuple(_month(month, nights) for month in sorted({night.end[:7] for night in nights})),
+        months=tuple(
+            HostMonth(
+                month=month,
+                ratio=mean_ratio([night.work for night in own]),
+                later=_later(own),
+                verdict="not shown to be slow",
+            )
+            for month, own in sorted(months.items())
+        ),
         changes=tuple(
             HostChange(time=nights[point.index].end, ratio=point.ratio, evidence=point.evidence) for point in points
         ),
-    )
-
-
-def _recent(nights: Sequence[_Night], start: int, as_of: str) -> list[_Night]:
-    """Nights from this one on that are not too old."""
-    newest = datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC)
-    oldest = utc_text(newest - timedelta(days=RECENT_DAYS))
-    return [night for night in nights[start:] if night.end >= oldest]
-
-
-def _month(month: str, nights: Sequence[_Night]) -> HostMonth:
-    own = [night for night in nights if night.end.startswith(month)]
-    return HostMonth(
-        month=month, ratio=mean_ratio([night.work for night in own]), later=_later(own), verdict="not shown to be slow"
     )
 
 

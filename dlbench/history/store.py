@@ -7,10 +7,10 @@ missed something, because its writer was killed or another index was in use, is 
 The index of a history: entries in an SQLite file, a cache that may be deleted at any time.
 
 Stores lie on file systems of clusters. Hence no write-ahead log, which needs memory shared between hosts
-(sqlite.org/wal.html), but a rollback journal; and every opening of the file is guarded by a lock on a file beside it,
+(sqlite.org/wal.html), but a rollback journal; and every opening of the file is guarded by a lock on a file next to it,
 so that a damaged index can be taken away while nobody has it open.
 
-Changes of level that somebody knows of: who said so, when, and why; a file each in the history, beside its runs.
+Changes of level that somebody knows of: who said so, when, and why; a file each in the history, next to its runs.
 
 An acknowledged change is no longer a reason to fail a gate or to call a level worse. It is one again when the level
 gets worse still; a further change is another one, with a later date.
@@ -149,12 +149,9 @@ class Index:
     """The file; it is open only within a call."""
 
     def __init__(self, path: Path, version: str, *, is_named: bool = False) -> None:
-        """See there.
+        """The index in a file, which may be any file of a person who named it (`is_named`).
 
-        Args:
-            path: the file.
-            version: of the way entries are made; an index that was made otherwise is damaged.
-            is_named: whether a person named the file, so that it may be any file of theirs.
+        An index of another `version`, of the way entries are made, counts as damaged.
         """
         self.path = path
         self._version = f"{INDEX_VERSION}: {version}"
@@ -179,8 +176,8 @@ class Index:
             if not _has_tables(connection):
                 return {}
             self._check_version(connection)
-            for folder, changed_ns, entry, crc in connection.execute("SELECT folder, changed_ns, entry, crc FROM runs"):
-                if _crc(folder, changed_ns, entry) != crc:
+            for folder, changed_ns, entry, is_whole in _rows(connection):
+                if not is_whole:
                     raise IndexDamagedError(f"{self.path}: the row of {folder} is damaged")
                 rows[folder] = (changed_ns, HistoryEntry.from_dict(json.loads(entry)))
         return rows
@@ -232,7 +229,8 @@ class Index:
                 # A second lock on the same file, held by this process, would wait for the first.
                 with suppress(IndexDamagedError), self._damage_named(), closing(self._connect()) as connection:
                     self._check_version(connection)
-                    if connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",) and _all_whole(connection):
+                    is_ok = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+                    if is_ok and all(is_whole for *_, is_whole in _rows(connection)):
                         return
             try:
                 for path in (self.path, self.path.with_name(f"{self.path.name}-journal")):
@@ -313,7 +311,7 @@ class Index:
 
     @contextmanager
     def _locked(self, *, exclusive: bool) -> Iterator[None]:
-        """Holds the lock beside the file; who may not write may read without it."""
+        """Holds the lock next to the file; who may not write may read without it."""
         path = self.path.with_name(f"{self.path.name}.lock")
         try:
             if exclusive:
@@ -325,27 +323,23 @@ class Index:
                 raise IndexUnusableError(f"{path}: cannot be written: {error.strerror or error}") from None
             yield
             return
+        kind, deadline = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, time.monotonic() + LOCK_TIMEOUT_S
         try:
-            self._wait(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            while True:
+                try:
+                    fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    pass
+                except OSError as error:
+                    raise IndexUnusableError(f"{self.path}: cannot be locked: {error.strerror or error}") from None
+                if time.monotonic() > deadline:
+                    held = f"another process has held its lock for {LOCK_TIMEOUT_S:.0f} s"
+                    raise IndexUnusableError(f"{self.path}: {held}")
+                time.sleep(_POLL_S)
             yield
         finally:
             os.close(descriptor)
-
-    def _wait(self, descriptor: int, kind: int) -> None:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while not self._try(descriptor, kind):
-            if time.monotonic() > deadline:
-                raise IndexUnusableError(f"{self.path}: another process has held its lock for {LOCK_TIMEOUT_S:.0f} s")
-            time.sleep(_POLL_S)
-
-    def _try(self, descriptor: int, kind: int) -> bool:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            raise IndexUnusableError(f"{self.path}: cannot be locked: {error.strerror or error}") from None
-        return True
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:
@@ -353,11 +347,10 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
     return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
 
 
-def _all_whole(connection: sqlite3.Connection) -> bool:
-    return all(
-        _crc(folder, changed_ns, entry) == crc
-        for folder, changed_ns, entry, crc in connection.execute("SELECT folder, changed_ns, entry, crc FROM runs")
-    )
+def _rows(connection: sqlite3.Connection) -> Iterator[tuple[str, int, str, bool]]:
+    """Folder, time of its last change, entry, and whether the row is whole."""
+    for folder, changed_ns, entry, crc in connection.execute("SELECT folder, changed_ns, entry, crc FROM runs"):
+        yield folder, changed_ns, entry, _crc(folder, changed_ns, entry) == crc
 
 
 def _crc(folder: str, changed_ns: int, entry: str) -> int:
@@ -394,7 +387,7 @@ class History:
         self._is_writable = True
         self._rows: dict[str, Row] = {}
         self._by_id: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     @classmethod
     def open(
@@ -406,14 +399,10 @@ class History:
         create: bool = False,
         notify: Notify = lambda line: None,
     ) -> History:
-        """The history in a folder, its index brought up to date.
+        """The history in a folder, its index brought up to date; `create` makes one if the folder is empty or missing.
 
-        Args:
-            path: the folder.
-            maker: makes entries of runs.
-            index: where the index lies, if not in the folder; a file that is no index is left as it is.
-            create: make a history if the folder is empty or not there.
-            notify: gets a line for what happened to the index.
+        The index may lie elsewhere (a file that is no index is left as it is); `notify` gets a line for what happened
+        to it.
 
         Raises:
             UserError: it is no history, or the index is another file.
@@ -428,10 +417,7 @@ class History:
         return history
 
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
-        """The runs that match, by the time they finished, then by name.
-
-        Args:
-            where: see `dlbench.history.entry`.
+        """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name.
 
         Raises:
             UserError: a key that entries do not have.
@@ -517,22 +503,19 @@ class History:
 
     def _catch_up(self) -> None:
         """Indexes folders that are new or were changed, forgets those that are gone."""
-        listing = self.store.listing(self._tell_of_stray)
+        listing = self.store.listing(self._note_stray)
         gone = [folder for folder in self._rows if folder not in listing]
         # Put there by another process after the listing was made: not gone.
         gone = [folder for folder in gone if not self.store.holds(folder)]
         if gone:
             self.remember((), gone)
-        self.refresh([folder for folder, changed_ns in listing.items() if self._is_new(folder, changed_ns)])
+        known = {folder: changed_ns for folder, (changed_ns, _) in self._rows.items()}
+        self.refresh([folder for folder, changed_ns in listing.items() if known.get(folder) != changed_ns])
 
-    def _tell_of_stray(self, folder: str) -> None:
-        if folder not in self._told:
-            self._told.add(folder)
+    def _note_stray(self, folder: str) -> None:
+        if folder not in self._noted:
+            self._noted.add(folder)
             self.notify(f"{folder!a}: a name that no run has; passed over")
-
-    def _is_new(self, folder: str, changed_ns: int) -> bool:
-        known = self._rows.get(folder)
-        return known is None or known[0] != changed_ns
 
     def _set(self, rows: dict[str, Row]) -> None:
         self._rows = rows

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.report import (
@@ -25,38 +23,34 @@ from dlbench.history.report import (
     point_text,
     ratio_cell,
 )
-from dlbench.history.series import Change, Night, Trend
+from dlbench.history.series import Change, Level, Night, Trend
 from dlbench.history.slow_months import HostCourse, HostMonth, SlowMonths
-from dlbench.reading.hosts.slow_nodes import ACCUSED
 from dlbench.reading.metrics import METRICS
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.reading.slow_nodes import ACCUSED
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.document import Document, Section
-from dlbench.report.table import Column, Sheet, unit_cell
+from dlbench.report.table import Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import basis_text, place_text, runs_text
 from dlbench.units import format_seconds
 
 MAX_LISTED_HOSTS = 4
 MAX_COMMIT = 8
-"""Characters of a commit that tell it from others; JSON and CSV hold all."""
+"""Characters of a commit that are enough to know it; JSON and CSV hold all."""
 MINUTE = len("2026-03-04T02:06")
-
-
-def _plain(name: str) -> Column[HistoryEntry]:
-    return Column(name, "", lambda entry: getattr(entry, name))
 
 
 def _figure(name: str) -> Column[HistoryEntry]:
     return Column(name, "", lambda entry: entry.figures.get(name))
 
 
-_NAMES = (
-    *("run_id", "state", "finished", "created", "series", "repeat", "side", "variant", "group", "label", "system"),
-    *("workload", "preset", "engine", "ranks", "nodes", "slurm_job_id", "commit", "folder", "content_digest", "why"),
-)
-
 COLUMNS: tuple[Column[HistoryEntry], ...] = (
-    *map(_plain, _NAMES),
+    *columns_of(
+        HistoryEntry,
+        *("run_id", "state", "finished", "created", "series", "repeat", "side", "variant", "group", "label", "system"),
+        *("workload", "preset", "engine", "ranks", "nodes", "slurm_job_id", "commit", "folder", "content_digest"),
+        "why",
+    ),
     Column("hosts", "", lambda entry: " ".join(host.host for host in entry.hosts)),
     Column("dropped", "", lambda entry: " ".join(entry.dropped)),
     Column("tags", "", lambda entry: json.dumps(dict(entry.tags), sort_keys=True)),
@@ -78,7 +72,7 @@ def list_document(entries: Sequence[HistoryEntry]) -> Document:
                 Section(
                     id=f"label-{number}",
                     title=label or "runs that cannot be read",
-                    brief=tuple(_line(entry) for entry in entries if entry.label == label),
+                    brief=tuple(f"- {one.run_id}: {'; '.join(_facts(one))}" for one in entries if one.label == label),
                 )
                 for number, label in enumerate(labels)
             ),
@@ -99,10 +93,6 @@ def to_json(entries: Sequence[HistoryEntry]) -> str:
     return json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _line(entry: HistoryEntry) -> str:
-    return f"- {entry.run_id}: {'; '.join(_facts(entry))}"
-
-
 def _facts(entry: HistoryEntry) -> Iterator[str]:
     moment = (entry.finished or entry.created)[:MINUTE].replace("T", " ")
     yield f"{moment} UTC" if moment else "date unknown"
@@ -112,9 +102,8 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
         yield f"{entry.state}: {entry.why}"
     if entry.ranks:
         hosts = [host.host for host in entry.hosts]
-        named = ", ".join(hosts[:MAX_LISTED_HOSTS]) + (
-            f" and {len(hosts) - MAX_LISTED_HOSTS} more" if hosts[MAX_LISTED_HOSTS:] else ""
-        )
+        more = f" and {len(hosts) - MAX_LISTED_HOSTS} more" if hosts[MAX_LISTED_HOSTS:] else ""
+        named = ", ".join(hosts[:MAX_LISTED_HOSTS]) + more
         yield place_text(entry.ranks, entry.nodes) + (f" ({named})" if named else "")
     if entry.slurm_job_id:
         yield f"Slurm job {entry.slurm_job_id}"
@@ -143,47 +132,31 @@ _BASIS = (
 )
 
 
-@dataclass(frozen=True)
-class HostRow:
+class HostRow(NamedTuple):
     """A host in one of its months."""
 
     host: HostCourse
     month: HostMonth
 
-    @property
-    def is_newest(self) -> bool:
-        """Whether it is the host's newest month: people get one line for each host."""
-        return self.month is self.host.months[-1]
 
-    def ratio_in(self, month: str) -> HostMonth | None:
-        """The same host in another month."""
-        return next((one for one in self.host.months if one.month == month), None)
-
-
-def _of_series(series: Callable[[R], Trend]) -> tuple[Column[R], ...]:
+def _of_series(of: Callable[[R], Trend] | None = None) -> tuple[Column[R], ...]:
     """What every row says of its series, for programs."""
-
-    def column(name: str, attribute: str) -> Column[R]:
-        return Column(name, "", lambda row: getattr(series(row), attribute))
-
     names = ("group", "label", "system", "workload", "preset", "engine", "ranks", "nodes", "metric", "unit")
-    return (column("series_id", "id"), *(column(name, name) for name in names))
+    return columns_of(Trend, "series_id=id", *(f"{name}={name}" for name in names), of=of)
 
 
 CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
     *_of_series(lambda row: row[0]),
     Column("kind", "Change", lambda row: row[1].kind, lambda row: kind_text(row[1])),
-    Column("shape", "", lambda row: row[1].shape),
+    *columns_of(Change, "shape=shape", of=lambda row: row[1]),
     Column("time", "First night after", lambda row: row[1].time, lambda row: day(row[1].time)),
-    Column("last_before", "", lambda row: row[1].last_before),
-    Column("first_after", "", lambda row: row[1].first_after),
+    *columns_of(Change, "last_before=last_before", "first_after=first_after", of=lambda row: row[1]),
     Column("", "Between", lambda row: f"{day(row[1].last_before)}, {day(row[1].first_after)}"),
     Column("", "Metric", lambda row: row[0].title.lower()),
     Column("ratio", "Ratio", lambda row: row[1].ratio, lambda row: change_cell(row[1].ratio), has_interval=True),
     Column("before", "From", lambda row: row[1].before, lambda row: unit_cell(row[1].before), has_interval=True),
     Column("after", "To", lambda row: row[1].after, lambda row: unit_cell(row[1].after), has_interval=True),
-    Column("nights_before", "", lambda row: row[1].before.n),
-    Column("nights_after", "", lambda row: row[1].after.n),
+    *columns_of(Change, "nights_before=before.n", "nights_after=after.n", of=lambda row: row[1]),
     Column("evidence", "Evidence", lambda row: row[1].evidence, lambda row: evidence_text(row[1].evidence)),
     Column("commits_before", "", lambda row: " ".join(row[1].commits_before)),
     Column("commits_after", "", lambda row: " ".join(row[1].commits_after)),
@@ -208,7 +181,7 @@ CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
 SERIES_COLUMNS: tuple[Column[Trend], ...] = (
     Column("", "Metric", lambda series: series.title.lower()),
     Column("", "System", lambda series: series.system),
-    *_of_series(lambda series: series),
+    *_of_series(),
     Column("num_nights", "Nights", lambda series: len(series.nights)),
     Column("num_runs", "Runs", lambda series: series.num_runs),
     Column("first", "From", lambda series: series.nights[0].time, lambda series: day(series.nights[0].time)),
@@ -230,9 +203,7 @@ SERIES_COLUMNS: tuple[Column[Trend], ...] = (
     ),
     Column("standing", "Standing", lambda series: series.standing),
     Column("newest_beyond", "", lambda series: series.newest.num_beyond if series.newest else 0),
-    Column("newest_ratio", "", lambda series: series.newest.ratio if series.newest else None),
-    Column("wait_for", "", lambda series: series.newest.wait_for if series.newest else None),
-    Column("verdict", "", lambda series: series.verdict),
+    *columns_of(Trend, "newest_ratio=newest.ratio", "wait_for=newest.wait_for", "verdict=verdict"),
     Column("", "Series", point_text),
 )
 
@@ -247,7 +218,9 @@ NIGHT_COLUMNS: tuple[Column[tuple[Trend, Night]], ...] = (
         lambda row: len(row[1].values),
         lambda row: ", ".join(amount_text(value, row[0].unit) for value in row[1].values),
     ),
-    Column("level_number", "Level", lambda row: row[1].level, lambda row: _level(*row)),
+    Column(
+        "level_number", "Level", lambda row: row[1].level, lambda row: level_text(row[0].levels[row[1].level].value)
+    ),
     Column("commits", "Commit", lambda row: " ".join(row[1].commits), lambda row: ", ".join(row[1].commits) or None),
     Column("hosts", "Hosts", lambda row: " ".join(row[1].hosts), lambda row: _hosts(row[1])),
 )
@@ -279,7 +252,7 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
 
 
 def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
-    """Every night of some series; people see them beside the chart of a series."""
+    """Every night of some series; people see them with the chart of a series."""
     return Sheet(
         name="nights",
         title="Nights",
@@ -293,12 +266,9 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
     """Hosts as they are now, slow ones first, with the newest months; for programs a row for each host and month."""
     columns: tuple[Column[HostRow], ...] = (
         Column("host", "Host", lambda row: row.host.host, is_brief=True, limit=HOST_LENGTH),
-        Column("month", "", lambda row: row.month.month),
-        Column("ratio", "", lambda row: row.month.ratio, has_interval=True),
-        Column("nights", "", lambda row: row.month.ratio.n),
-        Column("interval", "", lambda row: row.month.ratio.kind),
-        Column("later", "", lambda row: row.month.later, has_interval=True),
-        Column("verdict", "", lambda row: row.month.verdict),
+        *columns_of(
+            HostMonth, *("month", "ratio", "nights=ratio.n", "interval=ratio.kind", "later", "verdict"), of=_month_of
+        ),
         Column("now", "Now", lambda row: row.host.verdict, is_brief=True),
         Column(
             "current",
@@ -324,27 +294,27 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         name="hosts",
         title="Nodes over months",
         columns=columns,
-        rows=tuple(itertools.chain.from_iterable((HostRow(host, one) for one in host.months) for host in hosts)),
+        rows=tuple(HostRow(host, one) for host in hosts for one in host.months),
         caption="Ratio: own work of a host's slowest rank over that of the other hosts' slowest ranks, means over "
         "nights; 1: as fast as the others. Leaves later: share of a step by which its exchanges end after the others'. "
         "In brackets 95 % (Student t) over nights, or ranges of fewer than five.",
-        is_shown=lambda row: row.is_newest,
+        # People get one line for each host.
+        is_shown=lambda row: row.month is row.host.months[-1],
         in_terminal=True,
         is_sortable=True,
         max_rows=MAX_HOSTS,
     )
 
 
+def _month_of(row: HostRow) -> HostMonth:
+    return row.month
+
+
 def _month_column(month: str) -> Column[HostRow]:
     def ratio(row: HostRow) -> Any:
-        found = row.ratio_in(month)
-        return None if found is None else ratio_cell(found.ratio)
+        return next((ratio_cell(one.ratio) for one in row.host.months if one.month == month), None)
 
     return Column("", month, ratio)
-
-
-def _level(series: Trend, night: Night) -> str:
-    return level_text(series.levels[night.level].value)
 
 
 def _hosts(night: Night) -> str | None:
@@ -361,9 +331,8 @@ MAX_DRAWN_HOSTS = 6
 MAX_POINTS = 1_500
 """Runs drawn one by one; of a longer series the nights are drawn."""
 
-KINDS = ("regression", "improvement")
-_KIND_COLOURS = ["#d55e00", "#009e73"]
-_KIND_SHAPES = ["triangle-up", "triangle-down"]
+_KINDS = {"regression": ("#d55e00", "triangle-up"), "improvement": ("#009e73", "triangle-down")}
+"""Colour and shape of each kind of change."""
 _LEVEL_COLOUR = "#e69f00"
 
 
@@ -372,16 +341,30 @@ def series_chart(series: Trend) -> Chart:
     import altair as alt
 
     factor, unit = _scale(series)
-    points, levels, changes = _points(series, factor), _levels(series, factor), _changes(series)
+    points, levels = _points(series, factor), [_level(level, factor) for level in series.levels]
     values = [row["value"] for row in points] + [row[end] for row in levels for end in ("low", "high", "at_first")]
     room = (max(values) - min(values)) * 0.12 or max(values) * 0.05
     domain = [min(values) - room, max(values) + 2 * room]
-    for row in changes:
-        row["top"] = domain[1]
+    changes = [
+        {
+            "time": change.time,
+            "kind": change.kind,
+            "label": percent_change(change.ratio.value),
+            "shown": change_text(change.ratio),
+            "commit": commits_text(change),
+            "top": domain[1],
+        }
+        for change in series.changes
+    ]
     y = alt.Y("value:Q", title=f"{series.title.lower()}, {unit}").scale(domain=domain, nice=False, zero=False)
+    base = alt.Chart(alt.InlineData(values=levels)).encode(x=_time(alt, "first"), x2="last")
+    rule = base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(y=alt.Y("at_first:Q"), y2="value:Q")
+    mark = alt.Chart(alt.InlineData(values=points)).mark_point(filled=True, size=18, opacity=0.75, color=MEASURED)
+    tooltip = {"run:N": "run", "shown:N": "value", "time:N": "finished", "commit:N": "commit", "hosts:N": "hosts"}
     layers = [
-        *_level_layers(alt, levels),
-        _point_layer(alt, points, y),
+        base.mark_rect(color=_LEVEL_COLOUR, opacity=0.3).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        rule.encode(tooltip=tooltips({"shown:N": "level", "basis:N": "interval"})),
+        mark.encode(x=_time(alt), y=y, tooltip=tooltips(tooltip)),
         *(_change_layers(alt, changes) if changes else []),
     ]
     return finish(
@@ -395,13 +378,10 @@ def series_chart(series: Trend) -> Chart:
     )
 
 
-def _x(alt: Any, name: str = "time") -> Any:
+def _time(alt: Any, name: str = "time") -> Any:
     # UTC, so that the page says the same in every country.
-    return (
-        alt.X(f"{name}:T", title="end of the night's last run, UTC")
-        .scale(type="utc")
-        .axis(format="%d %b %Y", grid=False)
-    )
+    x = alt.X(f"{name}:T", title="end of the night's last run, UTC")
+    return x.scale(type="utc").axis(format="%d %b %Y", grid=False)
 
 
 def _scale(series: Trend) -> tuple[float, str]:
@@ -429,86 +409,36 @@ def _points(series: Trend, factor: float) -> Rows:
     return rows
 
 
-def _levels(series: Trend, factor: float) -> Rows:
-    return [
-        {
-            "first": level.first,
-            "last": level.last,
-            "value": level.value.value * factor,
-            "at_first": level.at_first * factor,
-            # The interval of a drift is that of its last night: no band.
-            "low": factor * (level.value.value if level.value.low is None or level.is_drift else level.value.low),
-            "high": factor * (level.value.value if level.value.high is None or level.is_drift else level.value.high),
-            "shown": level_text(level.value) + " at its end" * level.is_drift,
-            "basis": basis_text(level.value, "night"),
-        }
-        for level in series.levels
-    ]
-
-
-def _changes(series: Trend) -> Rows:
-    return [
-        {
-            "time": change.time,
-            "kind": change.kind,
-            "label": percent_change(change.ratio.value),
-            "shown": change_text(change.ratio),
-            "commit": commits_text(change),
-        }
-        for change in series.changes
-    ]
-
-
-def _level_layers(alt: Any, levels: Rows) -> list[Any]:
-    base = alt.Chart(alt.InlineData(values=levels)).encode(x=_x(alt, "first"), x2="last")
-    return [
-        base.mark_rect(color=_LEVEL_COLOUR, opacity=0.3).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(
-            y=alt.Y("at_first:Q"),
-            y2="value:Q",
-            tooltip=[alt.Tooltip("shown:N", title="level"), alt.Tooltip("basis:N", title="interval")],
-        ),
-    ]
-
-
-def _point_layer(alt: Any, points: Rows, y: Any) -> Any:
-    return (
-        alt.Chart(alt.InlineData(values=points))
-        .mark_point(filled=True, size=18, opacity=0.75, color=MEASURED)
-        .encode(
-            x=_x(alt),
-            y=y,
-            tooltip=[
-                alt.Tooltip("run:N", title="run"),
-                alt.Tooltip("shown:N", title="value"),
-                alt.Tooltip("time:N", title="finished"),
-                alt.Tooltip("commit:N", title="commit"),
-                alt.Tooltip("hosts:N", title="hosts"),
-            ],
-        )
-    )
+def _level(level: Level, factor: float) -> dict[str, Any]:
+    value = level.value.value
+    # The interval of a drift is that of its last night: no band.
+    low, high = (value, value) if level.is_drift else (level.value.low, level.value.high)
+    return {
+        "first": level.first,
+        "last": level.last,
+        "value": value * factor,
+        "at_first": level.at_first * factor,
+        "low": factor * (value if low is None else low),
+        "high": factor * (value if high is None else high),
+        "shown": level_text(level.value) + " at its end" * level.is_drift,
+        "basis": basis_text(level.value, "night"),
+    }
 
 
 def _change_layers(alt: Any, changes: Rows) -> list[Any]:
-    base = alt.Chart(alt.InlineData(values=changes)).encode(x=_x(alt))
-    kinds = list(KINDS)
+    base = alt.Chart(alt.InlineData(values=changes)).encode(x=_time(alt))
+    kinds = list(_KINDS)
+    colours, shapes = map(list, zip(*_KINDS.values(), strict=True))
     legend: dict[str, Any] = {"orient": "bottom", "symbolSize": 90}
-    colour = alt.Color("kind:N", title=None).scale(domain=kinds, range=_KIND_COLOURS).legend(**legend)
-    shape = alt.Shape("kind:N", title=None).scale(domain=kinds, range=_KIND_SHAPES).legend(**legend)
-    tooltip = [
-        alt.Tooltip("kind:N", title="change"),
-        alt.Tooltip("shown:N", title="by"),
-        alt.Tooltip("time:N", title="first night after"),
-        alt.Tooltip("commit:N", title="code"),
-    ]
+    colour = alt.Color("kind:N", title=None).scale(domain=kinds, range=colours).legend(**legend)
+    shape = alt.Shape("kind:N", title=None).scale(domain=kinds, range=shapes).legend(**legend)
+    tooltip = tooltips({"kind:N": "change", "shown:N": "by", "time:N": "first night after", "commit:N": "code"})
+    point = base.mark_point(filled=True, size=110, opacity=1, yOffset=7)
+    text = base.mark_text(align="left", baseline="top", dx=9, dy=1, fontSize=12, color=MUTED)
     return [
         base.mark_rule(strokeDash=[4, 3], color=MUTED),
-        base.mark_point(filled=True, size=110, opacity=1, yOffset=7).encode(
-            y=alt.Y("top:Q"), color=colour, shape=shape, tooltip=tooltip
-        ),
-        base.mark_text(align="left", baseline="top", dx=9, dy=1, fontSize=12, color=MUTED).encode(
-            y=alt.Y("top:Q"), text="label:N"
-        ),
+        point.encode(y=alt.Y("top:Q"), color=colour, shape=shape, tooltip=tooltip),
+        text.encode(y=alt.Y("top:Q"), text="label:N"),
     ]
 
 
@@ -519,41 +449,28 @@ def host_charts(nodes: SlowMonths) -> list[Chart]:
     drawn = [host for host in nodes.hosts if host.verdict in (*ACCUSED, "suspected")][:MAX_DRAWN_HOSTS]
     if not drawn or len(nodes.months) < 2:
         return []
-    rows = [_host_point(host, index) for host in drawn for index in range(len(host.months))]
+    rows = [_host_point(host.host, month) for host in drawn for month in host.months]
     names = [host.host for host in drawn]
     shapes = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
     legend: dict[str, Any] = {"orient": "bottom", "symbolSize": 70}
-    colour = (
-        alt.Color("host:N", title=None).scale(domain=names, range=list(RANK_COLOURS[: len(names)])).legend(**legend)
-    )
+    colours = list(RANK_COLOURS[: len(names)])
+    colour = alt.Color("host:N", title=None).scale(domain=names, range=colours).legend(**legend)
     shape = alt.Shape("host:N", title=None).scale(domain=names, range=shapes[: len(names)]).legend(**legend)
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        x=alt.X("month:O", title="month (UTC)", sort=list(nodes.months))
-        .scale(domain=list(nodes.months))
-        .axis(labelAngle=0),
-        color=colour,
-    )
+    x = alt.X("month:O", title="month (UTC)", sort=list(nodes.months)).scale(domain=list(nodes.months))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x.axis(labelAngle=0), color=colour)
     y = alt.Y("value:Q", title="own work, other hosts = 1").scale(zero=False)
     equal = alt.Chart(alt.InlineData(values=[{"one": 1.0}])).mark_rule(color=MUTED, strokeDash=[5, 4])
+    tooltip = tooltips({"host:N": "host", "month:N": "month", "shown:N": "ratio", "basis:N": "interval"})
     layers = [
         equal.encode(y=alt.Y("one:Q")),
         base.mark_line(strokeWidth=1.5).encode(y=y),
         base.mark_rule(strokeWidth=3, opacity=0.4).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        base.mark_point(filled=True, size=60, opacity=1).encode(
-            y=y,
-            shape=shape,
-            tooltip=[
-                alt.Tooltip("host:N", title="host"),
-                alt.Tooltip("month:N", title="month"),
-                alt.Tooltip("shown:N", title="ratio"),
-                alt.Tooltip("basis:N", title="interval"),
-            ],
-        ),
+        base.mark_point(filled=True, size=60, opacity=1).encode(y=y, shape=shape, tooltip=tooltip),
     ]
     words = "; ".join(f"{host.host}: {ratio_cell(host.current)}" for host in drawn if host.current)
     chart = finish(
         alt.layer(*layers),
-        _Nodes(),
+        ReportSubject("nodes", "Mean over the nights of a month; 1: as fast as the others; bars: intervals"),
         name="hosts",
         title="Own work of slow hosts by month",
         alt=f"Own work relative to the other hosts of the same runs, now: {words}; since {day(drawn[0].since)} for "
@@ -564,19 +481,14 @@ def host_charts(nodes: SlowMonths) -> list[Chart]:
     return [chart]
 
 
-class _Nodes:
-    id = "nodes"
-    label = "Mean over the nights of a month; 1: as fast as the others; bars: intervals"
-
-
-def _host_point(host: HostCourse, index: int) -> dict[str, Any]:
-    month = host.months[index]
+def _host_point(host: str, month: HostMonth) -> dict[str, Any]:
+    ratio = month.ratio
     return {
-        "host": host.host,
+        "host": host,
         "month": month.month,
-        "value": month.ratio.value,
-        "low": month.ratio.low if month.ratio.low is not None else month.ratio.value,
-        "high": month.ratio.high if month.ratio.high is not None else month.ratio.value,
-        "shown": str(ratio_cell(month.ratio)),
-        "basis": basis_text(month.ratio, "night"),
+        "value": ratio.value,
+        "low": ratio.value if ratio.low is None else ratio.low,
+        "high": ratio.value if ratio.high is None else ratio.high,
+        "shown": str(ratio_cell(ratio)),
+        "basis": basis_text(ratio, "night"),
     }

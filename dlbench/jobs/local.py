@@ -26,14 +26,13 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
 from dlbench.machine.memory import MemoryKills
-from dlbench.records.collectives_scan import read_launched
+from dlbench.records.comm import read_launched
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
-from dlbench.records.job.log import killed_by_signal
+from dlbench.records.job import killed_by_signal
 from dlbench.records.record import QualityResult
 from dlbench.records.scan import LaunchedRun, Run
-from dlbench.records.status import Failure, RankStatus, room_for_failure, write_failure
-from dlbench.records.story import first_cause
+from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, write_failure
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
@@ -178,8 +177,7 @@ def seconds():
     return time.perf_counter() - start
 print(json.dumps(2 * 1024**3 / min(seconds() for _ in range(5))))
 """
-_ANSWER_S = 20
-"""A machine that has not multiplied two matrices after so long is busy with other things."""
+_ANSWER_S = 20  # A machine that has not multiplied two matrices after so long is busy with other things.
 
 
 def require_precision(plan: RunPlan) -> None:
@@ -220,8 +218,7 @@ def product_rate() -> float | None:
 MARGIN_S = 60.0
 """Beyond the time after which ranks end themselves: from their first status to their watchdogs they import torch."""
 
-_LOOK_S = 5.0
-"""How often statuses are looked at; rank 0 tells how far it is about as often."""
+_LOOK_S = 5.0  # How often statuses are looked at; rank 0 tells how far it is about as often.
 
 
 class HangDetector:
@@ -273,8 +270,7 @@ def _stall_timeout_s(plan: LaunchPlan) -> float:
     raise TypeError(type(plan).__name__)
 
 
-_START_S = 120
-"""How long a Python may take to start and to find dlbench; file systems of clusters are slow at first."""
+_START_S = 120  # How long a Python may take to start and to find dlbench; file systems of clusters are slow at first.
 
 
 def require_python(python: str) -> None:

@@ -26,8 +26,8 @@ from dlbench.errors import (
     UserError,
 )
 from dlbench.jobs.processes import END_S, cannot_start
-from dlbench.records.answers.memory_profile import MemoryProfile
-from dlbench.records.answers.reading_rate import ReadingRate
+from dlbench.records.data_path import ReadingRate
+from dlbench.records.memory import MemoryProfile
 from dlbench.specs.base import Spec
 from dlbench.specs.problems import problem_of
 

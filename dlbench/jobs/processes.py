@@ -29,7 +29,7 @@ from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
 from dlbench.final_status import wall_time
 from dlbench.jobs.scripts import launch
-from dlbench.records.job.log import LABEL
+from dlbench.records.job import LABEL
 from dlbench.records.status import PEER_MARK, PROGRESS_MARK
 from dlbench.units import utc_text
 
@@ -110,13 +110,12 @@ def interrupted_by_signals() -> Iterator[None]:
 KEPT_LINES = 60
 """Last lines of a process's output that the launcher keeps: a full disk takes its log, mpirun ends with a page."""
 
-_MAX_WORDS = 300
-"""Characters of the last words that are told."""
+_MAX_WORDS = 300  # Characters of the last words that are told.
 
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
-# What mpirun saw of a signal is read by itself (`dlbench.records.job.log`).
+# What mpirun saw of a signal is read by itself (`dlbench.records.job`).
 _NO_CAUSE = re.compile(rf"mpirun noticed|{PEER_MARK}")
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: |\bwarn(?:ing)?:|^(?:\[rank\d+\]:)?\[W\d", re.IGNORECASE)
 """Of Python's module `warnings`, of most programs, and of torch's C++ (glog: a letter, month and day)."""
@@ -136,20 +135,13 @@ _MODULE_REMEDY = (
 class Ending:
     """How one process ended."""
 
-    rank: int | None
-    """None where the process is a launcher, which holds several ranks."""
-    program: str = ""
-    """The launcher, or `the supervisor of mpirun`; empty where the process is a rank."""
-    code: int
-    """Its exit code; a signal's number, negative, if that ended it."""
-    at: str
-    """When that was seen: UTC, ISO 8601."""
-    words: str = ""
-    """What it said last of its failure; empty if it said nothing."""
-    log: str = ""
-    """Name of its log; empty where that holds nothing."""
-    out_of_memory: str = ""
-    """What the kernel's counters prove of a process that was killed for want of memory."""
+    rank: int | None  # None where the process is a launcher, which holds several ranks.
+    program: str = ""  # The launcher, or `the supervisor of mpirun`; empty where the process is a rank.
+    code: int  # Its exit code; a signal's number, negative, if that ended it.
+    at: str  # When that was seen: UTC, ISO 8601.
+    words: str = ""  # What it said last of its failure; empty if it said nothing.
+    log: str = ""  # Name of its log; empty where that holds nothing.
+    out_of_memory: str = ""  # What the kernel's counters prove of a process that was killed for want of memory.
 
     @property
     def by_signal(self) -> bool:
@@ -226,23 +218,18 @@ def stopped_among(processes: Collection[int], proc: Path = Path("/proc")) -> set
     return found
 
 
-GRACE_S = 10.0
-"""How long the other ranks may take to end by themselves after one has failed."""
+GRACE_S = 10.0  # How long the other ranks may take to end by themselves after one has failed.
 
-END_S = 3.5
-"""How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter."""
+END_S = 3.5  # How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter.
 
-_KEPT_BYTES = 2000
-"""Of a line of a rank's output that is kept beside its log."""
+_KEPT_BYTES = 2000  # Of a line of a rank's output that is kept beside its log.
 
-POLL_S = 0.1
-"""How often the launcher looks; it shares the cores with the ranks."""
+POLL_S = 0.1  # How often the launcher looks; it shares the cores with the ranks.
 
 FOLDER_POLL_S = 1.0
 """How often the launcher looks whether the run's folder is there; it may be on a file system that is far away."""
 
-OnProgress = Callable[[int, int, str], None]
-"""Called with the step or point, how many there are, and the stage."""
+OnProgress = Callable[[int, int, str], None]  # Called with the step or point, how many there are, and the stage.
 
 
 class RankProcesses:

@@ -49,34 +49,24 @@ class Answer:
     """What a scheduler said to a submission: one of the first three."""
 
     job_id: str = ""
-    doubt: str = ""
-    """Why the job may be queued all the same."""
-    refusal: str = ""
-    """Why the job was not taken, for certain."""
-    is_full: bool = False
-    """It was refused for a limit on the number of jobs."""
+    doubt: str = ""  # Why the job may be queued all the same.
+    refusal: str = ""  # Why the job was not taken, for certain.
+    is_full: bool = False  # It was refused for a limit on the number of jobs.
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """One job, or one element of an array, as a scheduler lists it."""
 
-    job_id: str
-    """As the scheduler printed it when it took the job; of an element of an array ARRAY_NUMBER."""
-    state: str
-    """The scheduler's word, e.g. PENDING."""
+    job_id: str  # As the scheduler printed it when it took the job; of an element of an array ARRAY_NUMBER.
+    state: str  # The scheduler's word, e.g. PENDING.
     phase: Phase
-    reason: str = ""
-    """Why it waits, the scheduler's word."""
-    advice: str = ""
-    """What the reason means, and what to do; empty where it will start by itself."""
-    is_stuck: bool = False
-    """It never starts as it was asked for."""
-    starts: str = ""
-    """When the scheduler expects it to start, its local time; empty where it does not tell."""
+    reason: str = ""  # Why it waits, the scheduler's word.
+    advice: str = ""  # What the reason means, and what to do; empty where it will start by itself.
+    is_stuck: bool = False  # It never starts as it was asked for.
+    starts: str = ""  # When the scheduler expects it to start, its local time; empty where it does not tell.
     comment: str = ""
-    folder: str = ""
-    """Its working directory."""
+    folder: str = ""  # Its working directory.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +124,7 @@ def array_of(job_id: str) -> str:
 class Scheduler(Protocol):
     """A batch scheduler."""
 
-    name: str
-    """As people call it."""
+    name: str  # As people call it.
 
     def require(self) -> None:
         """Raises EnvironmentLacksError: no job can be submitted from this machine."""

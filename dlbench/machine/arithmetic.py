@@ -24,8 +24,7 @@ Documentation/arch/arm64/elf_hwcaps.rst (`asimdhp`: FEAT_FP16 for vectors).
 
 TF32_NEEDS = "TF32 is arithmetic of NVIDIA GPUs since Ampere"
 
-_GPU_DEVICES = ("dev/nvidiactl", "dev/kfd")
-"""Device files that the drivers of NVIDIA and AMD GPUs make."""
+_GPU_DEVICES = ("dev/nvidiactl", "dev/kfd")  # Device files that the drivers of NVIDIA and AMD GPUs make.
 
 _FIRST_CORE = 1 << 16
 """Characters that hold the lines of the first core; those of all cores are megabytes on a large machine."""

@@ -26,8 +26,7 @@ from dlbench.machine.sources import (
 )
 from dlbench.machine.storage import mounts
 
-_UNLIMITED = 2**62
-"""Version 1 says `none` by a number near 2^63."""
+_UNLIMITED = 2**62  # Version 1 says `none` by a number near 2^63.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +34,7 @@ class Group:
     """The process's own group of one controller."""
 
     version: int
-    top: Path
-    """Where the hierarchy is mounted."""
+    top: Path  # Where the hierarchy is mounted.
     own: Path
 
     def upwards(self) -> Iterator[Path]:

@@ -18,8 +18,7 @@ MAX_DRIFT_PPM = 500
 The clock moves on while a message travels. Allowing for it adds a thousandth to the bound, and makes it hold.
 """
 
-WIDE = 10
-"""A point of the line whose bound is so many times the narrowest one makes the line worse, not better."""
+WIDE = 10  # A point of the line whose bound is so many times the narrowest one makes the line worse, not better.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +28,10 @@ class Exchange:
     Raises `ValueError`: a clock went backwards, or the two run at rates further apart than `MAX_DRIFT_PPM`.
     """
 
-    sent_ns: int
-    """t0, own clock."""
-    received_ns: int
-    """t1, the other's clock."""
-    answered_ns: int
-    """t2, the other's clock."""
-    returned_ns: int
-    """t3, own clock."""
+    sent_ns: int  # t0, own clock.
+    received_ns: int  # t1, the other's clock.
+    answered_ns: int  # t2, the other's clock.
+    returned_ns: int  # t3, own clock.
 
     def __post_init__(self) -> None:
         if self.returned_ns < self.sent_ns or self.answered_ns < self.received_ns or self.bound_ns < 0:
@@ -66,14 +61,10 @@ class Exchange:
 class OffsetEstimate:
     """How far the other clock was ahead at one moment."""
 
-    local_ns: int
-    """When, by the own clock."""
-    offset_ns: int
-    """The other clock less the own."""
-    bound_ns: int
-    """Largest possible error."""
-    num_exchanges: int
-    """Exchanges it was chosen from."""
+    local_ns: int  # When, by the own clock.
+    offset_ns: int  # The other clock less the own.
+    bound_ns: int  # Largest possible error.
+    num_exchanges: int  # Exchanges it was chosen from.
 
 
 def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:

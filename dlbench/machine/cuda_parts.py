@@ -23,8 +23,7 @@ _NCCL_LIBRARIES = ("libnccl_static.a", "libnccl.so", "libnccl.so.2")
 class Nccl:
     """An NCCL that can be linked with."""
 
-    home: Path
-    """Holds include/nccl.h."""
+    home: Path  # Holds include/nccl.h.
     library: Path
     version: str
 

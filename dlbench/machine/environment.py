@@ -254,10 +254,8 @@ _MAX_BYTES = 1 << 16
 class Unpacked:
     """An image on this node."""
 
-    sha256: str
-    """As the node found it."""
-    seconds: float
-    """What fetching, checking and unpacking took on this node."""
+    sha256: str  # As the node found it.
+    seconds: float  # What fetching, checking and unpacking took on this node.
 
 
 def unpacked(prefix: Path | None = None) -> Unpacked | None:

@@ -90,14 +90,10 @@ BY_BUS = "PCI_BUS_ID"
 class Gpu:
     """One device as CUDA counts it: a whole GPU, or a MIG slice of one."""
 
-    uuid: str
-    """``GPU-...``, or ``MIG-...`` for a slice."""
-    pci_bus_id: str
-    """As /sys has it: ``0000:1b:00.0``; a slice has its board's. Empty where not known."""
-    numa_node: int | None
-    """None where the machine has one memory, or does not say."""
-    cores: frozenset[int]
-    """Processors beside it; empty where not known."""
+    uuid: str  # ``GPU-...``, or ``MIG-...`` for a slice.
+    pci_bus_id: str  # As /sys has it: ``0000:1b:00.0``; a slice has its board's. Empty where not known.
+    numa_node: int | None  # None where the machine has one memory, or does not say.
+    cores: frozenset[int]  # Processors beside it; empty where not known.
 
     @property
     def is_slice(self) -> bool:

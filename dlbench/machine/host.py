@@ -37,8 +37,7 @@ from dlbench.machine.sources import (
     read_text,
 )
 
-MAX_INTERFACES = 64
-"""Interfaces that are read; those of real devices come first."""
+MAX_INTERFACES = 64  # Interfaces that are read; those of real devices come first.
 
 _SATURATED = 2**32 - 1
 _ENDS = ("received_bytes", "sent_bytes")
@@ -143,8 +142,7 @@ def _port_bytes(path: Path) -> Callable[[], Values]:
     return call
 
 
-KEEP_UP_S = 60.0
-"""The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W."""
+KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
 
 
 def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
@@ -212,8 +210,7 @@ def _joules(zone: Path) -> Callable[[], Values]:
     return call
 
 
-MAX_CORES = 64
-"""Cores with a field of their own; on larger machines only their mean and their maximum are kept."""
+MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
 
 _LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")
 

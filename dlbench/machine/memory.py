@@ -17,8 +17,7 @@ from dlbench.units import format_bytes
 
 _MAX_FILE = 1 << 20
 _STATUS = Path("/proc/self/status")
-_RESET_PEAK = "5"
-"""What clear_refs takes for it (proc(5), since Linux 4.0)."""
+_RESET_PEAK = "5"  # What clear_refs takes for it (proc(5), since Linux 4.0).
 
 
 def resident_bytes() -> int | None:

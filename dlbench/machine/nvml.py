@@ -40,12 +40,9 @@ class _Single(NamedTuple):
     """A field that is one number of one call."""
 
     name: str
-    functions: tuple[str, ...]
-    """The call; older names after newer ones, the first that answers is used."""
-    arguments: tuple[str, ...] = ()
-    """Names of NVML's constants, after the device."""
-    factor: float = 1.0
-    """Its unit from NVML's."""
+    functions: tuple[str, ...]  # The call; older names after newer ones, the first that answers is used.
+    arguments: tuple[str, ...] = ()  # Names of NVML's constants, after the device.
+    factor: float = 1.0  # Its unit from NVML's.
     kind: Kind = FLOAT
     is_slow: bool = False
 
@@ -71,8 +68,7 @@ _SINGLES = (
     _Single("pcie_sent_bytes_per_s", _PCIE, ("NVML_PCIE_UTIL_TX_BYTES",), 1e3, is_slow=True),
 )
 
-LEAST_S = 0.1
-"""Between two readings of GPM; only the first, which shows whether the GPU answers, has to wait for it."""
+LEAST_S = 0.1  # Between two readings of GPM; only the first, which shows whether the GPU answers, has to wait for it.
 
 _MIB = 2.0**20
 METRICS: tuple[tuple[str, str, float, Kind], ...] = (

@@ -31,25 +31,20 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 COLD_AT_MOST = 0.01
 """Share of cached pages up to which a data set counts as cold: some stay in lists of single cores, or are mapped."""
 WARM_AT_LEAST = 0.99
-_LOOKED_AT = 256
-"""Files of a data set whose pages are counted, at most."""
+_LOOKED_AT = 256  # files of a data set whose pages are counted, at most
 _SPOTS = 512
 """Pages that are looked at one by one where the kernel does not count them, over all files; of each file 4 at least."""
 _PIECE = 1 << 20
-_STREAMS = 8
-"""Files that are evicted or read at the same time."""
-_CACHESTAT = 451
-"""The system call's number, the same on all architectures but Alpha."""
+_STREAMS = 8  # files that are evicted or read at the same time
+_CACHESTAT = 451  # the system call's number, the same on all architectures but Alpha
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedPages:
     """What the kernel says of some files' pages."""
 
-    share: float | None
-    """Of the pages that were looked at, those in the page cache; None: it does not tell."""
-    evidence: str
-    """How that is known, or why not."""
+    share: float | None  # of the pages that were looked at, those in the page cache; None: not known
+    evidence: str  # how that is known, or why not
 
 
 class _Range(ctypes.Structure):
@@ -107,7 +102,7 @@ def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
 def _look(
     library: ctypes.CDLL, opened: int, size: int, num_spots: int, generator: random.Random
 ) -> tuple[str, int, int] | None:
-    """The way of asking, pages found cached, and pages asked for; None where the kernel does not tell."""
+    """The way of asking, pages found cached, and pages asked for; None where the kernel does not say."""
     pages = -(-size // mmap.PAGESIZE)
     counts = _Counts()
     arguments = ctypes.c_uint(opened), ctypes.byref(_Range(0, 0)), ctypes.byref(counts), ctypes.c_uint(0)

@@ -15,21 +15,17 @@ from typing import Literal, TypeVar
 
 T = TypeVar("T")
 Kind = Literal["<f4", "<f8"]
-FLOAT: Kind = "<f4"
-"""For gauges: keeps seven digits."""
-DOUBLE: Kind = "<f8"
-"""For counters, bytes and bit masks: keeps whole numbers up to 2^53."""
+FLOAT: Kind = "<f4"  # For gauges: keeps seven digits.
+DOUBLE: Kind = "<f8"  # For counters, bytes and bit masks: keeps whole numbers up to 2^53.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
     """One number that can be read again and again."""
 
-    name: str
-    """It says the unit: `gpu.0.power_w`; letters, digits and `_.:-` alone."""
+    name: str  # It says the unit: `gpu.0.power_w`; letters, digits and `_.:-` alone.
     kind: Kind = FLOAT
-    is_slow: bool = False
-    """Whether it belongs to the slow tier: expensive to read, or changing seldom."""
+    is_slow: bool = False  # Whether it belongs to the slow tier: expensive to read, or changing seldom.
 
 
 class ReadingFailedError(Exception):

@@ -20,15 +20,11 @@ from dlbench.machine.sources import ReadingFailedError, read_text
 class Mount(NamedTuple):
     """A line of mountinfo (proc(5))."""
 
-    device: str
-    """``major:minor``."""
-    root: str
-    """What of its file system is mounted."""
+    device: str  # ``major:minor``.
+    root: str  # What of its file system is mounted.
     place: str
-    kind: str
-    """E.g. ``ext4`` or ``lustre``."""
-    options: list[str]
-    """Of its file system."""
+    kind: str  # E.g. ``ext4`` or ``lustre``.
+    options: list[str]  # Of its file system.
 
 
 def mounts(root: Path = Path("/")) -> list[Mount]:

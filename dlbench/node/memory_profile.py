@@ -1,7 +1,7 @@
 """``python -P -m dlbench.node.memory_profile``: measures what a plan of memory is made from, trains nothing.
 
 On stdin the plan of a run of one rank, as `plan.json` holds it; its `train.swap` says whether transfers are measured.
-On stdout one JSON line when all is done: a `MemoryProfile` of `dlbench.records.answers`. The exit code is that of a
+On stdout one JSON line when all is done: a `MemoryProfile` of `dlbench.records.memory`. The exit code is that of a
 `dlbench.errors.DlbenchError`, whose line is on stderr after ``dlbench: error:``; stdout is empty then.
 
 Nothing heavy is imported before the process is bound to the cores of a rank, because thread pools are sized at import.
@@ -20,7 +20,7 @@ from dlbench.errors import DlbenchError, ExitCode, UserError
 from dlbench.node.cores import Seat, bind, settle
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
-from dlbench.records.answers.memory_profile import MemoryProfile
+from dlbench.records.memory import MemoryProfile
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 

@@ -12,7 +12,7 @@ from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.workload import BertModel, ResNetModel, TextData, Workload
+from dlbench.specs.workload import Workload
 from dlbench.units import format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where the C library has it, and torch with it)
@@ -100,18 +100,6 @@ def loader_bytes(plan: RunPlan) -> int:
 
 def _batch_bytes(workload: Workload, num: int) -> int:
     tensors = _MAX_TENSORS
-    if isinstance(workload.model, BertModel) and workload.model.attention == "unpadded":
+    if workload.model.padding == "unpadded":
         tensors += _INDEX_ARRAYS * workload.train.gradient_accumulation
-    return num * sample_bytes(workload) + tensors * _PAGE_BYTES
-
-
-def sample_bytes(workload: Workload) -> int:
-    """Bytes of one sample as the readers of `dlbench.node.data` hand it out, with a mask or index arrays."""
-    model, data = workload.model, workload.data
-    if isinstance(model, ResNetModel):
-        return 3 * model.image_size**2 + 8
-    if isinstance(model, BertModel):
-        assert isinstance(data, TextData)  # the workload's validator holds this
-        indices = 8 * data.max_predictions + 2 * 4 if model.attention == "unpadded" else 0
-        return 3 * 8 * data.sequence_length + (8 + 8 + 4) * data.max_predictions + 8 + indices
-    return 4 * model.input_channels * model.input_size**3 + 4 * model.num_targets
+    return num * workload.model.sample_bytes(workload.data) + tensors * _PAGE_BYTES

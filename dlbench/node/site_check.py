@@ -32,22 +32,21 @@ from dlbench.node.rendezvous import own_address
 from dlbench.node.watching.clocks import FORMAT, MAX_BYTES, ClockServer, compare, publish
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.opening import read_bytes, read_json, why_unreadable
-from dlbench.records.answers.preflight import PreflightFolder, SeenClock, SeenLoad, SeenRank, SeenScratch
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON
+from dlbench.records.preflight import PreflightFolder, SeenClock, SeenLoad, SeenRank, SeenScratch
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.system import StagingTier, StorageSpec
 
 ROUNDS = 50
-WAIT_S = 20.0
-"""How long the first node's address is waited for, and it for the others: the job lasts a minute."""
+WAIT_S = 20.0  # how long the first node's address is waited for, and it for the others: the job lasts a minute
 _PAUSE_S = 0.1
 
 
 def answer(
     path: Path, token: str, interface: str | None, others_are_done: Callable[[], bool], wait_s: float = WAIT_S
 ) -> str:
-    """On the first node: tells the time of day until the others are done; why it cannot, or nothing."""
+    """On the first node: gives the time of day until the others are done; why it cannot, or nothing."""
     try:
         server = ClockServer(own_address(single_machine=False, interface=interface), token, clock=time.time_ns)
     except (OSError, RunError) as error:
@@ -93,8 +92,7 @@ def ask(
     return SeenClock(offset_s=found.offset_ns / 1e9, bound_s=found.bound_ns / 1e9), ""
 
 
-REQUIRED = ("torch", "numpy", "safetensors")
-"""Without these no rank trains."""
+REQUIRED = ("torch", "numpy", "safetensors")  # without these no rank trains
 WANTED = {"horovod": "horovod.torch", "mpi4py": "mpi4py", "pynvml": "pynvml"}
 """Used where they are there: the package by the module that shows whether it works."""
 
@@ -160,8 +158,7 @@ def _trial(folder: Path, key: str) -> str:
     return ""
 
 
-LOOK_S = 1.0
-"""How long the load of a node's cores is looked at: the kernel counts in steps of 10 ms."""
+LOOK_S = 1.0  # how long the load of a node's cores is looked at: the kernel counts in steps of 10 ms
 
 
 def main(arguments: list[str]) -> int:
@@ -240,7 +237,7 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
 
 
 def _beside(binding: CoreBinding) -> bool | None:
-    """Whether the rank's cores are beside its GPU; None where that is not known."""
+    """Whether the rank's cores are near its GPU; None where that is not known."""
     near = binding.gpu.cores if binding.gpu is not None else ()
     return set(binding.cores) <= set(near) if near else None
 
@@ -282,12 +279,12 @@ def _load(looked: Path) -> SeenLoad | None:
     time.sleep(LOOK_S)
     counter.measuring(False)
     looked.touch()
-    told = counter.told()
-    busy = told["node"]["busy_s"]
+    load = counter.told()
+    busy = load["node"]["busy_s"]
     if not busy:
         return None
-    others = max(0.0, sum(busy.values()) - told["own_s"])
-    return SeenLoad(window_s=told["window_s"], cores=len(busy), others_s=others)
+    others = max(0.0, sum(busy.values()) - load["own_s"])
+    return SeenLoad(window_s=load["window_s"], cores=len(busy), others_s=others)
 
 
 def _others_done(folder: PreflightFolder, place: RankPlace) -> bool:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.hosts.leaving import Leaving, leaving
+from dlbench.reading.late_hosts import Leaving, leaving
 from dlbench.reading.launching import shared_among, waited_for_host
 from dlbench.reading.measures import RunSteps, load_steps
 from dlbench.reading.samples.node_samples import Interval, node_ranks

@@ -14,14 +14,10 @@ It is exact where kernels take as long in each step as in those. A rank without 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from dlbench.reading.kernel_times import UNKNOWN_NS
+from dlbench.reading.measures import UNKNOWN_NS, RunSteps
 from dlbench.records.rows.steps import LAUNCHED
 from dlbench.units import format_seconds
-
-if TYPE_CHECKING:
-    from dlbench.reading.measures import RunSteps
 
 
 def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:

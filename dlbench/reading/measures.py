@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.kernel_times import kernel_ns
 from dlbench.records.record import RankResult
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
 from dlbench.records.scan import Run
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Times = npt.NDArray[np.int64]
+
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
 """What a step's time consists of, as the mean of all ranks sees it: the phases; what no phase holds; how far the
@@ -354,3 +354,29 @@ def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> 
         f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
         f"phases {[int(times[rank, step]) for times in phase_ns.values()]} ns"
     )
+
+
+UNKNOWN_NS = -1
+"""Instead of the time of a phase's kernels, where no step shows it."""
+
+REFERENCE_STEPS = 3
+"""Steps that show what the kernels of a phase take, where so many are found among the measured ones; otherwise the last
+ones of the warm-up, for which as many are held back."""
+
+
+def kernel_ns(took: Times, bound: Times, warmup: Times) -> int:
+    """What the kernels of one phase of one rank take, nanoseconds; `UNKNOWN_NS` where no step shows it.
+
+    Args:
+        took: of the phase, every step, nanoseconds; shape (steps,).
+        bound: how long the device waited for the host in it, at most, likewise.
+        warmup: 1 where a step is warm-up.
+    """
+    import numpy as np
+
+    shows = bound == 0
+    measured = took[shows & (warmup == 0)]
+    if len(measured) >= REFERENCE_STEPS:
+        return round(float(np.median(measured)))
+    found = took[shows][-REFERENCE_STEPS:]
+    return round(float(np.median(found))) if len(found) else UNKNOWN_NS

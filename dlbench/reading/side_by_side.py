@@ -1,7 +1,7 @@
 """The same runs but for one thing, side by side: the steps that all comparisons share.
 
 What is alike but for what is compared is one set (`alike`); at each rank and node count of a set stand its sides, and
-one of them is the reference: groups of a report (`compare`), sides of a gate (`matched`), control runs beside the plain
+one of them is the reference: groups of a report (`compare`), sides of a gate (`matched`), control runs with the plain
 ones of their series (`twins`). Of each figure a side has one value per run, and its ratio to the reference is taken in
 pairs of repeats where both ran them interleaved (`compared`). What the ratio means, each comparison says itself.
 """
@@ -108,7 +108,6 @@ class Comparison:
 
     id: str
     groups: tuple[Group, ...]
-    """In the order of the comparison."""
     places: Mapping[tuple[int, int], tuple[Side, ...]]
     """Sides by ranks and nodes, ascending, where two kinds or more ran."""
     references: Mapping[tuple[int, int], Side]
@@ -157,7 +156,6 @@ class Twins:
     """The plain runs of a series at one rank and node count, and those that went without something."""
 
     plan: RunPlan
-    """Of a plain run, where there is one."""
     planned: frozenset[Variant]
     runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]
     """Those with figures, by variant and repeat; every variant that was asked for is there."""

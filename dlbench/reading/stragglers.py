@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
+
 WORK_PHASES: Mapping[str, tuple[str, ...]] = {
     "input": ("input", "h2d"),
     "compute": ("forward", "backward", "optimizer"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import ConfigDict, Field
 
 from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
 from dlbench.specs.memory import BlockPlan, Chain, Recompute, Swap, TransferRates
@@ -63,3 +65,15 @@ class MemoryResult(Spec):
     checksum_share: Fraction | None = Field(None, description="Share of the swapped bytes that was verified.")
     ranks: tuple[RankMemory, ...] = Field(min_length=1, description="Rank by rank.")
     timeline: tuple[TransferSpan, ...] = Field((), description="A watched pass of rank 0, operation by operation.")
+
+
+class MemoryProfile(Spec):
+    """The answer. Newer programs may say more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    format: Literal["dlbench.memory-profile"]
+    device: str = Field(description="On which it was measured, e.g. cpu, 2 threads.")
+    chain: Chain = Field(description="The chain for the batch asked for.")
+    rates: TransferRates = Field(description="Transfers between the device and where activations are swapped to.")
+    warnings: tuple[str, ...] = Field((), description="Reasons for doubt.")

@@ -1,6 +1,6 @@
 """All of `runs/` becomes a list of runs, each with its state; what is damaged is named, not dropped.
 
-Runs of the collective benchmark lie beside those of training; `dlbench.records.collectives_scan` reads them.
+Runs of the collective benchmark lie beside those of training; `dlbench.records.comm` reads them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
-from dlbench.records.job.accounting import RunAccounting
-from dlbench.records.job.log import seen_in_log, told_in_log
+from dlbench.records.job import RunAccounting, seen_in_log, told_in_log
 from dlbench.records.record import RankResult, Record
-from dlbench.records.status import MAX_BYTES, Failure, RankStatus, read_statuses
-from dlbench.records.story import told_failure
-from dlbench.records.watch import WatchOverhead
-from dlbench.records.watch_cost import WatchCost
+from dlbench.records.status import MAX_BYTES, Failure, RankStatus, read_statuses, told_failure
+from dlbench.records.watch import WatchCost, WatchOverhead
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.engine import key_for_name

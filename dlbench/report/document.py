@@ -20,7 +20,19 @@ Level = Literal["answer", "evidence", "appendix"]
 
 
 FEW_CARDS = 6
-"""Up to so many cards with facts stand below a wide picture; more are lines of a list beside a narrow one."""
+"""Up to this many cards with facts stand below a wide picture; more are lines of a list next to a narrow one."""
+
+
+def _clean(one: object, *names: str) -> None:
+    """Makes texts in fields of a frozen dataclass harmless, those in tuples, too."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return clean(value)
+        return tuple(map(cleaned, value)) if isinstance(value, tuple | list) else value
+
+    for name in names:
+        object.__setattr__(one, name, cleaned(getattr(one, name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +45,7 @@ class Mark:
     """E.g. ``Warning``; empty: the mark stands for itself."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", clean(self.text))
+        _clean(self, "text")
 
 
 def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -> Mark:
@@ -44,7 +56,7 @@ def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What a report does not show for want of data, and what would produce it."""
+    """What a report does not show for lack of data, and what would produce it."""
 
     view: str
     """Id of the view; an anchor in the page."""
@@ -52,7 +64,7 @@ class Missing:
     text: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", clean(self.text))
+        _clean(self, "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +76,7 @@ class Rating:
     """A few words: the judgement first, then the reference; where there is none, how to get one."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", clean(self.text))
+        _clean(self, "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +108,7 @@ class Card:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("title", "big", "next_step", "note"):
-            object.__setattr__(self, name, clean(getattr(self, name)))
-        for name in ("small", "words", "warnings"):
-            object.__setattr__(self, name, tuple(map(clean, getattr(self, name))))
-        object.__setattr__(self, "facts", tuple((clean(name), clean(text)) for name, text in self.facts))
-        object.__setattr__(self, "chips", tuple((clean(text), warned) for text, warned in self.chips))
+        _clean(self, "title", "big", "next_step", "note", "small", "words", "warnings", "facts", "chips")
 
 
 def no_charts() -> Sequence[Chart]:
@@ -156,14 +163,11 @@ class Section:
     in_contents: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("title", "short_title", "headline", "caption", "next_step"):
-            object.__setattr__(self, name, clean(getattr(self, name)))
-        for name in ("about", "words", "notes"):
-            object.__setattr__(self, name, tuple(clean(text) for text in getattr(self, name) if text))
-        for name in ("facts", "overview"):
-            object.__setattr__(self, name, tuple((clean(key), clean(text)) for key, text in getattr(self, name)))
-        if self.brief is not None:
-            object.__setattr__(self, "brief", tuple(clean(text) for text in self.brief if text))
+        _clean(self, "title", "short_title", "headline", "caption", "next_step", "about", "words", "notes")
+        _clean(self, "facts", "overview", "brief")
+        for name in ("about", "words", "notes", "brief"):
+            if (texts := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(filter(None, texts)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +219,7 @@ class Document:
     """Whether a page opens with what stands before the groups, and shows each group by itself."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "as_of", clean(self.as_of))
-        for name in ("meta", "notices"):
-            object.__setattr__(self, name, tuple(map(clean, getattr(self, name))))
+        _clean(self, "as_of", "meta", "notices")
 
     def walk(self) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
         """Every section with the columns that stand in front of its rows, outer before inner."""

@@ -128,15 +128,10 @@ def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]
     The digits follow the interval: its half width has two significant digits where these are at most 35, else one (the
     rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3), but at least all before
     the decimal point and at most `_MOST_DIGITS`; value and ends stop at that decimal place, and have one unit. Without
-    an interval, and where its ends do not differ in so many digits, a number has the digits of its unit.
-
-    Args:
-        figure: what is printed.
-        decimals: of a factor, where the interval does not say; None: those of its unit.
-
-    Returns:
-        Value; ``[low, high]`` for an interval of a level, ``(low to high)`` for a mere range, empty for none; unit,
-        empty where headers name it.
+    an interval, and where its ends do not differ in these digits, a number has the digits of its unit.
+    `decimals` are those of a factor, where the interval does not say; None: those of its unit. The interval is ``[low,
+    high]`` where it has a level, ``(low to high)`` for a mere range, empty for none; the unit empty where headers name
+    it.
     """
     value, low, high = figure.value, figure.low, figure.high
     if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):
@@ -245,7 +240,7 @@ def figure_text(figure: Estimate) -> str:
 
 
 def slow_link_text(later: Estimate) -> str:
-    """What a host at a slow link is told by, with what is not known of it."""
+    """How a host at a slow link is recognised, with what is not known of it."""
     return (
         f"its exchanges end {figure_text(later)} of a step later than the other hosts', which its own work does not "
         "explain (its own link, or that of the host it receives from)"
@@ -273,7 +268,7 @@ def units_text(figure: Estimate) -> str:
 
 
 def repeat_text(figure: Estimate, wanted: int = MIN_RUNS) -> str:
-    """What makes an interval of so many runs, or sessions where runs of several are pooled, as a phrase."""
+    """What makes an interval of N runs, or sessions where runs of several are pooled, as a phrase."""
     if (figure.sessions or 1) > 1:
         more = max(1, wanted - figure.units)
         return f"repeat in {more} more session{'s' * (more > 1)} (other days, or other Slurm jobs)"

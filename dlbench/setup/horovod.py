@@ -204,8 +204,7 @@ def cached_wheel(facts: Mapping[str, str | None]) -> Path | None:
 def apply_patches(source: Path) -> None:
     """Patches an unpacked source tree.
 
-    Raises:
-        RunError: a place to patch is not there, so this is not the release the patches were made for.
+    Raises `RunError`: a place to patch is not there, so this is not the release the patches were made for.
     """
     for patch in PATCHES:
         path = source / patch.file
@@ -218,9 +217,7 @@ def apply_patches(source: Path) -> None:
 def _fetch(folder: Path, given: Path | None) -> Path:
     """Gets, checks and unpacks the source archive; returns the source folder.
 
-    Args:
-        folder: to work in.
-        given: the archive, where it is here already; None to download it.
+    `folder`: to work in. `given`: the archive, where it is here already; None to download it.
     """
     archive = given
     if archive is None:
@@ -241,8 +238,7 @@ def _fetch(folder: Path, given: Path | None) -> Path:
 def given_source(option: Path | None) -> Path | None:
     """The source archive that the option or ``DLBENCH_HOROVOD_SDIST`` names; None to download it.
 
-    Raises:
-        UserError: it is no file.
+    Raises `UserError`: it is no file.
     """
     named = option or Path(os.environ.get("DLBENCH_HOROVOD_SDIST", ""))
     if named == Path():
@@ -351,9 +347,8 @@ def build_wheel(
     `say` takes lines that stay, `rewrite` one that is replaced every second, for terminals. `source` is the archive,
     where it is not to be downloaded.
 
-    Raises:
-        EnvironmentLacksError: a compiler or CMake is missing.
-        RunError: download, check, patch or build failed; the message says where the log is.
+    Raises `EnvironmentLacksError`: a compiler or CMake is missing; `RunError`: download, check, patch or build failed;
+    the message says where the log is.
     """
     for program, package in (("cmake", "cmake"), (os.environ.get("CXX", "g++"), "g++"), ("make", "make")):
         if shutil.which(program) is None:

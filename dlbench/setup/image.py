@@ -27,8 +27,7 @@ from dlbench.opening import file_sha256, open_file, read_bytes, why_unreadable
 from dlbench.specs.container import ImageDescription, description_of
 from dlbench.units import utc_now
 
-_LONG_S = 120
-"""A Python on a file system of a cluster is slow at first."""
+_LONG_S = 120  # A Python on a file system of a cluster is slow at first.
 
 # -P: modules come from where they are installed, not from the folder in which this is called.
 _QUESTION = """
@@ -50,19 +49,15 @@ class Survey:
     """One Python."""
 
     executable: Path
-    prefix: Path
-    """Its environment."""
-    base_prefix: Path
-    """Where the interpreter was installed; the prefix, where it is no virtual environment (conda)."""
+    prefix: Path  # Its environment.
+    base_prefix: Path  # Where the interpreter was installed; the prefix, where it is no virtual environment (conda).
     base_executable: Path
     stdlib: Path
-    site: Path
-    """Its installed packages."""
+    site: Path  # Its installed packages.
     version: str
     machine: str
     libc: str
-    dlbench: Path
-    """The package that it imports, which is elsewhere where dlbench is installed editable."""
+    dlbench: Path  # The package that it imports, which is elsewhere where dlbench is installed editable.
     dlbench_version: str
     commit: str
 
@@ -120,14 +115,10 @@ _HEAD = b'#!/bin/sh\n\'\'\'exec\' "$(dirname -- "$(realpath -- "$0")")"/python "
 class Entry:
     """One file of an image."""
 
-    name: str
-    """In the image."""
-    path: Path | None = None
-    """Whose bytes and times it has."""
-    content: bytes | None = None
-    """Its bytes, where they differ from those of the path."""
-    link: str | None = None
-    """What it leads to, where it is a symbolic link."""
+    name: str  # In the image.
+    path: Path | None = None  # Whose bytes and times it has.
+    content: bytes | None = None  # Its bytes, where they differ from those of the path.
+    link: str | None = None  # What it leads to, where it is a symbolic link.
 
 
 @dataclass(kw_only=True)
@@ -135,8 +126,7 @@ class Contents:
     """All of an image."""
 
     entries: list[Entry] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)
-    """Folders that modules are loaded from and that are not in it."""
+    outside: list[str] = field(default_factory=list)  # Folders that modules are loaded from and that are not in it.
 
 
 def contents_of(found: Survey) -> Contents:
@@ -277,8 +267,7 @@ def _movable(program: Path, found: Survey, libraries: str) -> bytes:
 
 SUFFIXES = (".tar", ".tar.zst", ".sqsh", ".squashfs")
 _PIECE = 1 << 22
-_INSIDE = "image.json"
-"""What the image says of itself, in it."""
+_INSIDE = "image.json"  # What the image says of itself, in it.
 
 # Not by the times of the sources, but never: what was packed does not change.
 _COMPILE = """

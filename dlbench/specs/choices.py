@@ -16,12 +16,12 @@ from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
-from dlbench.specs.problems import keys_of
+from dlbench.specs.problems import keys_of, tags_of
 from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
 from dlbench.specs.watch import FaultSpec, WatchSpec
-from dlbench.specs.workload import DataSpec, ModelSpec, Workload
+from dlbench.specs.workload import FAMILIES, DataSpec, Model, ModelSpec, Workload
 
 _NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""
@@ -33,10 +33,7 @@ _PATHS = (
     ("checkpoint", "initialize_from"),
     ("sync", "network"),
 )
-_SAMPLE_UNITS = {"resnet": "images", "bert": "sequences", "cosmoflow": "volumes"}
-"""What a sample is called where the workload file does not say, by the family of the network."""
-DEFAULT = "default"
-"""Origin of what no file and no option says."""
+DEFAULT = "default"  # Origin of what no file and no option says.
 GPU_PRESET = "gpu"
 """The preset that a system whose nodes have GPUs gets where none is asked for: a workload's default is strict fp32."""
 FILE_KEYS = ("format", "version", "presets", "default_preset")
@@ -120,8 +117,9 @@ class WorkloadFile:
         layers.add({"preset": name}, str(self.path))
         model = layers.values.get("model")
         if "sample_unit" not in layers.values:
+            units = {tag: one.sample_unit for one in FAMILIES for tag in tags_of(one)}
             family = str(model.get("family")) if isinstance(model, Mapping) else ""
-            layers.add({"sample_unit": _SAMPLE_UNITS.get(family, "samples")}, DEFAULT)
+            layers.add({"sample_unit": units.get(family, Model.sample_unit)}, DEFAULT)
         return layers
 
 

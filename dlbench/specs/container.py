@@ -19,8 +19,7 @@ from dlbench.specs.base import CountOrZero, Flag, Form, FromText, Spec
 from dlbench.specs.files import kept
 from dlbench.specs.launch import VariableName
 
-MAX_BYTES = 1 << 20
-"""Of an image's description at most."""
+MAX_BYTES = 1 << 20  # Of an image's description at most.
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), Form("64 hexadecimal digits, as sha256sum prints them")]
 

@@ -273,8 +273,7 @@ class CommRuns:
     """What a request became."""
 
     plans: list[CommPlan]
-    notes: tuple[str, ...]
-    """What was chosen for the person, or left out, and why; a line each."""
+    notes: tuple[str, ...]  # What was chosen for the person, or left out, and why; a line each.
 
 
 def expand_comm(
@@ -282,14 +281,9 @@ def expand_comm(
 ) -> CommRuns:
     """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
 
-    Args:
-        request: what a person asked for.
-        machine_cores: cores of this machine, used where the system leaves a node's cores open.
-        installed: those of `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other.
-        now: time stamp of the plans (default: now).
-
-    Raises:
-        UserError: anything wrong with the request, in one line.
+    `request`: what a person asked for. `machine_cores`: cores of this machine, used where the system leaves a node's
+    cores open. `installed`: those of `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other.
+    `now`: time stamp of the plans (default: now). Raises `UserError`: anything wrong with the request, in one line.
     """
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)

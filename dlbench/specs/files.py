@@ -56,8 +56,7 @@ def find(kind: Kind, name: str) -> Path:
     return names[name]
 
 
-MAX_BYTES = 1_000_000
-"""Of a file at most: a larger one is no specification."""
+MAX_BYTES = 1_000_000  # Of a file at most: a larger one is no specification.
 MAX_DEPTH = 20
 
 BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

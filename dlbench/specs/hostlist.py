@@ -10,8 +10,7 @@ from dlbench.errors import UserError
 _NUMBERED = re.compile(r"(.+?)([0-9]{1,18})", re.DOTALL)
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_MOST_NAMES = 1 << 16
-"""More than a cluster has: a slip of the pen must not fill the memory."""
+_MOST_NAMES = 1 << 16  # More than a cluster has: a slip of the pen must not fill the memory.
 
 
 def compressed(hosts: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED
 from dlbench.specs.training import DECAYS_TO_AN_END
-from dlbench.specs.workload import BertModel, ImageData
+from dlbench.specs.workload import ImageData
 
 
 def _warms_up(plan: RunPlan) -> bool:
@@ -41,8 +41,7 @@ def _has_window(plan: RunPlan) -> bool:
 
 
 def _leaves_padding_out(plan: RunPlan) -> bool:
-    model = plan.workload.model
-    return isinstance(model, BertModel) and model.attention == "unpadded"
+    return plan.workload.model.padding == "unpadded"
 
 
 def _samples(plan: RunPlan) -> bool:
@@ -145,7 +144,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         lambda plan: plan.workload.train.precision in ("bf16", "fp16"),
         "only precisions bf16 and fp16 read it",
     ),
-    ("train.cudnn_benchmark", lambda plan: plan.workload.model.family != "bert", "the network has no convolutions"),
+    ("train.cudnn_benchmark", lambda plan: plan.workload.model.has_convolutions, "the network has no convolutions"),
     (
         "model.attention",
         lambda plan: not (plan.workload.data.is_synthetic and _leaves_padding_out(plan)),
@@ -271,7 +270,7 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 
 
 def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses a planted fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
+    """Refuses a injected fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
     for fault in [plan.fault for plan in plans if plan.fault is not None]:
         largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
         absent = [rank for rank in fault.ranks or () if rank >= largest]

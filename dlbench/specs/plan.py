@@ -57,11 +57,7 @@ def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last
     Jobs of a series have different names: where swept values do not fit in, or hold other characters, a digest of
     them stands behind what does.
 
-    Args:
-        what: is run, of safe characters.
-        layout: nodes and ranks.
-        axes: swept keys and values.
-        last: the repeat.
+    `what`: is run, of safe characters. `layout`: nodes and ranks. `axes`: swept keys and values. `last`: the repeat.
     """
     nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
     texts = [_axis_word(key, value) for key, value in axes.items()]

@@ -94,22 +94,17 @@ def is_size_reader(metadata: object) -> bool:
     return isinstance(metadata, BeforeValidator) and metadata.func is size_in_bytes
 
 
-_SHOWN = 80
-"""Characters of a wrong value that are repeated."""
+_SHOWN = 80  # Characters of a wrong value that are repeated.
 
 
 @dataclass(frozen=True)
 class Problem:
     """The first thing that is wrong with some settings."""
 
-    path: tuple[str, ...]
-    """Keys that lead to it, and numbers of entries of a list; empty: the whole."""
-    what: str
-    """What would be right."""
-    known: tuple[str, ...]
-    """Of an unknown key: those that may stand there; else empty."""
-    others: int
-    """Further places where something is wrong."""
+    path: tuple[str, ...]  # Keys that lead to it, and numbers of entries of a list; empty: the whole.
+    what: str  # What would be right.
+    known: tuple[str, ...]  # Of an unknown key: those that may stand there; else empty.
+    others: int  # Further places where something is wrong.
 
     def __str__(self) -> str:
         more = f" (and {self.others} more)" if self.others else ""

@@ -15,12 +15,10 @@ from dlbench.specs.plan import AxisValue, Side
 from dlbench.units import parse_bytes
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-_OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")
-"""A comma outside of brackets."""
+_OUTER_COMMA = re.compile(r",(?![^\[\]]*\])")  # A comma outside of brackets.
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
-PLAIN = "plain"
-"""A side of ``--ab`` that sets nothing."""
+PLAIN = "plain"  # A side of ``--ab`` that sets nothing.
 
 # A value in quotes, as YAML takes them, may hold anything; any other ends before the comma that a next KEY= follows.
 _SETTING = re.compile(
@@ -36,8 +34,7 @@ class SeriesRequest:
 
     system: str = "local"
     launcher: str | None = None
-    points: tuple[int, ...] = (1,)
-    """Rank counts, or node counts if `points_are` says so."""
+    points: tuple[int, ...] = (1,)  # Rank counts, or node counts if `points_are` says so.
     points_are: Literal["ranks", "nodes"] = "ranks"
     ranks_per_node: int | None = None
     repeats: int = 1
@@ -123,8 +120,8 @@ def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue
     A side is `plain`, or ``KEY=VALUE`` settings with commas between them. A comma divides only where another ``KEY=``
     follows, so ``fault.ranks=0,3`` is one setting; a value in quotes may hold anything.
 
-    Raises:
-        UserError: as `parse_set`; also two sides that set the same, which measure nothing that `plain plain` would not.
+    Raises `UserError`: as `parse_set`; also two sides that set the same, which measure nothing that `plain plain` would
+    not.
     """
     if texts is None:
         return {}
@@ -166,8 +163,8 @@ def _exactly(settings: dict[str, AxisValue]) -> set[tuple[str, str]]:
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
     """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one.
 
-    Raises:
-        UserError: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not printable.
+    Raises `UserError`: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not
+    printable.
     """
     result: dict[str, str] = {}
     for item in items:
@@ -229,12 +226,10 @@ def _value(text: str, origin: str) -> AxisValue:
     return tuple(parts) if isinstance(value, list) else parts[0]
 
 
-STEP = 4
-"""Factor between two sizes of a range that names no count."""
+STEP = 4  # Factor between two sizes of a range that names no count.
 
 MAX_COUNT = 1000
-MAX_BYTES = 2**44
-"""More than any rank holds: such a size is a slip of the unit."""
+MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit.
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
@@ -242,11 +237,8 @@ def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
 
     Sizes between the ends of a range with a count are rounded down to whole elements.
 
-    Returns:
-        Sizes in bytes, ascending, each once.
-
-    Raises:
-        UserError: a malformed size or range, 0 bytes, a size that is no whole number of elements.
+    Returns sizes in bytes, ascending, each once. Raises `UserError`: a malformed size or range, 0 bytes, a size that is
+    no whole number of elements.
     """
     shown = f"--sizes {text[:80]!r}"
     parts = text.split(":")

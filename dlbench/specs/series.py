@@ -81,8 +81,7 @@ class Counts:
 
     values: tuple[int, ...]
     are: Literal["ranks", "nodes"] = "ranks"
-    ranks_per_node: int | None = None
-    """None: the system's."""
+    ranks_per_node: int | None = None  # None: the system's.
 
     def ranks(self, system: SystemSpec, count: int) -> int:
         """Ranks of one point."""
@@ -243,8 +242,7 @@ SUFFIXES: dict[Variant, str] = {
 }
 """What a run's name ends with."""
 
-MIN_WATCH_REPEATS = 2
-"""One pair of watched and unwatched runs has no interval."""
+MIN_WATCH_REPEATS = 2  # One pair of watched and unwatched runs has no interval.
 
 
 def option_of(request: Request) -> str:
@@ -379,7 +377,7 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
 
 
 def _without_input_delay(fault: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A planted delay of batches belongs to the reader, and goes with it."""
+    """A injected delay of batches belongs to the reader, and goes with it."""
     if fault is None:
         return None
     rest = {**fault, "input_delay_s": 0.0}

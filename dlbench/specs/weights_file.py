@@ -20,13 +20,10 @@ from typing import Any
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import open_file, parse_json, why_unreadable
-from dlbench.specs.workload import BertModel, ModelSpec
-
-Shape = tuple[int, ...]
+from dlbench.specs.workload import ModelSpec, Shape
 
 WORDS, POSITIONS, BIAS = "word_embedding.weight", "position_embedding.weight", "mlm_bias"
-MAX_PADDING = 127
-"""Rows that padding to a multiple of 128 adds to a vocabulary at most."""
+MAX_PADDING = 127  # Rows that padding to a multiple of 128 adds to a vocabulary at most.
 
 _LAYER = {
     "attention.self.query": "attention.query",
@@ -63,14 +60,10 @@ class UnfitNamesError(ValueError):
 class Fit:
     """Which tensor of a file becomes which of the network."""
 
-    source: Mapping[str, str]
-    """Our name -> the file's; every tensor of the network has one."""
-    copies: Mapping[str, str]
-    """The file's name of a repeated tensor -> our name of what it must equal."""
-    constants: tuple[str, ...]
-    """The file's names of what is no weight."""
-    cut: Mapping[str, tuple[int, int]]
-    """Our name -> rows of the file, rows used, where those differ."""
+    source: Mapping[str, str]  # Our name -> the file's; every tensor of the network has one.
+    copies: Mapping[str, str]  # The file's name of a repeated tensor -> our name of what it must equal.
+    constants: tuple[str, ...]  # The file's names of what is no weight.
+    cut: Mapping[str, tuple[int, int]]  # Our name -> rows of the file, rows used, where those differ.
 
 
 def own_name(public: str) -> str | None:
@@ -154,8 +147,7 @@ def _refuse(what: str, names: list[str]) -> None:
 
 
 KEY = "checkpoint.initialize_from"
-MOST_HEADER = 100_000_000
-"""Bytes: as much as the library that reads the tensors takes."""
+MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensors takes.
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:
@@ -175,10 +167,11 @@ def require_weights(path: Path, model: ModelSpec) -> None:
         raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
     if "dlbench" in metadata:
         return
-    if not isinstance(model, BertModel):
+    shapes = model.public_shapes()
+    if shapes is None:
         raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
     try:
-        fit_names(there, bert_shapes(model))
+        fit_names(there, shapes)
     except UnfitNamesError as error:
         raise UserError(f"{KEY} {path}: does not fit: {error}") from None
 
@@ -192,26 +185,3 @@ def _header(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise TypeError("its header holds no object")
     return content
-
-
-def bert_shapes(model: BertModel) -> dict[str, Shape]:
-    """Name -> shape of every parameter of `dlbench.node.models.bert.BertForPreTraining`."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    found: dict[str, Shape] = {
-        "word_embedding.weight": (model.vocab_size, hidden),
-        "position_embedding.weight": (model.max_positions, hidden),
-        "type_embedding.weight": (model.type_vocab_size, hidden),
-        "mlm_bias": (model.vocab_size,),
-    }
-    linears = {"pooler": (hidden, hidden), "mlm_transform": (hidden, hidden), "nsp_classifier": (2, hidden)}
-    norms = ["embedding_norm", "mlm_norm"]
-    for number in range(model.num_layers):
-        layer = f"layers.{number}"
-        linears |= {f"{layer}.attention.{part}": (hidden, hidden) for part in ("query", "key", "value", "output")}
-        linears |= {f"{layer}.expand": (inner, hidden), f"{layer}.reduce": (hidden, inner)}
-        norms += [f"{layer}.attention_norm", f"{layer}.output_norm"]
-    for name, shape in linears.items():
-        found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    for name in norms:
-        found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
-    return found

@@ -1,13 +1,28 @@
-"""What is trained: network and data. One `Workload` is one preset of one workload YAML, decided."""
+"""What is trained: network and data. One `Workload` is one preset of one workload YAML, decided.
+
+A network is an object in two halves. What front ends ask of it stands here, without torch: a `Model`, whose fields are
+its keys; `FAMILIES` registers it. Its torch half is a `dlbench.node.models.network.Network`, in the module that
+`Model.network` names. Nobody else knows one network from another.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
-from typing import Annotated, Literal, Self
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dlbench.errors import UserError
 from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, Name, Spec
+from dlbench.specs.files import search_path
 from dlbench.specs.system import StagingTier
 from dlbench.specs.training import QualitySpec, TrainSpec
 
@@ -15,8 +30,107 @@ MemoryFormat = Literal["contiguous", "channels-last"]
 Staging = Literal["none", "replicate", "shard", "lazy"]
 
 
-class ResNetModel(Spec):
+FLOPS_PER_MAC = 2
+"""One multiplication and one addition."""
+TRAINING_PASSES = 3
+"""Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
+"Scaling Laws for Neural Language Models" (2020), section 2.1)."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlperfRules:
+    """A rule set of MLPerf logging's checker: the last one that has the network."""
+
+    usage: str
+    ruleset: str
+    benchmark: str
+    quality_key: str
+    """The event that tells a quality."""
+    init_min: int
+    """Minutes that init_start to init_stop may take at most (open division)."""
+    most_error: float | None = None
+    """The quality that one evaluation has to reach, where the rule set asks for an error."""
+
+    @property
+    def command(self) -> str:
+        """How the checker is called; the file comes behind it."""
+        return f"python -m mlperf_logging.compliance_checker --usage {self.usage} --ruleset {self.ruleset}"
+
+
+class Model(Spec):
+    """A network as front ends know it: its keys are fields, `family` first; subclasses override what differs."""
+
+    network: ClassVar[str]
+    """The module that has its torch half as `NETWORK`."""
+    sample_unit: ClassVar[str] = "samples"
+    """What a sample is called where the workload file does not say."""
+    formats: ClassVar[tuple[str, ...]]
+    """Formats of data that it trains on."""
+    takes_label_smoothing: ClassVar[bool] = False
+    has_convolutions: ClassVar[bool] = True
+    has_share: ClassVar[bool] = True
+    """Whether its quality is a share, at most 1."""
+    mlperf: ClassVar[MlperfRules | None] = None
+    epoch_samples: ClassVar[tuple[int, str] | None] = None
+    """Samples of a published epoch, and their data set; None where none is published."""
+
+    family: str
+
+    @property
+    def order(self) -> MemoryFormat:
+        """Order of its activations, and of its weights where the engine allows it."""
+        return getattr(self, "memory_format", "contiguous")
+
+    @property
+    def padding(self) -> Literal["masked", "auto", "unpadded"]:
+        """What becomes of padding in a batch: a mask says where it is, always or where there is some; or it goes."""
+        return "masked"
+
+    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
+        """Multiply-adds of a forward pass on one sample: of a convolution that reads the input, and of the rest.
+
+        Products of tensors alone, as the torch half counts them.
+        """
+        raise NotImplementedError
+
+    def training_flops(self, data: DataSpec) -> int:
+        """Floating-point operations of training on one sample, forward and backward.
+
+        A first convolution reads the image or the volume, whose gradient nobody computes: it has 2 passes, not 3.
+        """
+        first, rest = self.forward_macs(data)
+        return FLOPS_PER_MAC * (TRAINING_PASSES * rest + (TRAINING_PASSES - 1) * first)
+
+    def sample_bytes(self, data: DataSpec) -> int:
+        """Bytes of one sample as the readers of `dlbench.node.data` hand it out, with a mask or index arrays."""
+        raise NotImplementedError
+
+    def require(self, data: DataSpec, train: TrainSpec) -> None:
+        """Raises ValueError where data or training do not fit this network."""
+
+    def captured(self, data: DataSpec) -> Self:
+        """The network as a captured step needs it, which is replayed with the same arguments."""
+        return self
+
+    def public_shapes(self) -> dict[str, Shape] | None:
+        """Name -> shape of every parameter, where files with public names are known of it; see `weights_file`."""
+        return None
+
+
+class ResNetModel(Model):
     """ResNet with bottleneck blocks, v1.5 (stride in the 3x3 convolution)."""
+
+    network = "dlbench.node.models.resnet"
+    sample_unit = "images"
+    formats = ("images", "jpeg-tree")
+    takes_label_smoothing = True
+    mlperf = MlperfRules(
+        usage="training", ruleset="4.0.0", benchmark="resnet", quality_key="eval_accuracy", init_min=240
+    )
+    epoch_samples = (1_281_167, "ImageNet-2012, as published")
+    """The training images (Russakovsky et al. 2015, table 2)."""
 
     family: Literal["resnet"] = Field(description="Chooses this network.")
     image_size: Count = Field(224, description="Height and width of the input, pixels.")
@@ -30,9 +144,36 @@ class ResNetModel(Spec):
         "channels-last (NHWC).",
     )
 
+    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
+        """A bottleneck's output has 4 times the channels of its inner convolutions."""
+        edge = -(-self.image_size // 2)
+        first = 7 * 7 * 3 * self.base_width * edge**2
+        edge, channels, macs = -(-edge // 2), self.base_width, 0
+        for stage, blocks in enumerate(self.stage_blocks):
+            width = self.base_width * 2**stage
+            for block in range(blocks):
+                inner = edge
+                if block == 0 and stage > 0:
+                    edge = -(-edge // 2)  # v1.5: the 3x3 convolution has the stride
+                macs += channels * width * inner**2 + (9 * width + width * 4) * width * edge**2
+                if block == 0:
+                    macs += channels * width * 4 * edge**2
+                channels = width * 4
+        return first, macs + channels * self.num_classes
 
-class BertModel(Spec):
+    def sample_bytes(self, data: DataSpec) -> int:
+        return 3 * self.image_size**2 + 8
+
+
+class BertModel(Model):
     """BERT with both pre-training heads (masked LM, next sentence)."""
+
+    network = "dlbench.node.models.bert"
+    sample_unit = "sequences"
+    formats = ("text",)
+    has_convolutions = False
+    mlperf = MlperfRules(usage="training", ruleset="5.0.0", benchmark="bert", quality_key="eval_accuracy", init_min=240)
+    # No epoch_samples: MLPerf counts its training in samples.
 
     family: Literal["bert"] = Field(description="Chooses this network.")
     vocab_size: Count = Field(30522, description="Entries of the WordPiece vocabulary.")
@@ -55,9 +196,82 @@ class BertModel(Spec):
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         return self
 
+    @property
+    def padding(self) -> Literal["masked", "auto", "unpadded"]:
+        return self.attention
 
-class CosmoFlowModel(Spec):
+    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
+        """The masked-LM head is counted for max_predictions positions, which is what it computes."""
+        assert isinstance(data, TextData)  # `formats` holds that
+        hidden, tokens = self.hidden_size, data.sequence_length
+        layer = tokens * (4 * hidden**2 + 2 * hidden * self.intermediate_size) + 2 * tokens**2 * hidden
+        heads = data.max_predictions * hidden * (hidden + self.vocab_size) + hidden**2 + 2 * hidden
+        return 0, self.num_layers * layer + heads
+
+    def sample_bytes(self, data: DataSpec) -> int:
+        assert isinstance(data, TextData)  # `formats` holds that
+        indices = 8 * data.max_predictions + 2 * 4 if self.attention == "unpadded" else 0
+        return 3 * 8 * data.sequence_length + (8 + 8 + 4) * data.max_predictions + 8 + indices
+
+    def require(self, data: DataSpec, train: TrainSpec) -> None:
+        assert isinstance(data, TextData)  # `formats` holds that
+        if data.sequence_length > self.max_positions:
+            raise ValueError(
+                f"data.sequence_length {data.sequence_length} is longer than model.max_positions {self.max_positions}"
+            )
+        for key in ("compile", "cuda_graphs", "recompute", "swap"):
+            value = getattr(train, key)
+            if value != "none" and self.attention == "unpadded":
+                raise ValueError(
+                    f"model.attention unpadded and train.{key} {value} exclude each other: without padding every step "
+                    "has another shape"
+                )
+        if self.attention == "auto" and not data.is_synthetic and train.cuda_graphs != "none":
+            raise ValueError(
+                "train.cuda_graphs network needs the same inputs in every step, and model.attention auto leaves the "
+                "mask of some away: set it to masked"
+            )
+
+    def captured(self, data: DataSpec) -> Self:
+        if self.attention != "auto":
+            return self
+        # Some batches with a mask and some without do not fit.
+        return self.model_copy(update={"attention": "auto" if data.is_synthetic else "masked"})
+
+    def public_shapes(self) -> dict[str, Shape]:
+        hidden, inner = self.hidden_size, self.intermediate_size
+        found: dict[str, Shape] = {
+            "word_embedding.weight": (self.vocab_size, hidden),
+            "position_embedding.weight": (self.max_positions, hidden),
+            "type_embedding.weight": (self.type_vocab_size, hidden),
+            "mlm_bias": (self.vocab_size,),
+        }
+        linears = {"pooler": (hidden, hidden), "mlm_transform": (hidden, hidden), "nsp_classifier": (2, hidden)}
+        norms = ["embedding_norm", "mlm_norm"]
+        for number in range(self.num_layers):
+            layer = f"layers.{number}"
+            linears |= {f"{layer}.attention.{part}": (hidden, hidden) for part in ("query", "key", "value", "output")}
+            linears |= {f"{layer}.expand": (inner, hidden), f"{layer}.reduce": (hidden, inner)}
+            norms += [f"{layer}.attention_norm", f"{layer}.output_norm"]
+        for name, shape in linears.items():
+            found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        for name in norms:
+            found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+        return found
+
+
+class CosmoFlowModel(Model):
     """CosmoFlow: 3-D convolutions that regress cosmological parameters."""
+
+    network = "dlbench.node.models.cosmoflow"
+    sample_unit = "volumes"
+    formats = ("density", "hdf5-density")
+    has_share = False
+    mlperf = MlperfRules(
+        usage="hpc", ruleset="3.0.0", benchmark="cosmoflow", quality_key="eval_error", init_min=30, most_error=0.124
+    )
+    epoch_samples = (524_288, "cosmoUniverse of MLPerf HPC, as published")
+    """The training set since v1.0."""
 
     family: Literal["cosmoflow"] = Field(description="Chooses this network.")
     input_size: Count = Field(128, description="Edge of the cubic input, voxels; halved once per convolution.")
@@ -79,11 +293,24 @@ class CosmoFlowModel(Spec):
             raise ValueError(f"input_size {self.input_size} is not a multiple of {factor} (one halving a convolution)")
         return self
 
+    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
+        """Each convolution of edge 3 is followed by a pooling of 2."""
+        edge, channels, macs = self.input_size, self.input_channels, []
+        for out_channels in self.conv_channels:
+            macs.append(27 * channels * out_channels * edge**3)
+            edge, channels = edge // 2, out_channels
+        widths = (channels * edge**3, *self.dense_sizes, self.num_targets)
+        dense = sum(before * after for before, after in pairwise(widths))
+        return (macs[0], sum(macs[1:]) + dense) if macs else (0, dense)
 
-ModelSpec = Annotated[ResNetModel | BertModel | CosmoFlowModel, Field(discriminator="family")]
+    def sample_bytes(self, data: DataSpec) -> int:
+        return 4 * self.input_channels * self.input_size**3 + 4 * self.num_targets
 
 
 class _Data(Spec):
+    kinds: ClassVar[tuple[str, ...]]
+    """Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold."""
+
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
     synthetic_on: Literal["host", "device"] = Field(
         "host",
@@ -182,11 +409,15 @@ class _Data(Spec):
 class ImageData(_Data):
     """JPEGs of classes: a folder a class, or shards (tar, TFRecord)."""
 
+    kinds = ("images", "image-shards")
+
     format: Literal["images", "jpeg-tree"] = Field(description="Chooses this kind of data; jpeg-tree: its old name.")
 
 
 class TextData(_Data):
     """Raw text, masked on the fly, or samples prepared in HDF5."""
+
+    kinds = ("text", "samples")
 
     format: Literal["text"] = Field(description="Chooses this kind of data.")
     sequence_length: Count = Field(512, description="Tokens of one sample.")
@@ -198,12 +429,47 @@ class TextData(_Data):
 class DensityData(_Data):
     """Density volumes (x, int16) and parameters (y, float32) in TFRecord, HDF5 or npy files."""
 
+    kinds = ("density",)
+
     format: Literal["density", "hdf5-density"] = Field(
         description="Chooses this kind of data; hdf5-density: its old name."
     )
 
 
 DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="format")]
+
+
+def _of_this_site() -> Iterator[type[Model]]:
+    """Networks of the folders in DLBENCH_PATH: a module beside the workload file of the same name holds its `Model`.
+
+    Raises:
+        UserError: a module cannot be loaded.
+    """
+    folders = search_path("workloads")[:-1]
+    package = types.ModuleType(SITE)
+    package.__path__ = [str(folder) for folder in folders]
+    sys.modules[SITE] = package
+    for path in (path for folder in folders for path in sorted(folder.glob("*.py"))):
+        if not path.with_suffix(".yaml").is_file():
+            continue
+        try:
+            module = importlib.import_module(f"{SITE}.{path.stem}")
+        except Exception as error:  # whatever the module raises
+            raise UserError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
+        own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+        yield from (one for one in own if issubclass(one, Model))
+
+
+SITE = "dlbench_workloads"
+"""The package that modules of the folders in DLBENCH_PATH belong to."""
+
+FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, *_of_this_site())
+"""Every network there is: here a new one is registered."""
+
+if TYPE_CHECKING:
+    ModelSpec = Model
+else:
+    ModelSpec = Annotated[reduce(or_, FAMILIES), Field(discriminator="family")]
 
 
 class Workload(Spec):
@@ -225,44 +491,11 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _data_fits_model(self) -> Self:
-        fitting = {"resnet": ("images", "jpeg-tree"), "bert": ("text",), "cosmoflow": ("density", "hdf5-density")}
-        if self.data.format not in fitting[self.model.family]:
+        if self.data.format not in self.model.formats:
             raise ValueError(f"data.format {self.data.format!r} does not fit model.family {self.model.family!r}")
-        if (
-            isinstance(self.model, BertModel)
-            and isinstance(self.data, TextData)
-            and self.data.sequence_length > self.model.max_positions
-        ):
-            raise ValueError(
-                f"data.sequence_length {self.data.sequence_length} is longer than "
-                f"model.max_positions {self.model.max_positions}"
-            )
-        if self.train.label_smoothing and self.model.family != "resnet":
+        if self.train.label_smoothing and not self.model.takes_label_smoothing:
             raise ValueError(f"train.label_smoothing has no effect on model.family {self.model.family!r}")
-        return self
-
-    @model_validator(mode="after")
-    def _lengths_may_differ(self) -> Self:
-        train = self.train
-        if not isinstance(self.model, BertModel) or self.model.attention != "unpadded":
-            return self
-        for key in ("compile", "cuda_graphs", "recompute", "swap"):
-            value = getattr(train, key)
-            if value != "none":
-                raise ValueError(
-                    f"model.attention unpadded and train.{key} {value} exclude each other: without padding every step "
-                    "has another shape"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _inputs_are_alike(self) -> Self:
-        is_auto = isinstance(self.model, BertModel) and self.model.attention == "auto"
-        if is_auto and not self.data.is_synthetic and self.train.cuda_graphs != "none":
-            raise ValueError(
-                "train.cuda_graphs network needs the same inputs in every step, and model.attention auto leaves the "
-                "mask of some away: set it to masked"
-            )
+        self.model.require(self.data, self.train)
         return self
 
     @model_validator(mode="after")
@@ -272,6 +505,6 @@ class Workload(Spec):
             raise ValueError(
                 "train.schedule is in epochs, but synthetic data has none: give train.schedule.epoch_samples"
             )
-        if self.quality is not None and self.model.family != "cosmoflow" and self.quality.target > 1:
+        if self.quality is not None and self.model.has_share and self.quality.target > 1:
             raise ValueError(f"quality.target {self.quality.target} is above 1, but accuracies are shares, e.g. 0.759")
         return self

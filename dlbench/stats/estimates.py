@@ -48,12 +48,8 @@ LEVEL = 0.95
 def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]:
     """Ends of the interval of the mean.
 
-    Args:
-        values: one for each run, shape (..., runs), at least two runs.
-        level: its confidence, between 0 and 1.
-
-    Returns:
-        Low and high ends, shape (...).
+    `values`: one for each run, shape (..., runs), at least two runs. `level`: its confidence, between 0 and 1. Returns
+    low and high ends, shape (...).
     """
     import numpy as np
 
@@ -66,13 +62,8 @@ def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]
 def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[Array, Array]:
     """Ends of the interval of mean of `a` less mean of `b`, of independent sides whose noise may differ in size.
 
-    Args:
-        a: one value for each run of a side, shape (..., runs), at least two runs.
-        b: those of the other, shape (..., runs), at least two runs.
-        level: its confidence, between 0 and 1.
-
-    Returns:
-        Low and high ends, shape (...).
+    `a`: one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (...,
+    runs), at least two runs. `level`: its confidence, between 0 and 1. Returns low and high ends, shape (...).
     """
     from scipy.special import stdtrit
 
@@ -98,12 +89,8 @@ def places(n: int, level: float = 0.95) -> tuple[int, float]:
     The number of runs below the median is binomial, so from the k-th smallest value to the k-th largest the level is
     1 - 2 P(fewer than k of n) (Hahn and Meeker, Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2).
 
-    Args:
-        n: how many values, at least 2.
-        level: wanted.
-
-    Returns:
-        k, from 1, with the smallest attained level that is not below `level`; k = 1 where none reaches it.
+    `n`: how many values, at least 2. `level`: wanted. Returns k, from 1, with the smallest attained level that is not
+    below `level`; k = 1 where none reaches it.
     """
     outcomes = 2**n
     allowed = math.floor(Fraction(1 - level) / 2 * outcomes)
@@ -126,13 +113,8 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
     The ends are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
     Nonparametrics, 1975, section 2.6). Holds for noise of equal shape on both sides.
 
-    Args:
-        a: one value for each run of a side, shape (..., runs).
-        b: those of the other, shape (..., runs).
-        level: between 0 and 1.
-
-    Returns:
-        Low and high ends, shape (...).
+    `a`: one value for each run of a side, shape (..., runs). `b`: those of the other, shape (..., runs). `level`:
+    between 0 and 1. Returns low and high ends, shape (...).
     """
     import numpy as np
 
@@ -232,9 +214,7 @@ class Estimate:
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:
         """The estimate of a function of what is estimated; ends change places where it falls.
 
-        Args:
-            function: monotone over the interval.
-            unit: of its values.
+        `function`: monotone over the interval. `unit`: of its values.
         """
         if self.low is None or self.high is None:
             return replace(self, value=function(self.value), unit=unit)
@@ -244,20 +224,14 @@ class Estimate:
     def inverted(self, unit: str) -> Estimate:
         """1 / value, in `unit`; the ends of the interval change places.
 
-        Raises:
-            ZeroDivisionError: the value or an end of the interval is 0.
+        Raises `ZeroDivisionError`: the value or an end of the interval is 0.
         """
         return self.mapped(lambda value: 1 / value, unit)
 
     def scaled(self, factor: float, unit: str = "") -> Estimate:
         """The same estimate in another unit, e.g. a speed-up as an efficiency.
 
-        Args:
-            factor: a positive number.
-            unit: of the result.
-
-        Raises:
-            ValueError: `factor` is not a positive number.
+        `factor`: a positive number. `unit`: of the result. Raises `ValueError`: `factor` is not a positive number.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"cannot scale an estimate by {factor}")
@@ -270,12 +244,8 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
     Five runs or more: two of the ordered values, at the level nearest to 95 % from above that order statistics attain;
     the range at its own level, 93.75 %, of five. Two to four runs: the range. One run: no interval.
 
-    Args:
-        values: one finite value for each run, in any order.
-        unit: of the values.
-
-    Raises:
-        ValueError: no values, or one that is not finite.
+    `values`: one finite value for each run, in any order. `unit`: of the values. Raises `ValueError`: no values, or one
+    that is not finite.
     """
     import numpy as np
 
@@ -298,12 +268,8 @@ def mean_estimate(values: Values, unit: str = "") -> Estimate:
 
     Five runs or more: Student's t. Two to four runs: the range. One run: no interval.
 
-    Args:
-        values: one finite value for each run, in the order of the runs.
-        unit: of the values.
-
-    Raises:
-        ValueError: no values, or one that is not finite.
+    `values`: one finite value for each run, in the order of the runs. `unit`: of the values. Raises `ValueError`: no
+    values, or one that is not finite.
     """
     array, sessions = _checked(values), _sessions(values)
     value, units = float(array.mean()), _of_sessions(array, sessions, statistics.fmean)
@@ -321,8 +287,7 @@ def mean_estimate(values: Values, unit: str = "") -> Estimate:
 def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
     """The geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms.
 
-    Raises:
-        ValueError: no values, or one that is not positive and finite.
+    Raises `ValueError`: no values, or one that is not positive and finite.
     """
     return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
 
@@ -330,8 +295,7 @@ def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
 def typical_estimate(values: Values, unit: str = "") -> Estimate:
     """The geometric mean over runs, whose ratios are those of `ratio_estimate`; the median where some run has 0.
 
-    Raises:
-        ValueError: no values, or one that is not finite.
+    Raises `ValueError`: no values, or one that is not finite.
     """
     least = min(values.values() if isinstance(values, Mapping) else values)
     return (geometric_mean_estimate if least > 0 else median_estimate)(values, unit)
@@ -344,13 +308,8 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
     what drifts with both sides cancels. Otherwise of independent sides: Welch's t interval from five runs a side; with
     fewer the range of all differences; for a single run none.
 
-    Args:
-        top: one value for each run, by block and repeat.
-        bottom: the same, for the runs compared with.
-        unit: of the values.
-
-    Raises:
-        ValueError: a side is empty or holds a value that is not finite.
+    `top`: one value for each run, by block and repeat. `bottom`: the same, for the runs compared with. `unit`: of the
+    values. Raises `ValueError`: a side is empty or holds a value that is not finite.
     """
     pairs = pairing(top, bottom)
     if pairs.is_paired:
@@ -374,8 +333,7 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
     """Two-sided p that both sides have the same mean, by the test that the interval of `difference_estimate` inverts.
 
-    Returns:
-        1 where there are fewer than two pairs, or runs of a side.
+    Returns 1 where there are fewer than two pairs, or runs of a side.
     """
     pairs = pairing(top, bottom)
     if not pairs.is_paired:
@@ -390,13 +348,9 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
     Geometric means alone keep products: where x = y z holds in each run, it holds of them, and the ratio of two is the
     geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986).
 
-    Args:
-        top: one positive value for each run, by block and repeat.
-        bottom: the same, for the run compared with.
-        unit: of the result, `ratio` or `fraction`.
-
-    Raises:
-        ValueError: a side is empty or holds a value that is not positive and finite.
+    `top`: one positive value for each run, by block and repeat. `bottom`: the same, for the run compared with. `unit`:
+    of the result, `ratio` or `fraction`. Raises `ValueError`: a side is empty or holds a value that is not positive and
+    finite.
     """
     return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
@@ -408,13 +362,8 @@ def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "r
     (Annals of Mathematical Statistics 34, 1963); interval: inverted rank sum test, at the level nearest to 95 % from
     above that it attains. Fewer than `MIN_RUNS` values a side: the range of those ratios; one value: no interval.
 
-    Args:
-        top: positive values, in any order.
-        bottom: those compared with.
-        unit: of the result.
-
-    Raises:
-        ValueError: a side is empty or holds a value that is not positive and finite.
+    `top`: positive values, in any order. `bottom`: those compared with. `unit`: of the result. Raises `ValueError`: a
+    side is empty or holds a value that is not positive and finite.
     """
     import numpy as np
 
@@ -528,10 +477,8 @@ several, have no interval of a level.
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
     """Where a true value lies against the region from `low` to `high`, as far as its interval decides that.
 
-    Args:
-        estimate: the value with its interval.
-        low: end of the region, in the estimate's unit.
-        high: the other end; equal ends ask whether the value is another than that.
+    `estimate`: the value with its interval. `low`: end of the region, in the estimate's unit. `high`: the other end;
+    equal ends ask whether the value is another than that.
     """
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"
@@ -559,12 +506,8 @@ def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
     s is the scatter of all settings together, because five repeats of one know it badly; where the chosen one scatters
     more than all, its own. Its degrees of freedom are those of `pooled_freedom`.
 
-    Args:
-        logs: logarithms of each setting's ratios to the baseline in pairs of runs; settings without two do not count.
-        best: which of them was chosen.
-
-    Raises:
-        ValueError: the chosen setting has fewer than `MIN_RUNS` pairs.
+    `logs`: logarithms of each setting's ratios to the baseline in pairs of runs; settings without two do not count.
+    `best`: which of them was chosen. Raises `ValueError`: the chosen setting has fewer than `MIN_RUNS` pairs.
     """
     own = logs[best]
     if len(own) < MIN_RUNS:
@@ -588,8 +531,7 @@ def between_and_within(groups: Sequence[Sequence[float]]) -> tuple[float, float]
     The estimators of a one-way analysis of variance with random effects and groups of any size (Searle, Casella and
     McCulloch, Variance Components, 1992, section 3.6); between groups 0 where they differ by no more than chance does.
 
-    Returns:
-        None for fewer than two groups, or where no group has two values.
+    Returns None for fewer than two groups, or where no group has two values.
     """
     total, count = sum(map(len, groups)), len(groups)
     if count < 2 or total == count:

@@ -37,11 +37,7 @@ def paired_p(logs: Sequence[float]) -> float:
     Ratios of step times are nearest to normal as logarithms. Ranks would not do here: with five pairs the
     smallest p of Wilcoxon's signed ranks is 0.0625, so no claim could be made at all.
 
-    Args:
-        logs: logarithm of the ratio of each pair of runs, one for each repeat.
-
-    Returns:
-        1 for fewer than two pairs.
+    `logs`: logarithm of the ratio of each pair of runs, one for each repeat. Returns 1 for fewer than two pairs.
     """
     if len(logs) < 2:
         return 1.0
@@ -56,12 +52,7 @@ def t_of_mean(values: Sequence[float]) -> float:
 def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
     """Two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean.
 
-    Args:
-        a: one value for each run of a side.
-        b: those of the other.
-
-    Returns:
-        1 for fewer than two runs on a side.
+    `a`: one value for each run of a side. `b`: those of the other. Returns 1 for fewer than two runs on a side.
     """
     if min(len(a), len(b)) < 2:
         return 1.0
@@ -76,12 +67,8 @@ def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple
     runs that happen to lie close make Welch's own too small, and a test at 1 % fails in 3 to 5 % of cases where noise
     is one-sided or the machine has two states (`make bench AREA=truth.gate`). Of equally many runs both are the same.
 
-    Args:
-        a: one value for each run of a side, shape (..., runs), at least two runs.
-        b: those of the other, shape (..., runs).
-
-    Returns:
-        Both of shape (...).
+    `a`: one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (...,
+    runs). Returns both of shape (...).
     """
     import numpy as np
 
@@ -109,8 +96,7 @@ def student_tail(t: float, freedom: float) -> float:
 def student_quantile(probability: float, freedom: float) -> float:
     """The t below which Student's distribution holds this probability.
 
-    Raises:
-        ValueError: `probability` is not between 0 and 1.
+    Raises `ValueError`: `probability` is not between 0 and 1.
     """
     from scipy.special import stdtrit
 
@@ -150,9 +136,7 @@ def pooled_freedom(count: int, pairs: float) -> int:
     4 (n - 1) / (1 + 3/m) by Satterthwaite (Biometrics Bulletin 2, 1946): more settings do not tell more of the noise of
     the baseline, which is half of each variance.
 
-    Args:
-        count: m, how many variances.
-        pairs: n, pairs of runs behind each; their mean where they differ.
+    `count`: m, how many variances. `pairs`: n, pairs of runs behind each; their mean where they differ.
     """
     return max(1, math.floor(4 * (pairs - 1) / (1 + 3 / count)))
 
@@ -164,11 +148,8 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
     T = (Z + sqrt(n) log(1 + difference) / scatter) / W, the power is P(T > t(1 - level / (2 m), n - 1)). Where the
     scatter is an estimate, the power is its mean over what the true scatter may be.
 
-    Args:
-        scatter: standard deviation of the log ratios of pairs of runs.
-        difference: the relative difference to be seen, e.g. 0.02.
-        comparisons: how many are made.
-        freedom: degrees of freedom of the scatter; None where it is known.
+    `scatter`: standard deviation of the log ratios of pairs of runs. `difference`: the relative difference to be seen,
+    e.g. 0.02. `comparisons`: how many are made. `freedom`: degrees of freedom of the scatter; None where it is known.
     """
     effect = math.log1p(difference) / max(scatter, ROUNDING)
     tail = LEVEL / (2 * max(1, comparisons))

@@ -119,13 +119,9 @@ def resampled(
 ) -> Array | None:
     """The centre over runs of each point in each resample, shape (resamples, points).
 
-    Args:
-        points: of each point a positive value for each run, by a key that interleaved runs of different points share.
-        centre: what is made of the runs.
-        resamples: how many.
-
-    Returns:
-        None where a point has fewer than `LEAST_RUNS` runs.
+    `points`: of each point a positive value for each run, by a key that interleaved runs of different points share.
+    `centre`: what is made of the runs. `resamples`: how many. Returns None where a point has fewer than `LEAST_RUNS`
+    runs.
     """
     import numpy as np
 

@@ -10,13 +10,26 @@ from typing import Literal
 
 import dlbench
 from dlbench.reading.sessions import wall_s
-from dlbench.records.job.accounting import RunAccounting
+from dlbench.records.job import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import number_text, percent, runs_text
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
+
+PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
+
+
+_PARTS: dict[PartName, str] = {
+    "measured": "Measured steps",
+    "overhead": "Start, warm-up, evaluation, end of these runs",
+    "lost": "Attempts that were preempted or failed before",
+    "no_figure": "Runs without a figure",
+    "idle": "Nodes idle during a smaller run",
+    "between": "Job outside its runs",
+    "unknown": "Not measured: Slurm reports the job as a whole only",
+}
 
 
 def _hours(value: float) -> str:
@@ -25,12 +38,6 @@ def _hours(value: float) -> str:
 
 def _energy_text(joules: float) -> str:
     return f"{joules / 3.6e6:,.3g} kWh" if joules >= 1e6 else f"{joules:,.3g} J"
-
-
-_NODE_HOURS = column("Node-hours", text=_hours)
-_ENERGY = column("Energy", text=_energy_text)
-
-PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +49,17 @@ class RunCost:
     job_id: str = field(metadata=column("Job"))
     job_state: str = field(metadata=column("Job's state"))
     exit_code: str = field(metadata=column("Exit"))
-    """Of its last step, else of its job; empty: unknown."""
+    """Of its last step, else of its job; empty: not reported."""
     source: str = field(metadata=column())
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s"))
     elapsed_s: float | None = field(metadata=column("Elapsed", unit="s"))
-    node_hours: float | None = field(metadata=_NODE_HOURS)
+    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
     """Nodes of the job, while the run was in it."""
     max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes"))
-    energy_j: float | None = field(metadata=_ENERGY)
+    energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
     node_list: str = field(metadata=column("Nodes", limit=80))
     switches: tuple[str, ...] = field(metadata=column("Switches", "leaf_switches", value=",".join, limit=80))
-    """Leaf switches of its nodes, by their paths from the root; empty where Slurm says none."""
+    """Leaf switches of its nodes, by their paths from the root; empty where Slurm reports none."""
     not_measured: tuple[str, ...] = field(metadata=column(value="; ".join))
     """Why figures are missing, each a sentence."""
 
@@ -67,16 +74,16 @@ class PointCost:
     runs: int
     results: int
     """Runs with figures."""
-    node_hours: float | None = field(metadata=_NODE_HOURS)
+    node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
     """None where that of a run is not known."""
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s", is_brief=True))
     """Median over its jobs."""
     max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes", is_brief=True))
-    energy_j: float | None = field(metadata=_ENERGY)
+    energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
     node_sets: int = field(metadata=column("Node sets", is_brief=True))
     """Different sets of nodes that its runs with figures had."""
     most_switches: int = field(metadata=column("Switches", "most_leaf_switches", is_brief=True))
-    """Leaf switches that a run spans at most; 0: unknown."""
+    """Leaf switches that a run spans at most; 0: not reported."""
 
     @property
     def node_hours_per_result(self) -> float | None:
@@ -88,8 +95,8 @@ class PointCost:
 class Part:
     """Where node-hours went."""
 
-    name: PartName
-    node_hours: float
+    name: PartName = field(metadata=column("Node-hours went into", "part", text=lambda name: _PARTS[name]))
+    node_hours: float = field(metadata=column("Node-hours", text=_hours))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,32 +123,35 @@ class CampaignCost:
     recorded: tuple[Part, ...]
     """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
     why_not_apart: str
-    """Why Slurm does not tell some runs from the rest of their job; empty where it tells all."""
+    """Why Slurm does not separate some runs from the rest of their job; empty where it separates all."""
 
     @property
     def share_measured(self) -> float | None:
-        """Of the node-hours of which Slurm tells what they went into, those in measured steps; None: of none."""
+        """Of the node-hours of which Slurm reports the use, those in measured steps; None: of none."""
         hours = {part.name: part.node_hours for part in self.parts}
-        told = self.node_hours - hours.get("unknown", 0.0)
-        return hours.get("measured", 0.0) / told if told > 0 else None
+        known = self.node_hours - hours.get("unknown", 0.0)
+        return hours.get("measured", 0.0) / known if known > 0 else None
 
 
 def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     """The cost of runs of Slurm jobs; None where nothing of any is known. Copies of a run count once."""
-    told: dict[str, tuple[Run, RunAccounting]] = {}
+    accounted: dict[str, tuple[Run, RunAccounting]] = {}
     for run in runs:
         if run.accounting is not None:
-            told.setdefault(run.plan.run_id, (run, run.accounting))
-    if not told:
+            accounted.setdefault(run.plan.run_id, (run, run.accounting))
+    if not accounted:
         return None
     jobs: dict[str, list[tuple[Run, RunAccounting]]] = {}
-    for run, one in told.values():
+    for run, one in accounted.values():
         jobs.setdefault(one.job_id, []).append((run, one))
     partial = [job for job, held in jobs.items() if len(held) < len(held[0][1].job_runs)]
     parts = _parts(jobs, partial)
     waits = [wait for held in jobs.values() if (wait := held[0][1].waited_s) is not None]
-    without = (one for _, one in told.values() if one.energy_j is None and not one.never_started)
-    why_no_energy = (one.not_measured.get("energy_j", "") for one in without)
+    why_no_energy = (
+        one.not_measured.get("energy_j", "")
+        for _, one in accounted.values()
+        if one.energy_j is None and not one.never_started
+    )
     energies = [
         _sum_of_all([one.energy_j for _, one in held]) if job in partial else held[0][1].job_energy_j
         for job, held in jobs.items()
@@ -153,7 +163,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
-        results=sum(run.state == "valid" for run, _ in told.values()),
+        results=sum(run.state == "valid" for run, _ in accounted.values()),
         asked_node_hours=asked / 3600 if asked is not None and not partial else None,
         node_hours=sum(parts.values()) / 3600,
         parts=tuple(Part(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
@@ -161,12 +171,12 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         longest_wait_s=max(waits, default=None),
         energy_j=_sum_of_all(energies),
         why_no_energy=next(why_no_energy, ""),
-        points=_points(told.values()),
-        runs=tuple(_run_cost(run, one) for run, one in told.values()),
+        points=_points(accounted.values()),
+        runs=tuple(_run_cost(run, one) for run, one in accounted.values()),
         partial_jobs=len(partial),
-        recorded=recorded_parts(run for run, _ in told.values()),
+        recorded=recorded_parts(run for run, _ in accounted.values()),
         why_not_apart=next(
-            (one.not_measured.get("run_s", "") for run, one in told.values() if _node_s(run, one) is None), ""
+            (one.not_measured.get("run_s", "") for run, one in accounted.values() if _node_s(run, one) is None), ""
         ),
     )
 
@@ -215,7 +225,7 @@ def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Seq
 
 
 def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
-    """Node-seconds of what the job held while a run was in it; None where that is not told."""
+    """Node-seconds of what the job held while a run was in it; None where that is not reported."""
     whole, seconds, nodes = _node_s(run, one), one.run_s, run.plan.layout.nodes
     if whole is None:
         return None
@@ -233,7 +243,7 @@ def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
 
 
 def _node_s(run: Run, one: RunAccounting) -> float | None:
-    """Node-seconds of its job while a run was in it; None where that is not told.
+    """Node-seconds of its job while a run was in it; None where that is not reported.
 
     Without a step of its own a run that srun was to start never began, and took nothing.
     """
@@ -242,9 +252,9 @@ def _node_s(run: Run, one: RunAccounting) -> float | None:
     return 0.0 if one.run_node_s is None and never_began else one.run_node_s
 
 
-def _points(told: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
+def _points(accounted: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
     groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
-    for run, one in told:
+    for run, one in accounted:
         plan = run.plan
         label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
         groups.setdefault((label, plan.layout.ranks, plan.layout.nodes), []).append((run, one))
@@ -295,7 +305,7 @@ def _run_cost(run: Run, one: RunAccounting) -> RunCost:
 
 
 def cost_document(found: CampaignCost) -> Document:
-    """One section, open, for every format: what `dlbench cost` prints."""
+    """One section, open, for every format."""
     section = cost_section(found)
     words = (f"{section.headline}.", *section.words)  # no line stands for an open section
     return Document(
@@ -308,15 +318,6 @@ def cost_document(found: CampaignCost) -> Document:
     )
 
 
-_PARTS: dict[PartName, str] = {
-    "measured": "Measured steps",
-    "overhead": "Start, warm-up, evaluation, end of these runs",
-    "lost": "Attempts that were preempted or failed before",
-    "no_figure": "Runs without a figure",
-    "idle": "Nodes idle beside a smaller run",
-    "between": "Job outside its runs",
-    "unknown": "Not measured: Slurm tells of the job as a whole only",
-}
 _RECORDED: dict[PartName, str] = {
     "start": "in their start",
     "measured": "in measured steps",
@@ -339,7 +340,7 @@ class CampaignCostView(ReportView):
         return () if found is None else (cost_section(found),)
 
     def remedy(self, report: Report) -> str:
-        return "unknown: of no Slurm job of these runs Slurm told anything; `dlbench cost RUNS` asks it, and says why."
+        return "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks it, and says why."
 
 
 def cost_section(found: CampaignCost) -> Section:
@@ -359,18 +360,18 @@ def _jobs_text(count: int) -> str:
 
 
 def _headline(found: CampaignCost) -> str:
-    # Slurm tells whole seconds.
+    # Slurm reports whole seconds.
     wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
     share = found.share_measured
     steps = ", share of measured steps not measured" if found.node_hours else ""
     if share is not None:
-        some = " of what Slurm tells apart" if found.why_not_apart else ""
+        some = " of what Slurm reports separately" if found.why_not_apart else ""
         steps = f", {percent(share, 0)}{some} in measured steps"
     return f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}"
 
 
 def _words(found: CampaignCost) -> Iterator[str]:
-    asked = "Asked for: not told."
+    asked = "Asked for: not reported."
     if found.asked_node_hours is not None:
         asked = f"Asked for {_hours(found.asked_node_hours)} node-hours (nodes x time limit)"
         if found.asked_node_hours:
@@ -392,12 +393,14 @@ def _words(found: CampaignCost) -> Iterator[str]:
     elif found.why_no_energy not in ("", found.why_not_apart):
         yield f"Energy: not measured: {found.why_no_energy}."
     sets = max(point.node_sets for point in found.points)
-    if max(point.results for point in found.points) > 1 and sets == 1:
-        yield "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
-    elif max(point.results for point in found.points) > 1:
-        yield f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
+    if max(point.results for point in found.points) > 1:
+        yield (
+            "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
+            if sets == 1
+            else f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
+        )
     if found.untold:
-        yield f"{runs_text(found.untold)} left out: not ended, or Slurm tells nothing (`dlbench cost` says)."
+        yield f"{runs_text(found.untold)} left out: not ended, or Slurm reports nothing (`dlbench cost` says)."
 
 
 def _notes(found: CampaignCost) -> Iterator[str]:
@@ -409,15 +412,14 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     )
     if found.partial_jobs:
         yield f"Not all runs of {_jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
-    told = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
-    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in told)
+    said = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
+    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in said)
     yield from (f"Not measured: {reason}." for reason in missing)
 
 
 def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
-    columns: tuple[Column[Part], ...] = (
-        Column("part", "Node-hours went into", lambda part: part.name, lambda part: _PARTS[part.name]),
-        Column("node_hours", "Node-hours", lambda part: part.node_hours, lambda part: _hours(part.node_hours)),
+    columns = (
+        *columns_of(Part),
         Column("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction"),
     )
     return Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
@@ -425,19 +427,23 @@ def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
 
 def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     labels = {point.label for point in found.points}
-    each = Column[PointCost](
-        "node_hours_per_result",
-        "Each",
-        lambda point: point.node_hours_per_result,
-        lambda point: None if point.node_hours_per_result is None else _hours(point.node_hours_per_result),
-        is_brief=True,
-    )
-    figures = Column[PointCost]("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True)
     columns = (
         *columns_of(PointCost, "label", titles={} if len(labels) > 1 else {"configuration": ""}),
         *place_columns(),
-        *columns_of(PointCost, "runs", "results", figures, "node_hours", each, "waited_s", "max_rss_bytes", "energy_j"),
-        *columns_of(PointCost, "node_sets", "most_switches"),
+        *columns_of(
+            PointCost,
+            *("runs", "results"),
+            Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
+            "node_hours",
+            Column(
+                "node_hours_per_result",
+                "Each",
+                lambda point: point.node_hours_per_result,
+                lambda point: None if point.node_hours_per_result is None else _hours(point.node_hours_per_result),
+                is_brief=True,
+            ),
+            *("waited_s", "max_rss_bytes", "energy_j", "node_sets", "most_switches"),
+        ),
     )
     return Sheet(
         name="cost-points",

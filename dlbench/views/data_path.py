@@ -51,7 +51,7 @@ def epoch_samples(run: Run) -> int | None:
 def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
     """Seconds that an epoch takes at the measured rate of each run, by series and repeat.
 
-    Runs of one series and repeat ran beside each other, whatever the group.
+    Runs of one series and repeat ran interleaved, whatever the group.
     """
     rates = table.figures.set_index("run_id")["throughput"]
     found: dict[RunKey, float] = {}
@@ -137,11 +137,11 @@ def _staging(middle: Sequence[Run]) -> str:
     data = middle[0].plan.workload.data
     if data.is_synthetic:
         return "no file is read"
-    told = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
-    if told:
+    took = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
+    if took:
         if data.staging == "lazy":
             return f"samples were kept on the node ({data.staging_tier}) when they were first read"
-        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(told), 's')} until all nodes were ready"
+        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(took), 's')} until all nodes were ready"
     if data.staging != "none":
         return f"{data.staging} to {data.staging_tier} was asked for; the runs do not say what it took"
     found = [seconds for run in middle if (seconds := _staged_s(run)) is not None]
@@ -200,9 +200,7 @@ class DataPoint:
     wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s", is_brief=True))
     """Mean wait for input, seconds per step; as the parts of a step."""
     copy: Estimate = field(metadata=column("Copy to the device", "copy_s", is_brief=True))
-    """Host-to-device copy, likewise."""
     wait_share: Estimate = field(metadata=column("Share of the step", "input_wait_share"))
-    """Wait over step (fraction)."""
     utilisation: Estimate = field(metadata=column("Accelerator utilisation", "accelerator_utilisation", is_brief=True))
     """1 - wait_share: accelerator utilisation as MLPerf Storage has it."""
     stalled: float | None
@@ -215,7 +213,6 @@ class DataPoint:
     disk_bytes_per_s: float | None
     """Read from the disks of all its nodes in the measured window; None where no sample holds it."""
     page_cache_bytes: float | None
-    """Per node, mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,13 +80,10 @@ class Difference:
 
     what: What = field(metadata=column("Without"))
     seconds: Estimate = field(metadata=column("Shorter by", "shorter_s"))
-    """How much shorter a step is without it."""
     share: Estimate = field(metadata=column("Of the step", "shorter_fraction"))
-    """The same as a fraction of the plain step."""
     phase_s: Estimate = field(metadata=column("Phase"))
     """What the phase of that name holds in the plain runs."""
     gap_s: Estimate = field(metadata=column("Gap"))
-    """`seconds` less `phase_s`."""
     moved_s: Mapping[str, Estimate]
     """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
     verdict: Verdict = field(metadata=column("Verdict"))
@@ -113,7 +110,6 @@ class Decomposition:
     missing: tuple[str, ...]
     """What of the plan could not be compared, in sentences."""
     doubts: tuple[str, ...] = ()
-    """Why its runs are no repeats, in sentences."""
 
 
 Parts = Mapping[str, float]
@@ -357,7 +353,6 @@ class MeasuredCost:
     overhead: WatchOverhead | None
     """None where fewer than two pairs have figures."""
     why: str
-    """Why there is none, in a sentence; else empty."""
 
 
 def watch_costs(runs: Sequence[Run]) -> list[MeasuredCost]:

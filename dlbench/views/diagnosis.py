@@ -37,10 +37,8 @@ def diagnosis(
 ) -> tuple[Report, Document]:
     """The diagnosis as plain data, and ready for every format.
 
-    Args:
-        scan: the runs.
-        network: fitted costs, for forecasts; None: only bounds.
-        slurm: joules that Slurm counted for the jobs of runs, by run id.
+    Without the fitted costs of a network forecasts are bounds alone; `slurm` are joules that Slurm counted for the jobs
+    of runs, by run id.
     """
     views = views_of(network, slurm)
     report = assemble(scan, views=views, with_digests=False)

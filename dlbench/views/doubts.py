@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.doubts import Doubt, Severity, merged
 from dlbench.reading.environments import environment_doubts, facts
-from dlbench.reading.hosts.core_load import load_doubts, loads_of
 from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable

@@ -9,8 +9,7 @@ from typing import Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading import scaling
-from dlbench.reading.samples.energy import RunEnergy
-from dlbench.reading.samples.energy_sources import KINDS, Kind, SourceEnergy
+from dlbench.reading.samples.energy import KINDS, Kind, RunEnergy, SourceEnergy
 from dlbench.reading.samples.integral import Amount
 from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
@@ -435,7 +434,7 @@ class EnergyView(GroupView):
         if isinstance(found, DetailedEnergy):
             slurm = Sheet(
                 name="energy-slurm",
-                title="Slurm's account beside the samples",
+                title="Slurm's account next to the samples",
                 columns=columns_of(SlurmCheck),
                 rows=found.slurm,
                 caption="Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end.",

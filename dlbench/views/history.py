@@ -1,4 +1,4 @@
-"""The view `history`: what has changed over months, and which nodes are slow, beside the runs of a report."""
+"""The view `history`: what has changed over months, and which nodes are slow, next to the runs of a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_CHARTED = 6
 
 
 class HistoryView(ReportView):
-    """A history beside the runs: its changes, series and nodes."""
+    """A history next to the runs: its changes, series and nodes."""
 
     id = "history"
     title = "Over time"

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the precision of training, beside each other."""
+"""Runs that differ in nothing but the precision of training, side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dlbench.reading.comparability import averaged_id
-from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.energy import Kind
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.reading.side_by_side import (
@@ -35,13 +35,14 @@ from dlbench.report.wording import (
     number_text,
     optional_figure,
     runs_text,
+    sentence,
     times_text,
     times_value,
     value_text,
 )
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, placed
+from dlbench.stats.estimates import Estimate, Placed, geometric_mean_estimate, median_estimate, placed
 from dlbench.stats.pairing import RunKey
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
@@ -95,7 +96,6 @@ class PrecisionComparison:
 
     id: str
     label: str
-    """What they have in common."""
     reference: str
     groups: tuple[str, ...]
     """Ids of the groups, by precision, the reference first."""
@@ -114,6 +114,15 @@ def without_precision(run: Run) -> str:
     train = plan.workload.train.model_copy(update=neutral)
     workload = plan.workload.model_copy(update={"train": train})
     return averaged_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
+
+
+JUDGED: Mapping[Placed, str] = {
+    "insufficient": "has too few runs for a verdict against",
+    "above": "is faster than",
+    "below": "is slower than",
+    "within": "cannot be distinguished from",
+    "undecided": "cannot be distinguished from",
+}
 
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
@@ -139,9 +148,9 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
             _row(base if side is found.references[place] else _Side(side, readings, table), base) for side in sides
         ]
     parts = [
-        f"{row.precision} {_judged(row.ratio)} {reference}, {times_text(row.ratio)} ({basis_text(row.ratio)})"
+        f"{row.precision} {JUDGED[placed(ratio, 1, 1)]} {reference}, {times_text(ratio)} ({basis_text(ratio)})"
         for row in at_last_place(rows)
-        if row.ratio is not None
+        if (ratio := row.ratio) is not None
     ]
     return PrecisionComparison(
         id=found.id,
@@ -246,14 +255,6 @@ def _caption(plan: RunPlan) -> str:
     return (
         f"{batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the same rank count."
     )
-
-
-def _judged(ratio: Estimate) -> str:
-    return {
-        "insufficient": "has too few runs for a verdict against",
-        "above": "is faster than",
-        "below": "is slower than",
-    }.get(placed(ratio, 1, 1), "cannot be distinguished from")
 
 
 def _notes(rows: Sequence[PrecisionRow]) -> Iterator[str]:
@@ -374,7 +375,9 @@ class PrecisionView(ReportView):
                 id=self.id,
                 title=self.title,
                 headline=_headline(found[0]),
-                words=tuple(f"{one.label}. {text}" for one in found for text in _sentences(one)),
+                words=tuple(
+                    f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))
+                ),
                 charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
                 sheets=tuple(map(precision_sheet, found)),
             ),
@@ -394,7 +397,3 @@ def _headline(found: PrecisionComparison) -> str:
         return f"nothing to compare with {found.reference}"
     ratio, row = best
     return f"{row.precision} {times_value(ratio)} the throughput of {found.reference} at {place_of(row)}"
-
-
-def _sentences(found: PrecisionComparison) -> tuple[str, ...]:
-    return (found.verdict, *(f"{note[0].upper()}{note[1:]}." for note in found.notes))

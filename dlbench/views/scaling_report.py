@@ -31,7 +31,6 @@ from dlbench.views import doubts, model
 from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView, account_sheet
-from dlbench.views.controls import controls, is_control
 from dlbench.views.data_path import DataPathView
 from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView
@@ -40,7 +39,7 @@ from dlbench.views.history import HistoryView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory import MemoryView
 from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Group, Report, controls, is_control
 from dlbench.views.next_step import most_ranks, next_step
 from dlbench.views.noise import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
@@ -113,18 +112,14 @@ def assemble(
 ) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports.
 
-    Args:
-        scan: the runs.
-        history: what changed over months, shown beside them; None: no such view.
-        views: what it is made of.
-        with_digests: whether a view asks for single steps.
+    A history says what changed over months, next to the runs; without digests no view may ask for single steps.
     """
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
     found = scaling.groups(table)
     # Control runs are no results, unless there are no others.
     results = [group for group in found if not is_control(group.sample)] or found
-    beside = controls(scan.runs, [(group.id, group.runs) for group in results])
+    control_runs = controls(scan.runs, [(group.id, group.runs) for group in results])
     asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in results])
     groups = tuple(
         _group_numbers(group, found, table, views, apart) for group, apart in zip(results, asked, strict=True)
@@ -135,7 +130,7 @@ def assemble(
             label=label,
             next_step=next_step(group),
             missing=views.missing_of_group(group),
-            controls=tuple(one for one in beside if group.id in one.beside),
+            controls=tuple(one for one in control_runs if group.id in one.beside),
         )
         for group, label in zip(groups, unique_labels(groups), strict=True)
     )
@@ -145,7 +140,7 @@ def assemble(
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs} - {""})),
         groups=groups,
-        controls=beside,
+        controls=control_runs,
         views={view.key: view.numbers(source) for view in views.report if view.key},
         runs=run_rows(scan, table),
         # Behind the views, which read samples and spans.
@@ -211,24 +206,14 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     return f"{what}, {group.scaling} scaling{shown}{kind}"
 
 
-def _batch_text(group: scaling.Group) -> str:
-    plan = group.sample.plan
-    unit = clean(plan.workload.sample_unit, 40)
-    if group.scaling == "strong":
-        return f"{plan.global_batch} {unit} in all"
-    return f"{plan.workload.train.batch_per_rank} {unit} per rank"
-
-
 def _short_conditions(group: scaling.Group) -> str:
     plan = group.sample.plan
-    parts = (
-        f"{plan.workload.preset} preset",
-        engine_title(plan),
-        precision(group.sample),
-        _batch_text(group),
-        clean(data_title(group.sample)),
-    )
-    return ", ".join(parts)
+    unit = clean(plan.workload.sample_unit, 40)
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    if group.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} in all"
+    data = clean(data_title(group.sample))
+    return ", ".join((f"{plan.workload.preset} preset", engine_title(plan), precision(group.sample), batch, data))
 
 
 def _caption(group: scaling.Group, what: str) -> str:
@@ -350,7 +335,7 @@ def document_of(report: Report, views: Views = SCALING) -> Document:
     return report.document(
         *opening,
         *(_group(group, name, views) for group, name in zip(report.groups, names, strict=True)),
-        # Control runs beside which there are no results.
+        # Control runs without results to which they belong.
         *([Section(id="controls", title="Control runs", words=alone, brief=alone)] if alone else []),
         *closing,
         *methods_section(report.methods),

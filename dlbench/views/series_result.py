@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlbench.reading.doubts import Doubt, merged
 from dlbench.reading.scaling import Point
@@ -27,42 +27,39 @@ from dlbench.views.view import Views
 VIEWS = Views(group=(QualityView(), CausesView()))
 """What the verdict of a group speaks of."""
 
-MAX_TOLD = 6
+MAX_NAMED = 6
 """Settings of a sweep whose losses are said in words; one of more has the table alone."""
 
 MAX_WARNINGS = 5
 """Serious warnings that are printed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One setting at one rank count."""
 
     setting: str
-    """The values that tell it from other settings of the series; empty where there is one setting."""
+    """The values by which it differs from other settings of the series; empty where there is one setting."""
     point: Point
     quality: QualityPoint | None
     """None for runs of speed."""
 
 
 def result_of(scan: Scan) -> tuple[Report, Document]:
-    """The result of a series as plain data, and ready to be printed.
-
-    Args:
-        scan: the runs of the series.
-    """
+    """The result of a series as plain data, and ready to be printed."""
     report = assemble(scan, views=VIEWS, with_digests=False)
     first = {run.run_id: number for number, run in reversed([*enumerate(report.runs)])}
     # In the order in which they ran first.
     groups = sorted(report.groups, key=lambda group: min(first[name] for name in group.baseline.run_ids))
     settings = _settings(groups)
-    rows = [
-        Row(setting=setting, point=point, quality=_quality_at(group, point))
-        for group, setting in zip(groups, settings, strict=True)
-        for point in group.points
-    ]
+    rows = []
+    for group, setting in zip(groups, settings, strict=True):
+        quality = group.of(Quality)
+        trained = {(one.ranks, one.nodes): one for one in (quality.points if quality else ())}
+        rows += [Row(setting, point, trained.get((point.ranks, point.nodes))) for point in group.points]
     doubts = _doubts(groups, settings)
     marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
+    more = len(marks) - MAX_WARNINGS
+    rest = [Mark(severity="note", text=f"{more} more serious warnings are in the report")] if more > 0 else []
     parts = [group.label.split(", ") for group in groups]
     result = Section(
         id="result",
@@ -70,15 +67,9 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         title=", ".join(part for part in (parts[0] if parts else ()) if all(part in other for other in parts)),
         sheets=(_sheet(rows, groups[0].sample_unit),) if groups else (),
         brief=(*_words(groups, settings), _counted(len(marks), len(doubts) - len(marks))),
-        marks=_shortened(marks),
+        marks=(*marks[:MAX_WARNINGS], *rest),
     )
-    document = Document(
-        title="Result",
-        dlbench_version=report.dlbench_version,
-        notices=report.notices,
-        sections=(result,) if groups else (),
-        data=report,
-    )
+    document = Document(title="Result", notices=report.notices, sections=(result,) if groups else (), data=report)
     return report, document
 
 
@@ -99,55 +90,48 @@ def _doubts(groups: Sequence[Group], settings: Sequence[str]) -> list[Doubt]:
         for doubt in group.doubts:
             by_code.setdefault(doubt.code, []).append((setting, doubt))
     found: list[Doubt] = []
-    for told in by_code.values():
-        alike = merged(doubt for _, doubt in told)
-        if all(sum(one.text == doubt.text for _, one in told) == len(groups) for doubt in alike):
+    for alike_ones in by_code.values():
+        alike = merged(doubt for _, doubt in alike_ones)
+        if all(sum(one.text == doubt.text for _, one in alike_ones) == len(groups) for doubt in alike):
             found += alike
             continue
-        where = list(dict.fromkeys(setting for setting, _ in told))
+        where = list(dict.fromkeys(setting for setting, _ in alike_ones))
         also = f"; {len(where) - 1} other settings likewise" if len(where) > 2 else f"; {where[-1]} likewise"
-        first = told[0][1]
-        runs = tuple(run for _, doubt in told for run in doubt.runs)
+        first = alike_ones[0][1]
+        runs = tuple(run for _, doubt in alike_ones for run in doubt.runs)
         found.append(dataclasses.replace(first, text=f"{where[0]}: {first.text}{also * (len(where) > 1)}", runs=runs))
     return sorted(found, key=lambda doubt: doubt.severity != "serious")
-
-
-def _quality_at(group: Group, point: Point) -> QualityPoint | None:
-    quality = group.of(Quality)
-    place = point.ranks, point.nodes
-    return next((one for one in quality.points if (one.ranks, one.nodes) == place), None) if quality else None
 
 
 def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
     """The verdict of a single setting; of several what each lost, and what all of them should do next."""
     if len(groups) == 1:
-        told = [groups[0].verdict]
+        lines = [groups[0].verdict]
     else:
-        told = [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
+        lines = [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
         lost = [loss_text(group) for group in groups]
-        if len(groups) <= MAX_TOLD:
-            told += [f"{setting}: {text}" for setting, text in zip(settings, lost, strict=True) if text]
+        if len(groups) <= MAX_NAMED:
+            lines += [f"{setting}: {text}" for setting, text in zip(settings, lost, strict=True) if text]
     # Of several settings only what all of them should do; what differs behind a colon are figures.
     steps = {group.next_step.partition(": ")[0] for group in groups}
-    return [*told, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
+    return [*lines, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
 
 
 def _counted(serious: int, notes: int) -> str:
     if not serious + notes:
         return "No warnings."
-    counts = [f"{serious} warning{'s' * (serious > 1)}"] * bool(serious) + [f"{notes} note{'s' * (notes > 1)}"] * bool(
-        notes
-    )
+    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((serious, "warning"), (notes, "note")) if n]
     return f"{' and '.join(counts)}{': the report has them' if not serious else ':'}"
 
 
-def _shortened(marks: Sequence[Mark]) -> tuple[Mark, ...]:
-    more = len(marks) - MAX_WARNINGS
-    rest = [Mark(severity="note", text=f"{more} more serious warnings are in the report")] if more > 0 else []
-    return (*marks[:MAX_WARNINGS], *rest)
-
-
 def _sheet(rows: Sequence[Row], unit: str) -> Sheet[Row]:
+
+    def efficiency(row: Row) -> Estimate | Cell:
+        return Cell("baseline") if row.point.is_baseline else row.point.efficiency
+
+    def reached(row: Row) -> str | None:
+        return reached_text(row.quality.num_reached, row.quality.num_runs) if row.quality else None
+
     columns: list[Column[Row]] = []
     if any(row.setting for row in rows):
         keys = {row.setting.partition("=")[0] for row in rows if ", " not in row.setting}
@@ -161,19 +145,11 @@ def _sheet(rows: Sequence[Row], unit: str) -> Sheet[Row]:
         Column("", f"Throughput, {unit}/s", lambda row: row.point.throughput, is_brief=True),
     ]
     if not all(row.point.is_baseline for row in rows):
-        columns.append(Column("", "Scaling efficiency", lambda row: row.point.efficiency, _efficiency, is_brief=True))
+        columns.append(Column("", "Scaling efficiency", lambda row: row.point.efficiency, efficiency, is_brief=True))
     if any(row.quality for row in rows):
         columns += [
             Column("", "Time to accuracy", lambda row: row.quality.time if row.quality else None, is_brief=True),
-            Column("", "Reached", _reached, is_brief=True),
+            Column("", "Reached", reached, is_brief=True),
         ]
     columns.append(Column("", "Runs", lambda row: row.point.throughput.n, is_brief=True))
     return Sheet(name="result", title="Result", columns=tuple(columns), rows=rows, in_terminal=True)
-
-
-def _efficiency(row: Row) -> Estimate | Cell:
-    return Cell("baseline") if row.point.is_baseline else row.point.efficiency
-
-
-def _reached(row: Row) -> str | None:
-    return reached_text(row.quality.num_reached, row.quality.num_runs) if row.quality else None

@@ -54,9 +54,7 @@ class AuditPoint:
     nodes: int
     num_runs: int = field(metadata=column("Runs", "audited_runs", is_brief=True))
     num_bad: int = field(metadata=column("With errors", "bad_runs", is_brief=True))
-    """Runs with errors."""
     whole_epochs: int = field(metadata=column("Whole epochs"))
-    """Epochs that were read whole, over all runs."""
     twice: int = field(metadata=column("Read twice", is_brief=True))
     """Samples read more than once in an epoch, over all runs."""
     never: int = field(metadata=column("Never read", is_brief=True))
@@ -65,7 +63,6 @@ class AuditPoint:
     exchanged_share: float = field(metadata=column("Exchanged per epoch", unit="fraction"))
     """Q in force, mean over runs."""
     novelty: float | None = field(metadata=column("Novelty", text=_three, is_brief=True))
-    """Mean over whole epochs and runs; None where there is none."""
     label_distance: float | None = field(
         metadata=column("Label distance", text=_three, missing="no classes", is_brief=True)
     )
@@ -93,46 +90,43 @@ class Audit:
 
 def audit(group: scaling.Group, table: RunTable) -> Audit | None:
     """The audit at each rank count; None where no run has one."""
-    found = [(point, runs) for point in group.points if (runs := _runs(point, table))]
+    found = [(point, audited) for point in group.points if (audited := _audited(point, table))]
     if not found:
         return None
-    first = _result(found[0][1][0])
-    errors = [f"{run.plan.run_id}: {text}" for _, runs in found for run in runs for text in _result(run).errors]
+    first = found[0][1][0][1]
+    errors = [f"{run.plan.run_id}: {text}" for _, audited in found for run, one in audited for text in one.errors]
     return Audit(
         shuffle=first.shuffle,
         partition=first.partition,
-        points=tuple(_point(point, runs, table) for point, runs in found),
+        points=tuple(_point(point, audited, table) for point, audited in found),
         epochs=tuple(
-            AuditRow(ranks=point.ranks, nodes=point.nodes, run_id=runs[0].plan.run_id, audit=one)
-            for point, runs in found
-            for one in _result(runs[0]).epochs[:MAX_EPOCHS]
+            AuditRow(ranks=point.ranks, nodes=point.nodes, run_id=audited[0][0].plan.run_id, audit=one)
+            for point, audited in found
+            for one in audited[0][1].epochs[:MAX_EPOCHS]
         ),
         errors=tuple(errors[:MAX_ERRORS]),
         num_errors=len(errors),
     )
 
 
-def _runs(point: Point, table: RunTable) -> list[Run]:
+def _audited(point: Point, table: RunTable) -> list[tuple[Run, ShuffleResult]]:
     """Runs with an audit, one with errors first."""
     runs = [table.runs[run_id] for run_id in point.run_ids]
-    known = [run for run in runs if run.record is not None and run.record.shuffle is not None]
-    return sorted(known, key=lambda run: not _result(run).errors)
+    found = [(run, run.record.shuffle) for run in runs if run.record is not None and run.record.shuffle is not None]
+    return sorted(found, key=lambda one: not one[1].errors)
 
 
-def _result(run: Run) -> ShuffleResult:
-    assert run.record is not None
-    assert run.record.shuffle is not None
-    return run.record.shuffle
-
-
-def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
-    results = [_result(run) for run in runs]
+def _point(point: Point, audited: Sequence[tuple[Run, ShuffleResult]], table: RunTable) -> AuditPoint:
+    results = [result for _, result in audited]
     epochs = [one for result in results for one in result.epochs]
     held = [result.held_samples_peak for result in results if result.held_samples_peak is not None]
+    # Of the measured time: an upper limit, as the audit also covers warm-up steps.
+    measured = [max((rank.measured_s for rank in run.record.ranks), default=0.0) for run, _ in audited if run.record]
+    shares = [result.audit_s / seconds for result, seconds in zip(results, measured, strict=True) if seconds]
     return AuditPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        num_runs=len(runs),
+        num_runs=len(results),
         num_bad=sum(bool(result.errors) for result in results),
         whole_epochs=sum(one.is_whole for one in epochs),
         twice=sum(one.twice for one in epochs),
@@ -144,15 +138,9 @@ def _point(point: Point, runs: Sequence[Run], table: RunTable) -> AuditPoint:
         label_distance=_mean([one.label_distance for one in epochs if one.is_whole]),
         held_samples_peak=max(held, default=None),
         exchange_wait_s=max(result.exchange_wait_s for result in results),
-        audit_s=median_estimate({table.keys[run.plan.run_id]: _result(run).audit_s for run in runs}, "s"),
-        audit_share=max((share for run in runs if (share := _audit_share(run)) is not None), default=None),
+        audit_s=median_estimate({table.keys[run.plan.run_id]: result.audit_s for run, result in audited}, "s"),
+        audit_share=max(shares, default=None),
     )
-
-
-def _audit_share(run: Run) -> float | None:
-    """Of the measured time: an upper limit, as the audit also covers warm-up steps."""
-    measured = max((rank.measured_s for rank in run.record.ranks), default=0.0) if run.record is not None else 0.0
-    return _result(run).audit_s / measured if measured else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -184,7 +172,6 @@ class ShuffleRow:
     """Empty under global shuffling."""
     staging: str = field(metadata=column("Staging", is_brief=True))
     is_reference: bool
-    """Whether it is global shuffling."""
     epoch_s: Estimate | None = field(metadata=column("Epoch", is_brief=True))
     """None where the record names no size of the data set."""
     factor: Estimate | None = field(metadata=column("Against global", text=times_cell, is_brief=True))
@@ -195,9 +182,7 @@ class ShuffleRow:
     metric: str
     """Of runs to a quality; empty otherwise."""
     final: Estimate | None = field(metadata=column("Last value", "final_value"))
-    """Last value of the metric, median over runs."""
     curves: tuple[Learning, ...]
-    """At most `MAX_CURVES`."""
 
     @property
     def way(self) -> str:
@@ -262,7 +247,7 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
     if is_reference and own:
         factor = by_definition(1.0, len(own))
     runs = [table.runs[run_id] for run_id in point.run_ids]
-    audited = _runs(point, table)
+    audited = _audited(point, table)
     found = _point(point, audited, table) if audited else None
     curves = [curve for run in runs if (curve := _curve(run)) is not None]
     quality = next((run.record.quality for run in runs if run.record and run.record.quality), None)
@@ -455,22 +440,16 @@ class ShuffleAuditView(GroupView):
         found = group.of(Audit)
         if found is None:
             return None
+        left = found.num_errors - len(found.errors)
+        more = [f"{left} more errors; the records hold all of them"] * bool(left)
         return Section(
             id=self.id,
             title=self.title,
             headline=_headline(found),
-            marks=tuple(_marks(found)),
+            marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
             notes=(_finding(found),),
             sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
         )
-
-
-def _marks(found: Audit) -> Iterator[Mark]:
-    for text in found.errors:
-        yield Mark(severity="serious", label="Error", text=text)
-    left = found.num_errors - len(found.errors)
-    if left:
-        yield Mark(severity="serious", label="Error", text=f"{left} more errors; the records hold all of them")
 
 
 def _headline(found: Audit) -> str:

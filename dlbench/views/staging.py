@@ -20,12 +20,7 @@ from dlbench.records.data_path import StagingResult
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import DASH, number_text, place_text, times_value, value_text
-from dlbench.stats.estimates import (
-    Estimate,
-    difference_estimate,
-    geometric_mean_estimate,
-    median_estimate,
-)
+from dlbench.stats.estimates import Estimate, difference_estimate, geometric_mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
@@ -49,7 +44,6 @@ class StagingPoint:
     """Runs that found some or all of it of an earlier run."""
     num_runs: int
     needed_bytes: int = field(metadata=column("Needed on a node", unit="bytes", is_brief=True))
-    """On the node that needed most."""
     free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
     copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))
@@ -129,14 +123,11 @@ class BreakEven:
     ranks: int
     nodes: int
     label: str = field(metadata=column("Runs", ""))
-    """What the runs are."""
     staged_group: str = field(metadata=column(name="group"))
-    """Id."""
     unstaged_group: str
     strategy: str = field(metadata=column("Strategy", is_brief=True))
     tier: str = field(metadata=column("To", is_brief=True))
     staging: Estimate = field(metadata=column("Staging", "staging_s", is_brief=True))
-    """Seconds until all nodes were ready."""
     unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
     """Seconds of an epoch, reading in place."""
     staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))
@@ -145,7 +136,6 @@ class BreakEven:
     factor: Estimate = field(metadata=column("Factor", text=times_cell))
     """Epoch in place over epoch staged: above 1, staged epochs are faster."""
     is_paired: bool
-    """Whether both ran in the same repeats of one series."""
     epochs: float | None
     """Break-even epochs; None: never, by these means, or nothing is copied before training."""
     epochs_low: float | None = field(metadata=column(name="break_even_epochs_low"))

@@ -39,11 +39,7 @@ PART_TITLES = {
     "preparation": "preparation stall (decode, augment)",
     "fetch": "fetch stall (storage)",
 }
-TIER_TITLES: dict[Tier, str] = {
-    "synthetic": "synthetic data",
-    "cached": "warm page cache",
-    "cold": "cold page cache",
-}
+TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
 NOT_MEASURED = "not measured"
 
 
@@ -57,7 +53,6 @@ class StallPart:
     share: Estimate | None = field(metadata=column("Share", is_brief=True))
     """Of the whole; shares sum to 1 over the parts that are there."""
     why: str = field(metadata=column(name="why_not_measured"))
-    """Why it is not measured; empty where it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +61,6 @@ class TierRuns:
 
     tier: Tier
     rate: Estimate = field(metadata=column("Samples/s", "samples_per_s", is_brief=True))
-    """Samples per second, all ranks together."""
     step_s: Estimate = field(metadata=column("Step", is_brief=True))
     """Mean step, geometric mean over runs."""
     storage_share: float | None
@@ -74,7 +68,6 @@ class TierRuns:
     epochs: float | None
     """Epochs that a run read, the most of any; None: not known."""
     cache: str = field(metadata=column("Page cache", value=lambda found: found or None))
-    """What became of the page cache, in words; empty for synthetic data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +88,12 @@ class Stalls:
     ceiling: Estimate | None
     """Samples per second that the ranks take where nothing waits for input; None: no run with synthetic data."""
     parts: tuple[StallPart, ...]
-    """Ingestion, preparation, fetch."""
     whole_s: Estimate | None
     """The step that the parts sum to; None where they sum to nothing."""
     whole_is: Tier
     pairs: int
     """Repeats in which all that is subtracted was measured."""
     missing: tuple[str, ...]
-    """Runs without figures, in sentences."""
     notes: tuple[str, ...]
     """What the figures must not be mistaken for."""
 
@@ -163,7 +154,6 @@ def _step_s(one: tuple[Run, RunMeasures]) -> float:
 
 
 def _readings(by_repeat: Mapping[RunKey, tuple[Run, RunMeasures]]) -> list[ReadingResult | None]:
-    """What runs say of their reading."""
     return [run.record.reading for run, _ in by_repeat.values() if run.record is not None]
 
 
@@ -259,7 +249,6 @@ TierRow = tuple[Stalls, TierRuns]
 
 
 def _of_point(*picks: str) -> tuple[Column[Any], ...]:
-    """What rows say of their scaling point."""
     at: Column[Any] = Column("", "At", place_of, is_brief=True)
     return columns_of(Stalls, *picks, "ranks", "nodes", at, of=itemgetter(0))
 
@@ -406,7 +395,6 @@ def stalls_document(found: Sequence[Stalls]) -> Document:
 
 
 def _finding(point: Stalls) -> str:
-    """The ceiling, and both stalls, in words."""
     start = f"{point.workload} ({point.preset}, {point.exchanged_by}) at {place_of(point)}: "
     if point.ceiling is None:
         start += "the ingestion ceiling is not measured"

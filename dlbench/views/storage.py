@@ -15,7 +15,7 @@ from typing import Literal
 
 import dlbench
 from dlbench.costs.storage_demand import Demand
-from dlbench.records.answers.reading_rate import ReadingRate
+from dlbench.records.data_path import ReadingRate
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, percent, ranks_text
@@ -63,7 +63,6 @@ class Supply:
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int
     samples_per_s: Estimate | None = field(metadata=column("Samples/s", missing=_NOT_MEASURED, is_brief=True))
-    """All ranks together; over repeats."""
     bytes_per_s: Estimate | None = field(
         metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
     )
@@ -77,7 +76,6 @@ class Supply:
     fetch_samples_per_s: Estimate | None
     """What fetching alone would give to as many readers."""
     limit: Limit | None
-    """What takes the larger part of the readers' time."""
     warnings: tuple[str, ...]
 
 
@@ -88,7 +86,6 @@ class Fed:
     ranks: int = field(metadata=column("Ranks", is_brief=True))
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
     accelerators: Estimate = field(metadata=column("How many", text=_count, is_brief=True))
-    """By all that readers do."""
     by_fetching: Estimate | None = field(metadata=column("By fetching alone", text=_count, is_brief=True))
     """If preparing took no time."""
     limit: Limit = field(metadata=column("Limited by", text=LIMIT_TITLES.__getitem__, is_brief=True))
@@ -162,7 +159,7 @@ def _median(values: Sequence[float], unit: str) -> Estimate | None:
 
 
 def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
-    """One demand beside all supplies with figures."""
+    """One demand next to all supplies with figures."""
     sizes = [one.sample_bytes for one in supplies if one.sample_bytes is not None]
     fed = tuple(
         Fed(

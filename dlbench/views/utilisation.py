@@ -32,7 +32,7 @@ _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
 
 
 def gpu_names(run: Run) -> set[str]:
-    """Names of the GPUs of a run's ranks, as torch tells them; empty on CPUs."""
+    """Names of the GPUs of a run's ranks, as torch reports them; empty on CPUs."""
     devices = {rank.device for rank in run.record.ranks} if run.record else set()
     return {match[1] for device in devices if (match := _GPU.match(device))}
 
@@ -213,7 +213,7 @@ class Rate(Spec):
 
     source: Name = Field(description="Of `sources`.")
     network: Name = Field(description="Of `networks`.")
-    devices: tuple[str, ...] = Field(min_length=1, description="The card, by the names that torch tells.")
+    devices: tuple[str, ...] = Field(min_length=1, description="The card, by the names that torch reports.")
     precision: tuple[Precision, ...] = Field(min_length=1, description="Precisions of its class: any of them.")
     gpus: Count = Field(description="GPUs together.")
     per_s: Positive = Field(description="Samples a second, of all of them.")
@@ -266,7 +266,7 @@ def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[Pu
     found = published_rates() if file is None else file
     sources = {one.id: one for one in found.sources}
     networks = {one.id: one for one in found.networks}
-    beside = []
+    found_rates = []
     for point in group.points:
         run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
         names = gpu_names(run)
@@ -280,7 +280,7 @@ def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[Pu
             ):
                 continue
             one = rate.per_s / rate.gpus
-            beside.append(
+            found_rates.append(
                 PublishedRate(
                     gpus=rate.gpus,
                     device=next(iter(names)),
@@ -292,7 +292,7 @@ def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[Pu
                     address=sources[rate.source].address,
                 )
             )
-    return tuple(beside)
+    return tuple(found_rates)
 
 
 def _same(run: Run, rate: Rate, network: Network) -> bool:
@@ -409,9 +409,9 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
 def _headline(found: Utilisation) -> str:
     last = found.points[-1]
     if last.mfu is not None:
-        beside = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
+        published = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
         padding = f"; {found.padding}" if found.padding else ""
-        return f"MFU {value_text(last.mfu)} at {place_of(last)}{beside}{padding}"
+        return f"MFU {value_text(last.mfu)} at {place_of(last)}{published}{padding}"
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"

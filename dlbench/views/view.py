@@ -73,15 +73,19 @@ def place_columns() -> tuple[Column[Any], ...]:
     )
 
 
-class GroupView:
-    """A subject that is shown for each group."""
+class View:
+    """A subject of the report."""
 
     id: ClassVar[str]
-    """Stable: the anchor in the page, the folder, the start of the names of its tables."""
+    """Stable: the anchor in the page, the start of the names of its tables."""
     title: ClassVar[str]
     level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""
-    """Field of a group in the JSON that holds its numbers; empty: it has none of its own."""
+    """Field of a group, or of the report, in the JSON that holds its numbers; empty: it has none of its own."""
+
+
+class GroupView(View):
+    """A subject that is shown for each group."""
 
     def numbers(self, source: GroupSource) -> object:
         """What it has found out, dataclasses; None (or empty) where these runs give nothing."""
@@ -96,14 +100,8 @@ class GroupView:
         return ""
 
 
-class ReportView:
+class ReportView(View):
     """A subject that is shown once, about all groups."""
-
-    id: ClassVar[str]
-    title: ClassVar[str]
-    level: ClassVar[Level] = "evidence"
-    key: ClassVar[str] = ""
-    """Field of the report in the JSON that holds its numbers; empty: it has none of its own."""
 
     def numbers(self, source: ReportSource) -> object:
         """What it has found out, dataclasses."""

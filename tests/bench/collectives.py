@@ -20,7 +20,7 @@ from dlbench.costs.collectives import Layout, counts
 from dlbench.costs.link_fit import Observation, Sharing, choose_sharing, fit_network
 from dlbench.costs.predictions import predict
 from dlbench.jobs.box.box import Box
-from dlbench.records.collectives_scan import CommRun, scan_comm
+from dlbench.records.comm import CommRun, scan_comm
 from tests.bench.figures import FOLDER, Figure, median_interval
 from tests.bench.shaped_cluster import (
     OPEN_MPI_AS_ROOT,

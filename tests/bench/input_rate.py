@@ -34,7 +34,7 @@ from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.loader_transport import MadeSlots
 from dlbench.node.data.reader import BatchReader, SampleReader
 from dlbench.node.data.sharding import ShardedOrder
-from dlbench.node.models.build import MEAN, STD
+from dlbench.node.models.resnet import MEAN, STD
 from dlbench.specs.workload import ResNetModel
 from tests.bench.figures import Figure
 from tests.bench.image_input import one_core

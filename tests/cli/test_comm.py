@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.jobs.local import verdict
-from dlbench.records.collectives import CommRecord
-from dlbench.records.collectives_scan import read_comm_run, read_launched, scan_comm
+from dlbench.records.comm import CommRecord, read_comm_run, read_launched, scan_comm
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run, scan

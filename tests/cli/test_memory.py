@@ -15,7 +15,7 @@ from dlbench.cli import cli
 from dlbench.cli.streams import ending_of
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import node_program
-from dlbench.records.answers.memory_profile import MemoryProfile
+from dlbench.records.memory import MemoryProfile
 from dlbench.units import bytes_option, parse_bytes
 from tests.support.memory_factory import MIB, RATES, a_chain, method_plans, write_memory_run
 

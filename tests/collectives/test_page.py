@@ -24,7 +24,7 @@ from dlbench.collectives.document import document_of
 from dlbench.collectives.measurements import Measurement
 from dlbench.collectives.report import CollectivesReport, assemble
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
-from dlbench.records.collectives_scan import scan_comm
+from dlbench.records.comm import scan_comm
 from dlbench.report.formats import terminal
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.wording import clean, figure_text, optional, value_text

@@ -33,8 +33,7 @@ from dlbench.collectives.report import assemble, contenders, fusion_text, group_
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.records.collectives_scan import scan_comm
-from dlbench.records.network import read_network
+from dlbench.records.comm import read_network, scan_comm
 from dlbench.specs.collectives import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.costs.training_time import (
-    PUBLISHED_TRAINING_SAMPLES,
     consistency,
     time_to_train,
     total_throughput,
@@ -24,7 +23,7 @@ from dlbench.costs.utilisation import model_flops_utilisation
 from dlbench.errors import UserError
 from dlbench.specs.files import find
 
-IMAGES = PUBLISHED_TRAINING_SAMPLES["resnet"][0]
+IMAGES = 1_281_167
 
 
 def estimated(*arguments: str) -> tuple[int, str]:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from dlbench.datasets.images import jpeg_decode
 from dlbench.datasets.images import shards as image_shards
-from dlbench.datasets.images.image_set import IMAGENET, ImageSet, completeness, index_jpeg_tree, open_image_set
-from dlbench.datasets.images.shards import INDEX, ImageShards, open_image_shards
+from dlbench.datasets.images.image_set import IMAGENET, completeness, index_jpeg_tree, open_image_set
+from dlbench.datasets.images.shards import INDEX, ImageSet, ImageShards, open_image_shards
 from dlbench.datasets.making.image_recipes import (
     PHOTOS,
     Container,

@@ -15,7 +15,7 @@ from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BatchReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.data.source import build_source
-from dlbench.node.models.density_input import network_volume
+from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ResNetModel
 from tests.node.data.test_slots import Numbers
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from dlbench.machine.nvml import METRICS, open_nvml
 from dlbench.node.collectives.contestants import HostSampleClock, StreamSampleClock
-from dlbench.node.models.build import MEAN, STD, normalised
+from dlbench.node.models.resnet import MEAN, STD, normalised
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.timing import CudaClock
 from dlbench.node.sync.wire import OverflowCount, magnitudes

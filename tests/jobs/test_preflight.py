@@ -21,8 +21,8 @@ from dlbench.jobs.preflight.static import SlurmNode, gpus_in, mpi_plugins, pairs
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.slurm.scheduler import Slurm
-from dlbench.records.answers.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.records.files import write_json
+from dlbench.records.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.specs.choices import choose_system
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.system import SystemSpec

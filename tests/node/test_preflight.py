@@ -16,7 +16,7 @@ from dlbench.machine import environment
 from dlbench.node import preflight
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
-from dlbench.node.preflight import loader_bytes, needs_host_name, require_machine, require_shared_memory, sample_bytes
+from dlbench.node.preflight import loader_bytes, needs_host_name, require_machine, require_shared_memory
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -36,7 +36,7 @@ PLACE = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_n
 def test_the_bytes_of_a_sample_are_those_of_its_tensors(workload: str) -> None:
     work = plan_of(workload, data="synthetic").workload
     batch = synthetic_batch(work.model, work.data, 3, torch.Generator())
-    assert sum(tensor.nbytes for tensor in batch.values()) == 3 * sample_bytes(work)
+    assert sum(tensor.nbytes for tensor in batch.values()) == 3 * work.model.sample_bytes(work.data)
     assert len(batch) <= preflight._MAX_TENSORS
 
 
@@ -46,9 +46,7 @@ def test_index_arrays_instead_of_padding_have_room() -> None:
     batch = synthetic_batch(model, work.data, 4, torch.Generator())
     batch["attention_mask"][0, -1] = 0
     packed = arranged(batch, model, 2)
-    assert sum(tensor.nbytes for tensor in packed.values()) <= 4 * sample_bytes(
-        work.model_copy(update={"model": model})
-    )
+    assert sum(tensor.nbytes for tensor in packed.values()) <= 4 * model.sample_bytes(work.data)
     assert len(packed) <= preflight._MAX_TENSORS + 2 * preflight._INDEX_ARRAYS
 
 

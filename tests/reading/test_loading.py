@@ -12,12 +12,11 @@ import pytest
 
 from dlbench import pool
 from dlbench.errors import IncompleteDataError
-from dlbench.reading import loading
+from dlbench.reading import table as loading
 from dlbench.reading.causes import causes_of
 from dlbench.reading.digest import digest_of
-from dlbench.reading.loading import LoadedRun, Wanted, load_runs
 from dlbench.reading.measures import load_steps
-from dlbench.reading.table import RunTable, tabulate
+from dlbench.reading.table import LoadedRun, RunTable, Wanted, load_runs, tabulate
 from dlbench.records.scan import scan
 from tests.support.run_factory import write_scaling
 from tests.support.watch_factory import large_runs

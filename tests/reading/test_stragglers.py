@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.reading.causes import CAUSES, Causes
-from dlbench.reading.hosts.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.late_ranks import ranking
 from dlbench.reading.measures import RunSteps
+from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.stragglers import WORK, WORK_PHASES, LateRank, Waiting, waiting
 from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import PHASES

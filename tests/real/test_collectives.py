@@ -25,7 +25,7 @@ from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs, check
 from dlbench.node.collectives.transport import Counters, Execution, Part, Transport, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
-from dlbench.records.collectives import CommPoint, CommRecord
+from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
 from dlbench.specs.launch import LaunchSpec

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.jobs.box.box import Box
-from dlbench.records.collectives import CommRecord
-from dlbench.records.collectives_scan import CommRun, scan_comm
+from dlbench.records.comm import CommRecord, CommRun, scan_comm
 from tests.conftest import Cli
 from tests.real.test_local_runs import alive
 

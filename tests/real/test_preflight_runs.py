@@ -15,7 +15,7 @@ from dlbench.jobs.box.box import Box
 from dlbench.jobs.box.config import Equipment
 from dlbench.jobs.preflight.check import job_of, plan_of, trial, write_script
 from dlbench.jobs.preflight.static import static_findings
-from dlbench.records.answers.preflight import PreflightFolder, PreflightReport
+from dlbench.records.preflight import PreflightFolder, PreflightReport
 from dlbench.specs.choices import choose_system
 from tests.conftest import Cli
 from tests.jobs.test_example_systems import EXAMPLES

@@ -9,7 +9,7 @@ import pytest
 
 from dlbench.costs.collectives import Layout, counts
 from dlbench.jobs.box.box import Box
-from dlbench.records.collectives_scan import scan_comm
+from dlbench.records.comm import scan_comm
 from dlbench.records.scan import scan
 from tests.bench.shaped_cluster import shaped_cluster, submit, wait_for
 

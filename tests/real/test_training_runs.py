@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.datasets.text.corpus import load_vocabulary
-from dlbench.exports.mllog import RULES
 from dlbench.machine.arithmetic import native_precisions
 from dlbench.records.record import Record
 from dlbench.records.registry import describe
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
+from dlbench.specs.workload import BertModel
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
 from tests.support.volumes import write_volumes
@@ -284,7 +284,7 @@ def test_a_bert_training_that_ends_within_its_only_epoch_has_a_log_that_mlperfs_
     told = CliRunner().invoke(cli, ["export", "mllog", str(run.folder.path), "-o", str(log)])
     assert told.exit_code == 0, told.output
     assert "will not accept" not in told.output
-    command = [*RULES["bert"].command.split()[1:], "--werror", str(log)]
+    command = [*BertModel.mlperf.command.split()[1:], "--werror", str(log)]
     verdict = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert verdict.returncode == 0, verdict.stderr
 

@@ -31,8 +31,7 @@ from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
 from dlbench.records.rows.steps import FIELDS, PHASES, StepReader, StepWriter, read_steps, step_dtype
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.status import read_statuses, write_status
-from dlbench.records.watch import WatchOverhead
-from dlbench.records.watch_cost import write_watch_cost
+from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.specs.plan import RunPlan
 from tests.support import run_factory
 from tests.support.paths import DATA, ROOT

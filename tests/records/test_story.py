@@ -13,8 +13,7 @@ from dlbench.records import status as status_module
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run
-from dlbench.records.status import Failure, RankStatus, room_for_failure, write_failure
-from dlbench.records.story import first_cause, told_failure
+from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, told_failure, write_failure
 from tests.support.run_factory import plans, status
 
 BAD = "'a.jpg': damaged"

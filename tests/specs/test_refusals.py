@@ -96,7 +96,7 @@ def _specifications() -> list[type[Spec]]:
     """Of all files: those that people write, and those that dlbench writes and may find damaged."""
     for room in ("gate.baseline", "history.archive", "jobs.campaign.series_file", "jobs.submission", "records.scan"):
         importlib.import_module(f"dlbench.{room}")
-    importlib.import_module("dlbench.records.answers.preflight")
+    importlib.import_module("dlbench.records.preflight")
     found, rest = [], [Spec]
     while rest:
         one = rest.pop()

@@ -12,8 +12,7 @@ from typing import Any
 from dlbench.collectives.measurements import layout_of
 from dlbench.costs.collectives import counts
 from dlbench.costs.predictions import predict
-from dlbench.records.collectives import CommPoint, CommRecord
-from dlbench.records.collectives_scan import CommRun
+from dlbench.records.comm import CommPoint, CommRecord, CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status

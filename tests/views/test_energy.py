@@ -19,8 +19,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import job_energies
 from dlbench.reading import scaling
-from dlbench.reading.samples.energy import RunEnergy, run_energy
-from dlbench.reading.samples.energy_sources import KINDS, Kind
+from dlbench.reading.samples.energy import KINDS, Kind, RunEnergy, run_energy
 from dlbench.reading.samples.integral import Curve, counter_curve, rate_curve
 from dlbench.reading.table import tabulate
 from dlbench.records.files import write_json

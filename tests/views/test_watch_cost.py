@@ -22,8 +22,7 @@ from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.registry import describe, differences
 from dlbench.records.scan import read_run, scan
-from dlbench.records.watch import WatchOverhead
-from dlbench.records.watch_cost import WatchCost, write_watch_cost
+from dlbench.records.watch import WatchCost, WatchOverhead, write_watch_cost
 from dlbench.specs.plan import RunPlan
 from dlbench.views.decomposition import MeasuredCost, watch_cost_lines, watch_costs
 from tests.support.run_factory import WORKLOAD, Story, constant, edit_json, plans, write_run, write_unfinished

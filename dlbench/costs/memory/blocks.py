@@ -59,10 +59,8 @@ class BlockCost:
 class BlockCosts:
     """Costs of all blocks that a chain can be cut into; each is computed once.
 
-    Args:
-        chain: the chain.
-        blocking: tensors leave one by one while a block computes, as in torch's save_on_cpu, so that a swapped block
-            holds what one unit needs at a time.
+    `chain`: the chain. `blocking`: tensors leave one by one while a block computes, as in torch's save_on_cpu, so that
+    a swapped block holds what one unit needs at a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:
@@ -88,8 +86,7 @@ class BlockCosts:
     def of_plan(self, blocks: Sequence[PlannedBlock]) -> list[BlockCost]:
         """The blocks of a plan.
 
-        Raises:
-            ValueError: they are not all units in order, or a block spans a boundary that others use.
+        Raises `ValueError`: they are not all units in order, or a block spans a boundary that others use.
         """
         check_blocks(self.chain, blocks)
         return [self.of(block.first, block.last, block.decision) for block in blocks]
@@ -167,13 +164,8 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
 def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, int], ...]:
     """First and last unit of each block.
 
-    Args:
-        chain: the chain.
-        starts: numbers of the units with which blocks begin; None: every unit is a block. Unit 0 and units whose
-            input others use as well always begin one.
-
-    Raises:
-        ValueError: a start is no unit of the chain.
+    `chain`: the chain. `starts`: numbers of the units with which blocks begin; None: every unit is a block. Unit 0 and
+    units whose input others use as well always begin one. Raises `ValueError`: a start is no unit of the chain.
     """
     count = len(chain.units)
     if starts is None:
@@ -188,8 +180,7 @@ def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, i
 def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
     """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given.
 
-    Raises:
-        UserError: a name is no unit's.
+    Raises `UserError`: a name is no unit's.
     """
     if not names:
         return None

@@ -11,9 +11,9 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from dlbench.datasets.images.shards import MAX_IMAGE
+from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, holds_shards, open_image_shards
 from dlbench.datasets.splits import Split, require_no_splits
 from dlbench.errors import UserError
 from dlbench.opening import read_bytes
@@ -28,79 +28,18 @@ IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 IMAGENET_CLASSES = 1000
 
 
-class ImageSet(Protocol):
-    """Labelled encoded images with random access. Survives pickling; a copy opens files of its own."""
-
-    @property
-    def kind(self) -> str:
-        """`jpeg-tree`, `tar` or `tfrecord`."""
-
-    @property
-    def root(self) -> Path:
-        """The folder."""
-
-    @property
-    def num_samples(self) -> int:
-        """Images."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes; the position is the label."""
-
-    @property
-    def sha256(self) -> str:
-        """Digest of the index (names or sizes, and labels), hexadecimal; image contents are not read."""
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a person should know about how the set was understood, one line each: what was passed over, ..."""
-
-    @property
-    def labels(self) -> NDArray[np.int32]:
-        """(num_samples,) the label of each sample."""
-
-    def label(self, index: int) -> int:
-        """The label of one sample."""
-
-    def num_bytes(self, index: int) -> int:
-        """Length of what `read` gives. Raises OSError: its file is missing."""
-
-    def read(self, index: int) -> bytes:
-        """The encoded bytes of one sample.
-
-        Raises OSError: its file is missing or cannot be read. ValueError: its file is shorter than the index says, or a
-        checksum differs.
-        """
-
-    def name(self, index: int) -> str:
-        """File, and place in it, of one sample, for messages; never fails."""
-
-    def filename(self, index: int) -> str:
-        """The place of one sample relative to the folder; equal wherever the folder lies."""
-
-    def files(self) -> list[Path]:
-        """The files that samples are read from."""
-
-    def close(self) -> None:
-        """Closes files; reading again opens them again."""
-
-
 def open_image_set(folder: Path) -> ImageSet:
-    """Opens a folder of class folders, or a folder of shards; see jpeg_tree and image_shards.
+    """Opens a folder of class folders, or a folder of shards.
 
     Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
-    from dlbench.datasets.images.shards import holds_shards, open_image_shards
-
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
-    if train.is_dir() and (holds_shards(train) or _holds_folders(train)):
+    if train.is_dir() and (
+        holds_shards(train) or any(path.is_dir() and not path.name.startswith(".") for path in train.iterdir())
+    ):
         raise UserError(f"{str(folder)!r} holds splits, not classes; give {str(train)!r} or the other one")
     return open_image_shards(folder) if holds_shards(folder) else index_jpeg_tree(folder)
-
-
-def _holds_folders(folder: Path) -> bool:
-    return any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:
@@ -117,42 +56,25 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
 LAYOUT = "<folder>/<class>/<image>.jpg"
 SUFFIXES = (b".jpg", b".jpeg")
 _EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
-_NAMED = 20
-"""Files passed over that are told by name; of the others the number."""
+_NAMED = 20  # files passed over that are named; of the others the number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class JpegTree:
+class JpegTree(ImageSet):
     """Which files there are and what they show. A million files take tens of MB and no object each."""
 
     root: Path
-    classes: tuple[str, ...]
-    """Names of the class folders; the position is the label."""
-    labels: NDArray[np.int32]
-    """(num_samples,) label of each file."""
-    names: bytes
-    """File names inside their class folders, joined; a name may hold any byte but NUL and a slash."""
-    offsets: NDArray[np.int64]
-    """(num_samples + 1,) where each name starts in `names`."""
-    sha256: str
-    """Digest of class and file names, in order; contents are not read."""
-    remarks: tuple[str, ...] = ()
-    """Which files were passed over, one line if there are any."""
-
-    @property
-    def kind(self) -> str:
-        return "jpeg-tree"
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.labels)
+    classes: tuple[str, ...]  # names of the class folders; the position is the label
+    labels: NDArray[np.int32]  # (num_samples,) label of each file
+    names: bytes  # file names inside their class folders, joined; a name may hold any byte but NUL and a slash
+    offsets: NDArray[np.int64]  # (num_samples + 1,) where each name starts in `names`
+    sha256: str  # digest of class and file names, in order; contents are not read
+    remarks: tuple[str, ...] = ()  # which files were passed over, one line if there are any
+    kind: str = "jpeg-tree"
 
     def path(self, index: int) -> Path:
         name = self.names[int(self.offsets[index]) : int(self.offsets[index + 1])]
         return self.root / self.classes[int(self.labels[index])] / os.fsdecode(name)
-
-    def label(self, index: int) -> int:
-        return int(self.labels[index])
 
     def num_bytes(self, index: int) -> int:
         return self.path(index).stat().st_size

@@ -6,7 +6,7 @@ would be shrunk anyway. Other ratios exist, but libjpeg-turbo has fast code for 
 
 Rows below a wanted region need not be decoded: a baseline JPEG is stored row of blocks by row of blocks, and its header
 says how many there are (ITU-T T.81, B.2.2). With a smaller number in the header the decoder stops there. What lies
-above or beside the region can be left out in the later stages only, by calls that no Python library passes on.
+above or next to the region can be left out in the later stages only, by calls that no Python library passes on.
 """
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Decoding = Literal["region", "full"]
-FACTORS = (8, 4, 2, 1)
-"""How many times smaller an image can be decoded, from the smallest result to the whole."""
-_MOST_PIXELS = 178_956_970
-"""Pillow's own bound against decompression bombs; a damaged header may claim 65,535 x 65,535."""
+FACTORS = (8, 4, 2, 1)  # how many times smaller an image can be decoded, from the smallest result to the whole
+_MOST_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs; a damaged header may claim 65,535 x 65,535
 _SEQUENTIAL = (0xC0, 0xC1)
 """Markers of frames whose rows are stored once, from the top: baseline and extended, Huffman-coded."""
-_END = b"\xff\xd9"
-"""Of an image; within coded data 0xff is followed by 0 or the number of a restart."""
-_TAIL = 1024
-"""Bytes in which the end of an image is looked for; some cameras write a few after it."""
+_END = b"\xff\xd9"  # of an image; within coded data 0xff is followed by 0 or the number of a restart
+_TAIL = 1024  # bytes in which the end of an image is looked for; some cameras write a few after it
 _HARMLESS = "extraneous bytes before marker"
 """libjpeg's warning about bytes between two parts of a file; some old cameras write them, and nothing is missing."""
 
@@ -70,16 +66,12 @@ class Encoded:
     """An encoded image whose header has been read."""
 
     data: bytes
-    width: int
-    """Pixels."""
-    height: int
-    """Pixels."""
+    width: int  # pixels
+    height: int  # pixels
     kind: str | None
     """What it is, if not a JPEG of three colour channels: `grey`, or format and mode as Pillow names them."""
-    fast: bool
-    """Whether simplejpeg can decode it."""
-    scalable: bool = True
-    """Whether it can be decoded smaller: a JPEG, with simplejpeg of at least 8 pixels' width."""
+    fast: bool  # whether simplejpeg can decode it
+    scalable: bool = True  # whether it can be decoded smaller: a JPEG, with simplejpeg of at least 8 pixels' width
 
     def pixels(self, factor: int = 1, rows: int | None = None) -> tuple[NDArray[np.uint8], str | None]:
         """(ceil(height / factor), ceil(width / factor), 3) RGB, and a remark if it was not read as it was stored.

@@ -12,7 +12,8 @@ What a scan reads:
   is ever followed or unpacked, and a set whose names point elsewhere is not what it says.
 - TFRecord: one `tf.train.Example` per record with `image/encoded` (bytes) and `image/class/label` (int64), and perhaps
   `image/class/synset`, the name of the class. The public ImageNet records count labels from 1 and keep 0 for a
-  background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and this is told.
+  background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and a remark says
+  so.
 
 Only headers are read, not the images: some microseconds a sample, and two or three small reads.
 """
@@ -50,39 +51,28 @@ MAX_IMAGE = 1 << 30
 
 IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
 """Names of features in a TFRecord of images."""
-RECORD_HEAD = 12
-"""Bytes of a record before its payload: length and its checksum."""
+RECORD_HEAD = 12  # bytes of a record before its payload: length and its checksum
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
 LABEL_SUFFIX = "cls"
 _PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
-_MAX_NAME = 200
-"""Characters of a member's name that a message holds, at most."""
-_MOST_CLASSES = 10_000_000
-"""A label beyond is taken for damage; it would make as many names."""
+_MAX_NAME = 200  # characters of a member's name that a message holds, at most
+_MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardIndex:
     """Where each sample is. About 28 bytes per sample: 36 MB for ImageNet."""
 
-    container: str
-    """`tar` or `tfrecord`."""
-    shards: tuple[str, ...]
-    """File names, sorted."""
-    sizes: tuple[int, ...]
-    """Bytes of each shard."""
+    container: str  # `tar` or `tfrecord`
+    shards: tuple[str, ...]  # file names, sorted
+    sizes: tuple[int, ...]  # bytes of each shard
     classes: tuple[str, ...]
     """Names of the classes; the position is the label. Digits where the shards do not name them."""
-    shard: NDArray[np.int32]
-    """(num_samples,) the shard of each sample."""
-    records: NDArray[np.int64]
-    """(num_samples,) byte at which the tar member's header, or the record, starts."""
-    offsets: NDArray[np.int64]
-    """(num_samples,) byte at which the encoded image starts."""
-    lengths: NDArray[np.int32]
-    """(num_samples,) bytes of the encoded image."""
-    labels: NDArray[np.int32]
-    """(num_samples,) counted from 0."""
+    shard: NDArray[np.int32]  # (num_samples,) the shard of each sample
+    records: NDArray[np.int64]  # (num_samples,) byte at which the tar member's header, or the record, starts
+    offsets: NDArray[np.int64]  # (num_samples,) byte at which the encoded image starts
+    lengths: NDArray[np.int32]  # (num_samples,) bytes of the encoded image
+    labels: NDArray[np.int32]  # (num_samples,) counted from 0
     remarks: tuple[str, ...] = ()
 
 
@@ -138,7 +128,7 @@ def scan_shards(
 
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
-    `progress`: told the number of shards read, and of all, after each.
+    `progress`: given the number of shards read, and of all, after each.
     Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
     import numpy as np
@@ -203,7 +193,7 @@ class _Bounded(io.BufferedReader):
         self._size = os.fstat(self.fileno()).st_size
 
     def read(self, num_bytes: int | None = -1, /) -> bytes:
-        """At most so many bytes; ValueError if that is no number of bytes."""
+        """At most `num_bytes`; ValueError if that is no number of bytes."""
         if num_bytes is None or num_bytes < 0:
             raise ValueError(f"a header says that something has {num_bytes} bytes")
         return super().read(min(num_bytes, self._size))
@@ -301,7 +291,7 @@ def _address(view: memoryview) -> int:
 
 
 def index_text(index: ShardIndex) -> bytes:
-    """What an index says beside its arrays, as JSON."""
+    """What an index says besides its arrays, as JSON."""
     names = ("container", "shards", "sizes", "classes", "remarks")
     return json.dumps({name: getattr(index, name) for name in names}).encode("ascii")
 
@@ -310,14 +300,60 @@ INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
 _ARRAYS = {"shard": "int32", "records": "int64", "offsets": "int64", "lengths": "int32", "labels": "int32"}
 _LISTS = ("shards", "sizes", "classes", "remarks")
-_MEMBER = "{}.npy"
-"""What numpy calls an array in an archive."""
-_MAX_ABOUT = 1 << 28
-"""Bytes of the lists of an index at most: names of shards and classes."""
+_MEMBER = "{}.npy"  # what numpy calls an array in an archive
+_MAX_ABOUT = 1 << 28  # bytes of the lists of an index at most: names of shards and classes
 
 
-class ImageShards:
-    """Labelled encoded images in shards; an `ImageSet` of dlbench.datasets.images.image_set.
+class ImageSet:
+    """Labelled encoded images with random access. Survives pickling; a copy opens files of its own."""
+
+    kind: str  # `jpeg-tree`, `tar` or `tfrecord`
+    root: Path
+    classes: tuple[str, ...]  # names of the classes; the position is the label
+    labels: NDArray[np.int32]  # (num_samples,) the label of each sample
+    sha256: str  # digest of the index (names or sizes, and labels), hexadecimal; image contents are not read
+    remarks: tuple[str, ...]
+    """What a person should know about how the set was understood, one line each: what was passed over, ..."""
+
+    @property
+    def num_samples(self) -> int:
+        """Images."""
+        return len(self.labels)
+
+    def label(self, index: int) -> int:
+        """The label of one sample."""
+        return int(self.labels[index])
+
+    def num_bytes(self, index: int) -> int:
+        """Length of what `read` gives. Raises OSError: its file is missing."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> bytes:
+        """The encoded bytes of one sample; of a TFRecord the checksum is compared.
+
+        Raises OSError: its file is missing or cannot be read. ValueError: its file is shorter than the index says, or a
+        checksum differs. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
+        """
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """File, and place in it, of one sample, for messages; never fails."""
+        raise NotImplementedError
+
+    def filename(self, index: int) -> str:
+        """The place of one sample relative to the folder; equal wherever the folder lies."""
+        raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        """The files that samples are read from."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes files; reading again opens them again."""
+
+
+class ImageShards(ImageSet):
+    """Labelled encoded images in shards.
 
     Files are opened at first use in each copy. They are only read at given positions, so that a forked process may go
     on with those of its parent.
@@ -325,7 +361,8 @@ class ImageShards:
     """
 
     def __init__(self, root: Path, index: ShardIndex, open_at_most: int | None = None) -> None:
-        self.root, self.index = root, index
+        self.root, self.index, self.kind = root, index, index.container
+        self.classes, self.remarks, self.labels = index.classes, index.remarks, index.labels
         # The rest is for data loaders, which pass tensors between processes as descriptors.
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._open_at_most = open_at_most or max(8, min(4096, allowed // 4))
@@ -337,45 +374,17 @@ class ImageShards:
     def __del__(self) -> None:
         self.close()
 
-    @property
-    def kind(self) -> str:
-        return self.index.container
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.index.labels)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.index.classes
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        return self.index.remarks
-
     @cached_property
-    def sha256(self) -> str:
+    def sha256(self) -> str:  # type: ignore[override]
         digest = hashlib.sha256(index_text(self.index))
         digest.update(self.index.lengths.tobytes())
         digest.update(self.index.labels.tobytes())
         return digest.hexdigest()
 
-    def label(self, index: int) -> int:
-        return int(self.index.labels[index])
-
-    @property
-    def labels(self) -> NDArray[np.int32]:
-        return self.index.labels
-
     def num_bytes(self, index: int) -> int:
         return int(self.index.lengths[index])
 
     def read(self, index: int) -> bytes:
-        """The encoded bytes of one sample; of a TFRecord the checksum is compared.
-
-        Raises OSError: the shard is missing or cannot be read. ValueError: the shard is cut off, or the checksum of the
-        record differs. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
-        """
         table = self.index
         descriptor = self._descriptor(int(table.shard[index]))
         offset, length = int(table.offsets[index]), int(table.lengths[index])

@@ -10,30 +10,27 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dlbench.datasets.making.production import Part, Recipe, produce, require_ours
-from dlbench.datasets.manifest import read_manifest
+from dlbench.datasets.manifest import MadeWith, read_manifest
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.datasets.images.image_set import ImageSet
+    from dlbench.datasets.images.shards import ImageSet
 
 
 KINDS = ("images", "text", "density")
 CONTAINERS = {"images": ("tree", "tar", "tfrecord"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
 """The first one of each kind is the default."""
-VALIDATION_SHARE = 0.1
-"""Of the training samples, where the request does not say."""
-_WIDE_BELOW = 64
-"""Edge, cells. Smaller volumes show too little of a universe to tell neighbouring parameters apart."""
+VALIDATION_SHARE = 0.1  # of the training samples, where the request does not say
+_WIDE_BELOW = 64  # edge, cells. Smaller volumes show too little of a universe to distinguish neighbouring parameters.
 _PROBES = 8
-_PARALLEL_TEXT = 200_000_000
-"""Bytes."""
+_PARALLEL_TEXT = 200_000_000  # bytes
 _PUBLISHED_PREDICTIONS = {128: 20, 512: 76}
 """Hidden tokens by sequence length, of the pre-training of BERT in MLPerf (mlcommons/training)."""
 
@@ -42,13 +39,10 @@ _PUBLISHED_PREDICTIONS = {128: 20, 512: 76}
 class DatasetRequest:
     """What a person asks for; what is None has a default of the kind."""
 
-    samples: int | None = None
-    """Of the training split."""
+    samples: int | None = None  # of the training split
     validation: int | None = None
-    size_on_disk: int | None = None
-    """Bytes of all files together, about; instead of `samples`."""
-    size: str | None = None
-    """Pixels as 500x375 (images), or the edge of a volume (density)."""
+    size_on_disk: int | None = None  # bytes of all files together, about; instead of `samples`
+    size: str | None = None  # pixels as 500x375 (images), or the edge of a volume (density)
     classes: int | None = None
     container: str | None = None
     samples_per_file: int | None = None
@@ -60,11 +54,9 @@ class BuildPlan:
     """A recipe and what it will need."""
 
     recipe: Recipe
-    unit: str
-    """What its samples are called."""
+    unit: str  # what its samples are called
     estimated_bytes: int | None
-    most_workers: int | None = None
-    """More would not be faster."""
+    most_workers: int | None = None  # more would not be faster
 
 
 def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
@@ -276,7 +268,7 @@ class Paired:
         return self.train.kind
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """What the first is made with, and, named `validation_...`, what is another value in the second."""
         first, second = self.train.made_with, self.validation.made_with
         return {**first, **{f"validation_{key}": value for key, value in second.items() if first.get(key) != value}}

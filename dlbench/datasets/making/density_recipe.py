@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.arrays import make_hdf5
 from dlbench.datasets.making.production import Part
+from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import RecordWriter
 from dlbench.datasets.volumes import encode_volume
@@ -40,24 +41,18 @@ if TYPE_CHECKING:
     from dlbench.datasets.volumes import Volume
 
 
-_THETA = 2.7255 / 2.7
-"""Temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu."""
-_LOG_K = (-5.0, 2.0, 1024)
-"""Decades of the wave number over which sigma is integrated, and how many points."""
+_THETA = 2.7255 / 2.7  # temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu
+_LOG_K = (-5.0, 2.0, 1024)  # decades of the wave number over which sigma is integrated, and how many points
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cosmology:
     """The four parameters that the volumes differ in."""
 
-    omega_m: float
-    """Density of matter over the critical density, today."""
-    sigma_8: float
-    """Standard deviation of the linear density contrast today in spheres of 8 Mpc / h."""
-    n_s: float
-    """Power of the wave number in the primordial spectrum."""
-    h: float
-    """Hubble constant over 100 km / s / Mpc."""
+    omega_m: float  # density of matter over the critical density, today
+    sigma_8: float  # standard deviation of the linear density contrast today in spheres of 8 Mpc / h
+    n_s: float  # power of the wave number in the primordial spectrum
+    h: float  # Hubble constant over 100 km / s / Mpc
 
 
 def transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
@@ -114,16 +109,11 @@ def _growth_suppression(redshift: float, omega_m: float) -> float:
     return 2.5 * m / (math.pow(m, 4 / 7) - (1 - m) + (1 + m / 2) * (1 + (1 - m) / 70))
 
 
-VERSION = 1
-"""Raised whenever the same settings make other volumes."""
-REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
-"""Of the channels, from early to late."""
-CELL = 4.0
-"""Edge of a cell, Mpc."""
-MEAN_COUNT = 4.0
-"""Particles in a cell on average at Omega_m = 0.3, h = 0.7."""
-GZIP_LEVEL = 1
-"""Of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller."""
+VERSION = 1  # raised whenever the same settings make other volumes
+REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # of the channels, from early to late
+CELL = 4.0  # edge of a cell, Mpc
+MEAN_COUNT = 4.0  # particles in a cell on average at Omega_m = 0.3, h = 0.7
+GZIP_LEVEL = 1  # of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller
 Ranges = Mapping[str, tuple[float, float]]
 NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
 """What targets from -1 to 1 span, in the order of the targets."""
@@ -198,18 +188,15 @@ class DensityRecipe:
 
     num_train: int
     num_validation: int
-    size: int = 128
-    """Edge of a volume, cells."""
-    container: Literal["hdf5", "tfrecord"] = "hdf5"
-    """`tfrecord` is gzip-compressed, as the public set is."""
+    size: int = 128  # edge of a volume, cells
+    container: Literal["hdf5", "tfrecord"] = "hdf5"  # `tfrecord` is gzip-compressed, as the public set is
     seed: int = 0
     samples_per_file: int = 1
-    wide: bool = False
-    """Whether parameters span WIDE ranges, for small volumes, or NARROW ones."""
+    wide: bool = False  # whether parameters span WIDE ranges, for small volumes, or NARROW ones
     kind: str = "density"
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """Everything that decides the bytes, ranges of the parameters included."""
         ranges = {f"range_{name}": f"{low:g} to {high:g}" for name, (low, high) in self._ranges.items()}
         return {
@@ -259,7 +246,7 @@ class DensityRecipe:
                 writer.write(encode_volume(x, y))
 
     def finish(self, folder: Path) -> None:
-        """Nothing stands beside the volumes."""
+        """Nothing stands next to the volumes."""
 
 
 def _write_hdf5(path: Path, samples: Iterator[Volume], count: int, size: int) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.images.shards import (
     FILENAME,
     IMAGE,
@@ -37,11 +37,13 @@ from dlbench.datasets.images.shards import (
     LABEL,
     LABEL_SUFFIX,
     SYNSET,
+    ImageSet,
     ImageShards,
     save_index,
     scan_shards,
 )
 from dlbench.datasets.making.production import Part
+from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError, refused
 
@@ -50,12 +52,10 @@ if TYPE_CHECKING:
 
 
 Container = Literal["tar", "tfrecord"]
-SAMPLES_PER_SHARD = 1252
-"""ImageNet's 1,281,167 training images in 1,024 shards."""
+SAMPLES_PER_SHARD = 1252  # ImageNet's 1,281,167 training images in 1,024 shards
 FIRST_LABEL: dict[Container, int] = {"tar": 0, "tfrecord": 1}
 """Number of the first class in a shard; the public ImageNet records keep 0 for the background."""
-VERSION = 1
-"""Raised whenever packing changes what it writes."""
+VERSION = 1  # raised whenever packing changes what it writes
 
 
 class Packed(NamedTuple):
@@ -63,8 +63,7 @@ class Packed(NamedTuple):
 
     key: str
     data: bytes
-    label: int
-    """Counted from 0."""
+    label: int  # counted from 0
     filename: str
 
 
@@ -139,14 +138,11 @@ def index_foreign(folder: Path, progress: Callable[[int, int], None] | None = No
 class PackRecipe:
     """How one image set, a tree or shards, becomes shards; a `Recipe` of dlbench.datasets.making.production."""
 
-    train: Path
-    """The training images: a folder that `open_image_set` takes."""
-    validation: Path | None = None
-    """The validation images; their classes must be among those of the training images."""
+    train: Path  # the training images: a folder that `open_image_set` takes
+    validation: Path | None = None  # the validation images; their classes must be among those of the training images
     container: Container = "tar"
     samples_per_shard: int = SAMPLES_PER_SHARD
-    seed: int = 0
-    """Of the order."""
+    seed: int = 0  # of the order
 
     def __post_init__(self) -> None:
         if self.samples_per_shard < 1:
@@ -163,7 +159,7 @@ class PackRecipe:
         return sum(sum(images.index.sizes) for images in self._sets.values() if isinstance(images, ImageShards))
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """Container, shard size, seed, version, and for each split the digest of its index.
 
         The digests of trees are over names; a file that changes under its name is not noticed.
@@ -184,7 +180,7 @@ class PackRecipe:
         """
         parts: list[Part] = []
         for split, images in self._sets.items():
-            self._labels(split)  # wrong classes are told before the first shard is written
+            self._labels(split)  # wrong classes are found before the first shard is written
             parts += shard_parts(split, images.num_samples, self.container, self.samples_per_shard)
         return parts
 
@@ -246,15 +242,11 @@ def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Seq
         yield Packed(f"{first + place:08d}", data, labels[source.label(index)], source.filename(index))
 
 
-PHOTO_VERSION = 2
-"""Raised whenever the recipe changes what it makes."""
+PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
 LICENCES = "LICENSES.txt"
-MOST_CLASSES = 1000
-"""Cells become 30 pixels wide; smaller ones would show nothing."""
-_SHARES = (0.25, 0.75)
-"""Smallest and largest edge of the cut of a photograph, as a share of the largest that fits."""
-_CELL_SHARES = (0.6, 1.0)
-"""The same for a cell of a photograph, which is small already."""
+MOST_CLASSES = 1000  # cells become 30 pixels wide; smaller ones would show nothing
+_SHARES = (0.25, 0.75)  # smallest and largest edge of the cut of a photograph, as a share of the largest that fits
+_CELL_SHARES = (0.6, 1.0)  # the same for a cell of a photograph, which is small already
 _SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
@@ -321,22 +313,15 @@ class PhotoRecipe:
     Image k of a class is the same in all containers, and whatever the number of images.
     """
 
-    train_images: int
-    """Over all classes, as evenly as they divide."""
-    validation_images: int
-    """0, or at least one a class."""
+    train_images: int  # over all classes, as evenly as they divide
+    validation_images: int  # 0, or at least one a class
     num_classes: int = len(PHOTOS)
     container: Literal["tree", "tar", "tfrecord"] = "tree"
-    width: int = 500
-    """Pixels; of the largest image if they vary."""
-    height: int = 375
-    """Pixels."""
-    vary: float = 0.0
-    """Each image is smaller than `width` x `height` by a random share of up to this much."""
-    quality: int = 95
-    """Of the JPEG, 1 to 100."""
-    grain: int = 16
-    """Largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform."""
+    width: int = 500  # pixels; of the largest image if they vary
+    height: int = 375  # pixels
+    vary: float = 0.0  # each image is smaller than `width` x `height` by a random share of up to this much
+    quality: int = 95  # of the JPEG, 1 to 100
+    grain: int = 16  # largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform
     samples_per_shard: int = SAMPLES_PER_SHARD
     seed: int = 0
 
@@ -364,7 +349,7 @@ class PhotoRecipe:
         return "images" if self.container == "tree" else "image-shards"
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """All fields, this recipe's version, and Pillow's, whose encoder decides the bytes."""
         return {"version": PHOTO_VERSION, "pillow": _pillow_version(), **self.__dict__}
 
@@ -422,7 +407,9 @@ class PhotoRecipe:
         x, y = left + generator.random() * max(0, width - w), top + generator.random() * max(0, height - h)
         shrink = 1 - generator.uniform(0, self.vary)
         size = max(1, round(self.width * shrink)), max(1, round(self.height * shrink))
-        cut = picture.resize(size, Image.Resampling.BILINEAR, box=_inside(picture, x, y, x + w, y + h))
+        # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
+        box = (x, y, min(x + w, picture.width), min(y + h, picture.height))
+        cut = picture.resize(size, Image.Resampling.BILINEAR, box=box)
         if self.grain:
             grain = generator.integers(-self.grain, self.grain + 1, (size[1], size[0], 1), dtype=np.int16)
             cut = Image.fromarray(np.clip(np.asarray(cut) + grain, 0, 255).astype(np.uint8))
@@ -471,11 +458,6 @@ def _regions(num_classes: int) -> Mapping[str, Region]:
             name = f"{photo.class_name}-{cell:03d}"
             found[name] = (photo, column / edge, row / edge, 1 / edge, 1 / edge, _CELL_SHARES)
     return found
-
-
-def _inside(picture: Image, left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
-    # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
-    return left, top, min(right, picture.width), min(bottom, picture.height)
 
 
 @lru_cache(maxsize=len(PHOTOS))

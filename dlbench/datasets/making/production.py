@@ -29,6 +29,7 @@ from dlbench.datasets.manifest import (
     FILES_NAME,
     NAME,
     FileEntry,
+    MadeWith,
     Manifest,
     describe_files,
     read_manifest,
@@ -43,13 +44,10 @@ from dlbench.units import format_bytes
 class Part:
     """A piece of a data set that one process writes at once: a file or a folder."""
 
-    name: str
-    """Relative path with `/`, such as `train/density-00000.h5`."""
+    name: str  # relative path with `/`, such as `train/density-00000.h5`
     split: Split
-    first: int
-    """Number of its first sample within the split."""
-    count: int
-    """Samples in it."""
+    first: int  # number of its first sample within the split
+    count: int  # samples in it
 
 
 class Recipe(Protocol):
@@ -64,7 +62,7 @@ class Recipe(Protocol):
         """One word for what is made."""
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         """Everything that decides the bytes."""
 
     def parts(self) -> Sequence[Part]:
@@ -77,13 +75,12 @@ class Recipe(Protocol):
         """
 
     def finish(self, folder: Path) -> None:
-        """Writes small files beside the parts, once all are there."""
+        """Writes small files next to the parts, once all are there."""
 
 
 FORMAT = "dlbench.production"
 VERSION = 1
-PARTIAL = ".partial"
-"""The folder of parts that are being written."""
+PARTIAL = ".partial"  # the folder of parts that are being written
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """What file systems answer that have no locks, such as Lustre mounted without them."""
 
@@ -99,10 +96,9 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / self.NAME
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self.recipe: tuple[str, Mapping[str, str | int | float | bool]] | None = None
+        self.recipe: tuple[str, MadeWith] | None = None
         """Kind and `made_with`; none before `begin`."""
-        self.done: dict[str, list[FileEntry]] = {}
-        """The files of every finished part."""
+        self.done: dict[str, list[FileEntry]] = {}  # the files of every finished part
         self._is_ours = False
         try:
             self._lock()
@@ -129,7 +125,7 @@ class Journal:
             self._path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def begin(self, kind: str, made_with: Mapping[str, str | int | float | bool]) -> None:
+    def begin(self, kind: str, made_with: MadeWith) -> None:
         self.recipe = (kind, made_with)
         self._append({"format": FORMAT, "version": VERSION, "kind": kind, "made_with": dict(made_with)})
 
@@ -216,13 +212,16 @@ def produce(
         try:
             there = folder.exists()
             needed = getattr(recipe, "estimated_bytes", estimated_bytes)
-            found = _make(recipe, made_with, folder, workers, progress or _silent, needed)
+            found = _make(
+                recipe, made_with, folder, workers, progress or (lambda _done, _total, _num_bytes: None), needed
+            )
         except OSError as error:
             raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror or error}", UserError) from None
         finally:
             if not there:
-                _remove_if_empty(folder)
-    _remove_journal(folder)
+                with suppress(OSError):  # after a refusal nothing of ours is left, not even the folder
+                    folder.rmdir()
+    (folder / Journal.NAME).unlink(missing_ok=True)
     return found
 
 
@@ -232,11 +231,7 @@ def require_ours(recipe: Recipe, folder: Path) -> bool:
     return folder.exists() and _finished(recipe.kind, dict(recipe.made_with), folder) is not None
 
 
-def _silent(done: int, total: int, num_bytes: int) -> None:
-    pass
-
-
-def _finished(kind: str, made_with: Mapping[str, str | int | float | bool], folder: Path) -> Manifest | None:
+def _finished(kind: str, made_with: MadeWith, folder: Path) -> Manifest | None:
     """The manifest of a folder that holds what is wanted; None where it has to be made."""
     if not folder.exists():
         return None
@@ -253,8 +248,8 @@ def _finished(kind: str, made_with: Mapping[str, str | int | float | bool], fold
 def _require_same(
     folder: Path,
     verb: str,
-    there: tuple[str, Mapping[str, str | int | float | bool]],
-    wanted: tuple[str, Mapping[str, str | int | float | bool]],
+    there: tuple[str, MadeWith],
+    wanted: tuple[str, MadeWith],
 ) -> None:
     """Compares two recipes, each its kind and `made_with`.
 
@@ -271,7 +266,7 @@ def _require_same(
 
 def _make(
     recipe: Recipe,
-    made_with: Mapping[str, str | int | float | bool],
+    made_with: MadeWith,
     folder: Path,
     workers: int,
     progress: Progress,
@@ -292,7 +287,7 @@ def _make(
         if journal.recipe is None:
             journal.begin(recipe.kind, made_with)
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-        state.tell()
+        state.report()
         try:
             write = partial(_write, recipe, folder / PARTIAL)
             with pool.run(write, left, workers, name=lambda part: part.name, verb="made", ahead=2) as results:
@@ -320,17 +315,16 @@ class _State:
     progress: Progress
     done: int = 0
     num_bytes: int = 0
-    files: dict[str, list[FileEntry]] = field(default_factory=dict)
-    """By part."""
+    files: dict[str, list[FileEntry]] = field(default_factory=dict)  # by part
 
-    def add(self, part: Part, files: list[FileEntry], *, tell: bool = True) -> None:
+    def add(self, part: Part, files: list[FileEntry], *, report: bool = True) -> None:
         self.done += part.count
         self.num_bytes += sum(f.num_bytes for f in files)
         self.files[part.name] = files
-        if tell:
-            self.tell()
+        if report:
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         self.progress(self.done, self.total, self.num_bytes)
 
 
@@ -340,7 +334,7 @@ def _left(parts: Sequence[Part], journal: Journal, folder: Path, state: _State) 
     for part in parts:
         files = journal.done.get(part.name)
         if files is not None and all(_has_size(folder / f.path, f.num_bytes) for f in files):
-            state.add(part, files, tell=False)
+            state.add(part, files, report=False)
         else:
             left.append(part)
     return left
@@ -406,7 +400,7 @@ def _put(path: Path, target: Path) -> None:
 
 def _complete(
     recipe: Recipe,
-    made_with: Mapping[str, str | int | float | bool],
+    made_with: MadeWith,
     folder: Path,
     parts: Sequence[Part],
     state: _State,
@@ -414,7 +408,7 @@ def _complete(
     recipe.finish(folder)
     in_parts = [entry for part in parts for entry in state.files[part.name]]
     known = {entry.path for entry in in_parts}
-    beside = describe_files(folder, skip=lambda name: name in known or name in (NAME, FILES_NAME))
+    others = describe_files(folder, skip=lambda name: name in known or name in (NAME, FILES_NAME))
     counts: dict[str, int] = {}
     for part in parts:
         counts[part.split] = counts.get(part.split, 0) + part.count
@@ -423,17 +417,6 @@ def _complete(
         kind=recipe.kind,
         made_with=made_with,
         counts=counts,
-        files=[*in_parts, *beside],
+        files=[*in_parts, *others],
         distinct_bytes=getattr(recipe, "distinct_bytes", None),
     )
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """After a refusal nothing of ours is left, not even the folder."""
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def _remove_journal(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(folder / Journal.NAME)  # noqa: PTH108

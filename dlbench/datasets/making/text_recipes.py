@@ -25,7 +25,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.making.production import Part
+from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.datasets.text.corpus import (
     MAX_BYTES,
@@ -77,12 +78,9 @@ _LEFT_OUT = {
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "encodings"),
     *("tkinter", "idlelib", "turtledemo", "turtle.py", "lib2to3", "distutils", "ensurepip", "config"),
 }
-_LEAST_SENTENCES = 3
-"""Shorter documents are left out: no next sentence could be drawn."""
-_LONG = 40
-"""Characters. A sentence of so many in a training and a validation document would give the latter away."""
-_LEAST_MODULES = 100
-"""Fewer modules with docstrings than this, and the sources are not there."""
+_LEAST_SENTENCES = 3  # shorter documents are left out: no next sentence could be drawn
+_LONG = 40  # characters. A sentence that long in a training and a validation document would give the latter away.
+_LEAST_MODULES = 100  # fewer modules with docstrings than this, and the sources are not there
 NOTICE = """\
 The text is the reference topics of Python {version} and the docstrings of its standard library, unwrapped to one
 sentence a line, with sections in another order where it repeats. Copyright Python Software Foundation. Used under the
@@ -120,7 +118,7 @@ def python_documents() -> tuple[Document, ...]:
     modules = 0
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).parts
-        # Debian and others put a config-3.11-... folder beside the modules.
+        # Debian and others put a config-3.11-... folder next to the modules.
         if _LEFT_OUT.isdisjoint(part.split("-")[0] if part.startswith("config-") else part for part in parts):
             sentences = _docstring_sentences(path)
             modules += bool(sentences)
@@ -172,8 +170,7 @@ def _prose(docstring: str) -> str:
     return text.replace("``", "").replace("`", "'").encode("utf-8", "ignore").decode("utf-8")
 
 
-EMBEDDED = "embedded"
-"""The text of `dlbench.datasets.making.text_recipes`, as a recipe's source."""
+EMBEDDED = "embedded"  # the text of `dlbench.datasets.making.text_recipes`, as a recipe's source
 TRAIN: Split = "train"
 VALIDATION: Split = "validation"
 SPLITS: tuple[Split, ...] = (TRAIN, VALIDATION)
@@ -211,13 +208,10 @@ class TextRecipe:
     Validation documents are written once, and never in training.
     """
 
-    num_bytes: int | None = None
-    """Of the training files together, reached with whole documents; none: one pass."""
+    num_bytes: int | None = None  # of the training files together, reached with whole documents; none: one pass
     seed: int = 0
-    validation_share: float = 0.1
-    """Of the documents."""
-    passes_per_file: int = 16
-    """Passes that share a file: 23 MB with CPython 3.11."""
+    validation_share: float = 0.1  # of the documents
+    passes_per_file: int = 16  # passes that share a file: 23 MB with CPython 3.11
 
     @property
     def kind(self) -> str:
@@ -237,7 +231,7 @@ class TextRecipe:
         return self._num_bytes + validation
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         documents = python_documents()
         return {
             "text": EMBEDDED,
@@ -324,8 +318,7 @@ def write_notice(folder: Path) -> None:
 
 Numbers = NDArray[np.int64]
 
-VOCABULARY = "vocabulary.txt"
-"""The copy of the vocabulary beside the splits."""
+VOCABULARY = "vocabulary.txt"  # the copy of the vocabulary next to the splits
 # Second words of seeds, so that no two purposes draw the same numbers. 1 and 2 are those of text_recipes.
 _DOCUMENT, _ORDER = 3, 4
 
@@ -341,20 +334,16 @@ class SamplesRecipe:
     Each process that writes tokenises the text once; give a large text as a saved corpus, which is mapped into memory.
     """
 
-    source: str = EMBEDDED
-    """A text file, a folder of .txt files, a saved corpus, or `embedded`."""
-    vocabulary: str = "english-4096"
-    """Path or name."""
+    source: str = EMBEDDED  # a text file, a folder of .txt files, a saved corpus, or `embedded`
+    vocabulary: str = "english-4096"  # path or name
     sequence_length: int = 128
     max_predictions: int = 20
     masked_lm_probability: float = 0.15
     short_sequence_probability: float = 0.1
     duplicates: int = 10
     """Passes over the training documents, each with other pairs and other hidden tokens; 10 as published."""
-    samples_per_file: int = 8192
-    """About so many."""
-    validation_share: float = 0.1
-    """Of the documents; 0 if the validation text is another one."""
+    samples_per_file: int = 8192  # about
+    validation_share: float = 0.1  # of the documents; 0 if the validation text is another one
     seed: int = 0
 
     @property
@@ -368,7 +357,7 @@ class SamplesRecipe:
         return round(row * samples)
 
     @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
+    def made_with(self) -> MadeWith:
         corpus = _corpus(self.source, self.vocabulary)
         return {
             "text": EMBEDDED if self.source == EMBEDDED else Path(self.source).name,
@@ -489,7 +478,7 @@ def train_vocabulary(source: Path | None, size: int, lowercase: bool, path: Path
 
     `source`: a text file or a folder of .txt files; none: the embedded text (`dlbench.datasets.making.text_recipes`).
     `path`: a new file, ending in .txt.
-    Raises UserError: the file or its digest exists or cannot be written, the text is missing or too small for so many
+    Raises UserError: the file or its digest exists or cannot be written, the text is missing or too small for that many
     entries, or cased entries were asked for and the text has no capitals.
     """
     if path.suffix != ".txt":

@@ -33,8 +33,7 @@ from dlbench.units import format_bytes
 
 T = TypeVar("T")
 
-_SPAN_NS = 1_000_000_000
-"""Copies of a stream that follow each other within this time are told as one."""
+_SPAN_NS = 1_000_000_000  # copies of a stream that follow each other within this time count as one
 _MOST_SPANS = 200
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -48,8 +47,7 @@ class Moved:
     """Copies of one stream, one after the other."""
 
     stream: int
-    start_ns: int
-    """CLOCK_MONOTONIC."""
+    start_ns: int  # CLOCK_MONOTONIC
     end_ns: int
     num_bytes: int
     items: int
@@ -138,7 +136,7 @@ def _taken(waiting: Iterator[T], lock: threading.Lock, failures: list[BaseExcept
         yield task
 
 
-def told_of_disk(error: OSError, where: str, tally: Tally, free_before: int) -> EnvironmentLacksError | None:
+def disk_full_error(error: OSError, where: str, tally: Tally, free_before: int) -> EnvironmentLacksError | None:
     """The error of a disk that is full: what was needed and what was there; None for another error."""
     if error.errno not in _FULL:
         return None
@@ -160,8 +158,7 @@ _MAX_LINE = 1 << 16
 class CopiedFile:
     """One file that was copied."""
 
-    path: str
-    """Relative, with `/`; bytes that are not UTF-8 as surrogate escapes."""
+    path: str  # relative, with `/`; bytes that are not UTF-8 as surrogate escapes
     bytes: int
     mtime_ns: int
     crc32: int
@@ -244,8 +241,7 @@ def copy_file(
             size, crc, digest = _poured(opened, written, buffer, tally, with_digest=sha256 is not None)
             edges = _edges(written, size)
             os.utime(written, ns=(status.st_mtime_ns, status.st_mtime_ns))
-            _require_same(source, status, os.fstat(opened), size)
-            _require_digest(source, digest, sha256)
+            _require_same(source, status, os.fstat(opened), size, digest, sha256)
             partial.rename(target)
         except BaseException:
             with suppress(OSError):
@@ -258,17 +254,14 @@ def copy_file(
     return CopiedFile(name, size, status.st_mtime_ns, crc, edges)
 
 
-def _require_same(source: Path, before: os.stat_result, after: os.stat_result, size: int) -> None:
+def _require_same(
+    source: Path, before: os.stat_result, after: os.stat_result, size: int, digest: bytes | None, sha256: bytes | None
+) -> None:
     if (after.st_size, after.st_mtime_ns, size) != (before.st_size, before.st_mtime_ns, before.st_size):
         raise IncompleteDataError(f"{str(source)!r} changed while it was staged; start the run again")
-
-
-def _require_digest(source: Path, digest: bytes | None, expected: bytes | None) -> None:
-    if expected is not None and digest != expected:
-        raise IncompleteDataError(
-            f"{str(source)!r}: altered (its SHA-256 differs from that in the data set's manifest); see "
-            "`dlbench data verify`"
-        )
+    if sha256 is not None and digest != sha256:
+        differs = "its SHA-256 differs from that in the data set's manifest"
+        raise IncompleteDataError(f"{str(source)!r}: altered ({differs}); see `dlbench data verify`")
 
 
 def _poured(
@@ -303,8 +296,7 @@ _PARTIAL = ".partial-"
 class SourceFile:
     """A file to be copied."""
 
-    name: str
-    """Relative to the staged data, with `/`."""
+    name: str  # relative to the staged data, with `/`
     path: str
     num_bytes: int
     mtime_ns: int
@@ -369,8 +361,7 @@ def _followed(link: Path, allowed: Sequence[Path]) -> Path:
 class Replica:
     """A data set on this node."""
 
-    path: Path
-    """Of the folder that holds the parts."""
+    path: Path  # of the folder that holds the parts
     num_files: int
     verified: str
 
@@ -471,7 +462,7 @@ def _copy(
     for folder in sorted({(root / file.name).parent for file in missing}):
         folder.mkdir(parents=True, exist_ok=True)
     buffers = [memoryview(bytearray(BUFFER_BYTES)) for _ in range(streams)]
-    told = [time.monotonic()]
+    reserved_at = [time.monotonic()]
 
     def copy(stream: int, file: SourceFile) -> None:
         begun = time.monotonic_ns()
@@ -486,8 +477,8 @@ def _copy(
         )
         journal.add(copied)
         tally.done(stream, begun, copied.bytes)
-        if stream == 0 and time.monotonic() - told[0] > 1:
-            told[0] = time.monotonic()
+        if stream == 0 and time.monotonic() - reserved_at[0] > 1:
+            reserved_at[0] = time.monotonic()
             reserve_after(tally.copied)
 
     run_streams(streams, missing, copy)

@@ -37,10 +37,8 @@ class Room:
     """What is free for staging at a place, bytes."""
 
     free: int
-    reserved: int
-    """Of these, still to be filled by other jobs of this user."""
-    limit: str = ""
-    """What limits `free` beside the file system, in words."""
+    reserved: int  # of these, still to be filled by other jobs of this user
+    limit: str = ""  # what limits `free` besides the file system, in words
 
 
 def tier_path(
@@ -92,8 +90,7 @@ class StagingFolder:
     def __init__(self, place: Path, key: StagingTier, identity: str, *, keep: bool, host: str) -> None:
         self._place, self._key, self._host = place, key, host
         self.kept = keep
-        self.warning = ""
-        """Why it is another folder than was asked for; empty if it is the one."""
+        self.warning = ""  # why it is another folder than was asked for; empty if it is the one
         self._held: HeldFolder | None = None
         self._lock = -1
         self._begun = time.time_ns()
@@ -169,7 +166,7 @@ class StagingFolder:
     def reserve(self, num_bytes: int) -> None:
         """Tells other jobs what this one will still write."""
         partial = self.path / f"{_RESERVED}.partial"
-        with suppress(OSError):  # a full disk is told by what is copied
+        with suppress(OSError):  # copying says when the disk is full
             partial.write_text(f"{num_bytes} {self._begun}")
             partial.replace(self.path / _RESERVED)
 

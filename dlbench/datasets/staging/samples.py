@@ -22,11 +22,9 @@ from dlbench.datasets.staging.copying import Tally, run_streams
 from dlbench.datasets.staging.place import block_of, rounded
 from dlbench.opening import descriptor
 
-_PER_FOLDER = 4096
-"""Samples of a folder: a million in one would be slow on most file systems."""
+_PER_FOLDER = 4096  # samples of a folder: a million in one would be slow on most file systems
 _CRC_BYTES = 4
-MAX_BYTES = 1 << 32
-"""Of a sample at most."""
+MAX_BYTES = 1 << 32  # of a sample at most
 
 
 class DamagedSampleError(Exception):
@@ -135,12 +133,9 @@ def _write(opened: int, data: bytes) -> None:
             rest = rest[os.write(opened, rest) :]
 
 
-_AT_ONCE = 32
-"""Samples of a task: neighbours in the data set, so that each stream reads on where it was."""
-_CHOICE = 0x57A6
-"""Beside the seed, so that the choice is none of the epochs' permutations."""
-STORE_BYTES = 4
-"""What the store adds to each sample."""
+_AT_ONCE = 32  # samples of a task: neighbours in the data set, so that each stream reads on where it was
+_CHOICE = 0x57A6  # with the seed, so that the choice is none of the epochs' permutations
+STORE_BYTES = 4  # what the store adds to each sample
 
 Fetch = Callable[[int], bytes]
 
@@ -204,7 +199,7 @@ def fill(
     """
     pairs = sorted((int(index), rank) for rank, indices in missing.items() for index in indices)
     fetches = [open_fetch() for _ in range(streams)]
-    told = [time.monotonic()]
+    progress_at = [time.monotonic()]
 
     def copy(stream: int, start: int) -> None:
         begun, num_bytes, items = time.monotonic_ns(), 0, 0
@@ -221,8 +216,8 @@ def fill(
             tally.add(len(data))
             num_bytes, items = num_bytes + len(data), items + 1
         tally.done(stream, begun, num_bytes, items)
-        if stream == 0 and time.monotonic() - told[0] > 1:
-            told[0] = time.monotonic()
+        if stream == 0 and time.monotonic() - progress_at[0] > 1:
+            progress_at[0] = time.monotonic()
             on_progress()
 
     run_streams(streams, range(0, len(pairs), _AT_ONCE), copy)

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +34,8 @@ if TYPE_CHECKING:
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLS, SEP, MASK)
-MAX_BYTES = 1 << 26
-"""Of a vocabulary at most: published ones have some 250,000 entries of a few bytes."""
-MAX_SIDECAR = 1 << 16
-"""Of the file beside it at most: it holds one digest."""
+MAX_BYTES = 1 << 26  # of a vocabulary at most: published ones have some 250,000 entries of a few bytes
+MAX_SIDECAR = 1 << 16  # of the checksum file at most: it holds one digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,7 @@ class Vocabulary:
     path: Path
     entries: tuple[str, ...]
     sha256: str
-    lowercase: bool
-    """Whether text is lower-cased and stripped of accents first: true if no entry has a capital letter."""
+    lowercase: bool  # whether text is lower-cased and stripped of accents first: true if no entry has a capital letter
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -67,7 +65,7 @@ class Vocabulary:
 
 
 def available_vocabularies() -> dict[str, Path]:
-    """Vocabularies by name: `vocabularies/*.txt` beside the workloads, folders of DLBENCH_PATH first."""
+    """Vocabularies by name: `vocabularies/*.txt` next to the workloads, folders of DLBENCH_PATH first."""
     found: dict[str, Path] = {}
     for folder in search_path("workloads"):
         for path in sorted((folder / "vocabularies").glob("*.txt")):
@@ -78,7 +76,7 @@ def available_vocabularies() -> dict[str, Path]:
 def load_vocabulary(name: str) -> Vocabulary:
     """A vocabulary by path (a text with a slash or ending in .txt) or by name.
 
-    If `<file>.sha256` lies beside the file (one line, as `sha256sum` writes it), it must match.
+    If `<file>.sha256` lies next to the file (one line, as `sha256sum` writes it), it must match.
     Raises UserError: no such vocabulary, a damaged file, a duplicate entry, or a special token missing.
     """
     if os.sep in name or name.endswith(".txt"):
@@ -126,11 +124,9 @@ LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between docu
 SAVED = "corpus.json"
 SAVED_FORMAT = {"format": "dlbench.token-corpus", "version": 1}
 _SAVED_ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
-MAX_ABOUT = 1 << 20
-"""Bytes of `corpus.json` at most: it holds some numbers."""
+MAX_ABOUT = 1 << 20  # bytes of `corpus.json` at most: it holds some numbers
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
-_BATCH = 4096
-"""Sentences handed to the tokenizer at a time; bounds the Python objects alive at once."""
+_BATCH = 4096  # sentences handed to the tokenizer at a time; bounds the Python objects alive at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,17 +134,12 @@ class TextCorpus:
     """Tokenised text. No Python object per token, sentence or document."""
 
     source: Path
-    tokens: NDArray[Any]
-    """(num_tokens,) ids, uint16 or, for vocabularies beyond 65,536 entries, uint32."""
-    sentence_offsets: NDArray[np.int64]
-    """(num_sentences + 1,) first token of each sentence; no sentence is empty."""
-    document_offsets: NDArray[np.int64]
-    """(num_documents + 1,) first sentence of each document; no document is empty."""
+    tokens: NDArray[Any]  # (num_tokens,) ids, uint16 or, for vocabularies beyond 65,536 entries, uint32
+    sentence_offsets: NDArray[np.int64]  # (num_sentences + 1,) first token of each sentence; no sentence is empty
+    document_offsets: NDArray[np.int64]  # (num_documents + 1,) first sentence of each document; no document is empty
     vocabulary: Vocabulary
-    sha256: str
-    """Digest of the text files and the vocabulary."""
-    saved: Path | None = None
-    """The folder this corpus is memory-mapped from, if it is."""
+    sha256: str  # digest of the text files and the vocabulary
+    saved: Path | None = None  # the folder this corpus is memory-mapped from, if it is
 
     @property
     def num_documents(self) -> int:
@@ -165,11 +156,7 @@ class TextCorpus:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.saved is not None:  # another process maps the file again instead of copying it
             return open_corpus, (self.saved, self.vocabulary)
-        return _rebuild, (self.__dict__,)
-
-
-def _rebuild(fields: dict[str, Any]) -> TextCorpus:
-    return TextCorpus(**fields)
+        return partial(TextCorpus, **self.__dict__), ()
 
 
 def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.arrays import OpenFiles, damage_told, heap_fault, make_hdf5, open_hdf5, require_plausible
+from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, heap_fault, make_hdf5, open_hdf5, require_plausible
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ _TYPES = {
     "masked_lm_ids": "int32",
     LABEL: "int8",
 }
-_BLOCK = 4096
-"""Rows checked at a time."""
-_CHUNK = 16
-"""Rows that share a checksum: one row is read with its few neighbours."""
+_BLOCK = 4096  # rows checked at a time
+_CHUNK = 16  # rows that share a checksum: one row is read with its few neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +52,8 @@ class FileShape:
     """What one file holds."""
 
     num_rows: int
-    sequence_length: int | None
-    """S; none: of variable length."""
-    max_predictions: int | None
-    """P; none: of variable length."""
+    sequence_length: int | None  # s; none: of variable length
+    max_predictions: int | None  # p; none: of variable length
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,12 +62,9 @@ class SamplesIndex:
 
     source: Path
     files: tuple[Path, ...]
-    offsets: NDArray[np.int64]
-    """(num_files + 1,) first sample of each file."""
-    shape: FileShape
-    """Of a row; `num_rows` is that of the first file."""
-    sha256: str
-    """Digest of file names, row counts and bytes; contents are not read."""
+    offsets: NDArray[np.int64]  # (num_files + 1,) first sample of each file
+    shape: FileShape  # of a row; `num_rows` is that of the first file
+    sha256: str  # digest of file names, row counts and bytes; contents are not read
 
     @property
     def num_samples(self) -> int:
@@ -103,7 +96,7 @@ def index_samples(source: Path) -> SamplesIndex:
     digest, shapes = hashlib.sha256(), []
     for path in files:
         try:
-            with damage_told(), open_hdf5(path) as file:
+            with damage_as_oserror(), open_hdf5(path) as file:
                 shapes.append(inspect_samples(file))
         except (OSError, ValueError) as error:
             raise UserError(f"{str(path)!r}: {_first_line(error)}") from None
@@ -188,7 +181,7 @@ class SampleRows:
         Raises OSError: the file is damaged or has gone. ValueError: a row of variable length is too long.
         """
         path, row = self.index.locate(index)
-        with damage_told():
+        with damage_as_oserror():
             return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:
@@ -274,18 +267,18 @@ def row_faults(rows: Rows, vocab_size: int | None) -> Iterator[tuple[int, str]]:
         (((labels < 0) | (labels >= limit)).any(axis=1), f"masked_lm_ids holds an id out of range{size}"),
         ((rows[LABEL] < 0) | (rows[LABEL] > 1), f"{LABEL} is neither 0 nor 1"),
     )
-    told: set[int] = set()
+    reported: set[int] = set()
     for wrong, reason in checks:
         for row in np.flatnonzero(wrong).tolist():
-            if row not in told:
-                told.add(row)
+            if row not in reported:
+                reported.add(row)
                 yield row, reason
 
 
 def file_fault(path: Path, vocab_size: int | None) -> str | None:
     """Reads a whole file; what is wrong with it, or none. Counts bad rows and describes the first."""
     try:
-        with damage_told(), open_hdf5(path) as file:
+        with damage_as_oserror(), open_hdf5(path) as file:
             shape = inspect_samples(file)
             if shape.sequence_length is None and (fault := heap_fault(path)) is not None:
                 return fault

@@ -47,12 +47,9 @@ class Masking:
     """How tokens are hidden."""
 
     mask_id: int
-    words: Ids
-    """Ids that may stand in for a hidden token: the vocabulary without its special tokens."""
-    max_predictions: int
-    """Predictions of one sample at most."""
-    probability: float
-    """Share of the tokens chosen for prediction."""
+    words: Ids  # ids that may stand in for a hidden token: the vocabulary without its special tokens
+    max_predictions: int  # predictions of one sample at most
+    probability: float  # share of the tokens chosen for prediction
 
 
 def masking_for(vocabulary: Vocabulary, max_predictions: int, probability: float) -> Masking:
@@ -108,10 +105,8 @@ NUM_SPECIAL = 3  # [CLS] and two [SEP]
 class SampleRule:
     """The shape of samples and the shares in them."""
 
-    sequence_length: int
-    """Tokens of a sample, special ones and padding counted; S."""
-    max_predictions: int
-    """Hidden tokens of a sample at most; P."""
+    sequence_length: int  # tokens of a sample, special ones and padding counted; S
+    max_predictions: int  # hidden tokens of a sample at most; P
     masked_lm_probability: float = 0.15
     short_sequence_probability: float = 0.1
     """Share of the documents that are cut into shorter samples; no effect on `runs`."""
@@ -121,16 +116,11 @@ class Pair(NamedTuple):
     """What A and B of a sample are made of, in tokens of the corpus; A and B are not yet cut to fit."""
 
     document: int
-    begin: int
-    """First token of A."""
-    split: int
-    """Behind A."""
-    stop: int
-    """Behind the B that follows."""
-    target: int
-    """Tokens that A and B shall have together."""
-    random_next: bool
-    """Whether B is drawn from another document instead."""
+    begin: int  # first token of A
+    split: int  # behind A
+    stop: int  # behind the B that follows
+    target: int  # tokens that A and B shall have together
+    random_next: bool  # whether B is drawn from another document instead
 
 
 class SampleMaker:

@@ -207,15 +207,11 @@ def _gres(word: str) -> Gres:
 
 MAX_NODES = 8
 CONTROLLER_HOST = "boxctl"
-NODE_INTERFACE = "eth0"
-"""The name of the one interface, beside `lo`, that every node has."""
-SLURMD_PORT = 6818
-"""Every node has a network of its own, so all can use Slurm's usual port."""
-SUBNETS = IPv4Network("198.18.0.0/15")
-"""Set aside for benchmarks of network equipment (RFC 2544): no site routes it."""
+NODE_INTERFACE = "eth0"  # The name of the one interface, beside `lo`, that every node has.
+SLURMD_PORT = 6818  # Every node has a network of its own, so all can use Slurm's usual port.
+SUBNETS = IPv4Network("198.18.0.0/15")  # Set aside for benchmarks of network equipment (RFC 2544): no site routes it.
 SUBNET_PREFIX = 28
-MAX_FOLDER_CHARS = 60
-"""A socket's path has at most 107 bytes, and slurmstepd's are up to 45 below the folder."""
+MAX_FOLDER_CHARS = 60  # A socket's path has at most 107 bytes, and slurmstepd's are up to 45 below the folder.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -520,8 +516,7 @@ def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
     return ["nsenter", f"--net=/run/netns/{node.namespace}", *in_own_mounts(plan, node.name, command, mounts)]
 
 
-_MOST_MIB = 512
-"""Of the database; the books of a hundred jobs are 20 MiB, most of it empty tables."""
+_MOST_MIB = 512  # Of the database; the books of a hundred jobs are 20 MiB, most of it empty tables.
 
 
 def database_folder(plan: BoxPlan) -> Path:

@@ -74,8 +74,7 @@ largest size. runs: each has its own, in job arrays."""
 _MOST_ELEMENTS = 1000
 """Of an array, because Slurm numbers up to 1,000 unless a site says otherwise (slurm.conf(5), MaxArraySize 1001)."""
 
-_MINUTE = 60
-"""Slurm counts time limits in minutes (sbatch(1), --time)."""
+_MINUTE = 60  # Slurm counts time limits in minutes (sbatch(1), --time).
 
 
 def jobs_of(
@@ -191,14 +190,12 @@ def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
                 )
 
 
-MARGIN = 1.5
-"""On the longest earlier run: what is stopped is lost, what is left over is not charged."""
+MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
 
 START_S = 60.0
 """Given to each run beside that: its record begins when rank 0 has started, after modules and the launcher."""
 
-MOST_READ = 500
-"""Earlier runs that are looked at, by name the last: each costs a file."""
+MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
 
 _NOT_DECIDING = (
     *("run_id", "created", "dlbench_version", "dlbench_code", "series", "overrides", "tags"),
@@ -214,14 +211,10 @@ _LENGTH = ("warmup_steps", "measured_steps", "warmup_s", "measured_s")
 class Estimate:
     """Of one run."""
 
-    seconds: float
-    """What a job is given for it; 0: no limit."""
-    expected_s: float | None = None
-    """What it should take; None where there is no earlier run."""
-    earlier: int = 0
-    """How many earlier runs it is estimated from."""
-    longest_s: float = 0.0
-    """The longest of them, with the steps of this run."""
+    seconds: float  # What a job is given for it; 0: no limit.
+    expected_s: float | None = None  # What it should take; None where there is no earlier run.
+    earlier: int = 0  # How many earlier runs it is estimated from.
+    longest_s: float = 0.0  # The longest of them, with the steps of this run.
 
     @property
     def text(self) -> str:
@@ -242,11 +235,9 @@ class _Earlier:
     """How long an earlier run took."""
 
     total_s: float
-    steps: int
-    """0: not known, or not to be scaled."""
+    steps: int  # 0: not known, or not to be scaled.
     step_s: float
-    length: tuple[object, ...]
-    """Its part of `measure` that the configuration leaves out."""
+    length: tuple[object, ...]  # Its part of `measure` that the configuration leaves out.
 
     def scaled(self, plan: LaunchPlan) -> float:
         """Seconds that a run of the same configuration takes with the steps of `plan`."""
@@ -359,10 +350,8 @@ class Campaign:
 
     plans: tuple[LaunchPlan, ...]
     packing: Packing
-    chain: bool
-    """Whether each job waits for the one before."""
-    estimates: Mapping[str, Estimate]
-    """Of each run, by run id."""
+    chain: bool  # Whether each job waits for the one before.
+    estimates: Mapping[str, Estimate]  # Of each run, by run id.
     jobs: tuple[Job, ...]
 
     @property

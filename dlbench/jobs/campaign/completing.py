@@ -248,11 +248,9 @@ def _finish(folder: RunFolder, plan: LaunchPlan) -> None:
     write_atomic(folder.plan, plan.to_json())
 
 
-EVERY_S = 60.0
-"""How often the scheduler is asked while a series is fed or waited for, seconds."""
+EVERY_S = 60.0  # How often the scheduler is asked while a series is fed or waited for, seconds.
 
-MOST_S = 600.0
-"""The longest pause, after it did not answer or took no job several times."""
+MOST_S = 600.0  # The longest pause, after it did not answer or took no job several times.
 
 MOST_DOUBTS = 10
 """How often in succession `feed` submits a job of which the scheduler says neither yes nor no: in more than an hour."""
@@ -264,12 +262,10 @@ _SLICE_S = 0.5
 class Submitted:
     """One job that is with Slurm now."""
 
-    number: int
-    """From 1, of the jobs of the series."""
+    number: int  # From 1, of the jobs of the series.
     job: Job
     job_id: str
-    is_adopted: bool
-    """It was there already, and dlbench did not know."""
+    is_adopted: bool  # It was there already, and dlbench did not know.
 
 
 def complete(

@@ -38,7 +38,7 @@ from dlbench.jobs.campaign.series_file import (
 from dlbench.jobs.scheduler import Queue, Scheduler, Submission, UnansweredError, array_of, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
-from dlbench.records.job.log import was_cancelled
+from dlbench.records.job import was_cancelled
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
@@ -47,16 +47,11 @@ from dlbench.specs.plan import LaunchPlan, RunPlan
 class Cancelled:
     """What became of a series or a run that was cancelled."""
 
-    jobs: tuple[str, ...] = ()
-    """Ids of the jobs that were cancelled."""
-    over: int = 0
-    """Jobs that had ended before."""
-    taken_out: int = 0
-    """Jobs that were never submitted."""
-    unsure: int = 0
-    """Jobs of which nobody knows whether they are queued; they stay in the series."""
-    strangers: tuple[str, ...] = ()
-    """Ids that are another job's by now; they were left alone."""
+    jobs: tuple[str, ...] = ()  # Ids of the jobs that were cancelled.
+    over: int = 0  # Jobs that had ended before.
+    taken_out: int = 0  # Jobs that were never submitted.
+    unsure: int = 0  # Jobs of which nobody knows whether they are queued; they stay in the series.
+    strangers: tuple[str, ...] = ()  # Ids that are another job's by now; they were left alone.
 
     @property
     def text(self) -> str:
@@ -196,14 +191,10 @@ _STAYS = re.compile(r"(earlier-)?slurm-[0-9_]+\.out|attempt-\d{4}|checkpoints")
 class Reopened:
     """Runs without a record, whose jobs have ended."""
 
-    campaign: Campaign | None = None
-    """Of those that are in new jobs now; None if there are none."""
-    cancelled: tuple[str, ...] = ()
-    """Those that were left alone, because their jobs were cancelled."""
-    cancelled_jobs: tuple[str, ...] = ()
-    """Ids of these."""
-    begun: tuple[str, ...] = ()
-    """Of those that are in new jobs now: what had begun."""
+    campaign: Campaign | None = None  # Of those that are in new jobs now; None if there are none.
+    cancelled: tuple[str, ...] = ()  # Those that were left alone, because their jobs were cancelled.
+    cancelled_jobs: tuple[str, ...] = ()  # Ids of these.
+    begun: tuple[str, ...] = ()  # Of those that are in new jobs now: what had begun.
 
     @property
     def runs(self) -> int:
@@ -216,12 +207,9 @@ class _Waiting:
     """A run without a record."""
 
     run_id: str
-    job_id: str
-    """Of an element of an array its own."""
-    log: Path | None
-    """Of its job, if that wrote anything, and so began."""
-    has_begun: bool
-    """Something lies in its folder beside what a submission wrote, and Slurm's log."""
+    job_id: str  # Of an element of an array its own.
+    log: Path | None  # Of its job, if that wrote anything, and so began.
+    has_begun: bool  # Something lies in its folder beside what a submission wrote, and Slurm's log.
 
 
 def reopen(

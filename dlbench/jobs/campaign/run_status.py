@@ -24,16 +24,14 @@ from dlbench.jobs.campaign.series_file import (
     submission_status,
 )
 from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
-from dlbench.records.collectives_scan import read_launched
+from dlbench.records.comm import read_launched
 from dlbench.records.scan import LaunchedRun
-from dlbench.records.status import RankStatus
-from dlbench.records.story import told_failure
+from dlbench.records.status import RankStatus, told_failure
 from dlbench.sharing import WithheldError
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import RunPlan
 
-_FIRST_S = 2.0
-"""The first pause; each is twice the one before, up to what was asked for."""
+_FIRST_S = 2.0  # The first pause; each is twice the one before, up to what was asked for.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +39,8 @@ class Outcome:
     """How a series stands."""
 
     submission: SubmissionStatus
-    runs: dict[str, RunStatus]
-    """By run id; a run that was not submitted has none."""
-    is_over: bool
-    """Nothing more is to come."""
+    runs: dict[str, RunStatus]  # By run id; a run that was not submitted has none.
+    is_over: bool  # Nothing more is to come.
 
     @property
     def is_valid(self) -> bool:
@@ -140,16 +136,12 @@ class RunStatus:
     """One run."""
 
     run_id: str
-    state: str
-    """valid, invalid, failed, interrupted, incomplete, or the scheduler's word."""
+    state: str  # valid, invalid, failed, interrupted, incomplete, or the scheduler's word.
     job: str = ""
     story: str = ""
-    reason: str = ""
-    """Why its job waits, the scheduler's word."""
-    starts: str = ""
-    """When its job should start, the scheduler's local time."""
-    ahead: Ahead = "nothing"
-    """Whether something is still to come."""
+    reason: str = ""  # Why its job waits, the scheduler's word.
+    starts: str = ""  # When its job should start, the scheduler's local time.
+    ahead: Ahead = "nothing"  # Whether something is still to come.
 
     @property
     def is_failed(self) -> bool:

@@ -49,10 +49,8 @@ class SubmissionStatus:
     """How far a series has got."""
 
     series: SeriesFile
-    states: tuple[JobState, ...]
-    """Of each job."""
-    ids: tuple[str, ...]
-    """Slurm's; empty where it is not known."""
+    states: tuple[JobState, ...]  # Of each job.
+    ids: tuple[str, ...]  # Slurm's; empty where it is not known.
 
     @property
     def submitted(self) -> int:
@@ -155,13 +153,11 @@ def never_began(folder: RunFolder) -> bool:
     return folder.plan.name in names and next(left, None) is None
 
 
-FOLDER = ".series"
-"""Below the folder of all runs; what reads runs passes over names that begin with a dot."""
+FOLDER = ".series"  # Below the folder of all runs; what reads runs passes over names that begin with a dot.
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.05
 
-_MAX_PLANS = 1 << 30
-"""Bytes of all plans of a series: one has some 10 kB."""
+_MAX_PLANS = 1 << 30  # Bytes of all plans of a series: one has some 10 kB.
 
 
 class BusyError(UserError):

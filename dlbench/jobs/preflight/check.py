@@ -28,19 +28,17 @@ from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, s
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
-from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.records.files import write_atomic, write_json
+from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
 from dlbench.specs.collectives import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.series import Counts
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_seconds
 
-JOB_S = 300
-"""What the job asks for: it takes a minute, and longer where a file system loads libraries slowly."""
+JOB_S = 300  # What the job asks for: it takes a minute, and longer where a file system loads libraries slowly.
 
-SIZES = (1024, 1 << 20)
-"""Bytes of the vectors: one that libraries send at once, and one that they cut up."""
+SIZES = (1024, 1 << 20)  # Bytes of the vectors: one that libraries send at once, and one that they cut up.
 
 _ITERATION_S = 30.0
 _STALL_S = 120.0
@@ -108,11 +106,9 @@ _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "RESV_DEL_HOLD", "SPECIAL_EXIT
 class Waited:
     """How waiting for a job came to its end."""
 
-    end: Literal["ended", "pending", "running"]
-    """ended, or what it was when the time was over; it is cancelled then."""
+    end: Literal["ended", "pending", "running"]  # ended, or what it was when the time was over; it is cancelled then.
     seconds: float
-    reason: str = ""
-    """Slurm's word for why it was pending."""
+    reason: str = ""  # Slurm's word for why it was pending.
 
 
 def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
@@ -336,10 +332,8 @@ _LAST_WORDS = 1 << 14
 class Asked:
     """What a person asks of a pre-flight."""
 
-    timeout_s: float
-    """For the job, in the queue and on the nodes."""
-    starts_job: bool = True
-    """Off: nothing is submitted or started."""
+    timeout_s: float  # For the job, in the queue and on the nodes.
+    starts_job: bool = True  # Off: nothing is submitted or started.
 
 
 def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:

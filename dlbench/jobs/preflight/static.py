@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dlbench.errors import nearest
 from dlbench.jobs.scripts.job import limit_seconds, time_text
 from dlbench.jobs.slurm.environment import asked
-from dlbench.records.answers.preflight import Finding, FindingState
+from dlbench.records.preflight import Finding, FindingState
 from dlbench.specs.plan import LaunchPlan
 
 # A value may hold blanks (Reason, OS); the next key begins with a capital letter.
@@ -54,8 +54,7 @@ class SlurmNode:
 
     name: str
     cpus: int
-    shape: str
-    """Sockets, cores of each, threads of each: ``2:32:2``."""
+    shape: str  # Sockets, cores of each, threads of each: ``2:32:2``.
     memory_mb: int
     gres: str
     features: frozenset[str]

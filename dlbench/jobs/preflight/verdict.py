@@ -8,20 +8,17 @@ from contextlib import suppress
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
-from dlbench.records.answers.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
-from dlbench.records.collectives import CommPoint
-from dlbench.records.collectives_scan import CommRun, read_comm_run
+from dlbench.records.comm import CommPoint, CommRun, read_comm_run
 from dlbench.records.folder import MAX_JSON
+from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 
 MUCH_LOAD = 0.05
 """Share of a node's cores from which others' use of them is doubtful, as in reports (docs/measuring.md)."""
-LOAD_RESOLUTION_S = 0.03
-"""Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms."""
-FAR_CLOCK_S = 1.0
-"""From here on times in logs of two nodes, which are whole seconds, contradict each other."""
+LOAD_RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
+FAR_CLOCK_S = 1.0  # From here on times in logs of two nodes, which are whole seconds, contradict each other.
 
 _LAST_WORDS = 4096
 

@@ -23,8 +23,7 @@ from dlbench.specs.launch import VariableSource
 from dlbench.specs.plan import YIELD, LaunchPlan, RunPlan, value_text
 from dlbench.specs.series import side_words
 
-MAX_BYTES = 64 * 1024
-"""Of a value from a file; Linux itself refuses a variable of 128 KiB."""
+MAX_BYTES = 64 * 1024  # Of a value from a file; Linux itself refuses a variable of 128 KiB.
 
 
 def resolve(given: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -28,7 +28,7 @@ from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
 from dlbench.jobs.scripts.job import IMAGE_STEP
 from dlbench.jobs.slurm.environment import asked, on_cluster
-from dlbench.records.job.accounting import Attempt, RunAccounting, Step, write_accounting
+from dlbench.records.job import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
 from dlbench.units import utc_now
 
@@ -72,8 +72,7 @@ def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
 
 
 _GONE = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
-FINAL = frozenset(_GONE | {"TIMEOUT"})
-"""Slurm's states after which nothing more will come."""
+FINAL = frozenset(_GONE | {"TIMEOUT"})  # Slurm's states after which nothing more will come.
 
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 _ELSEWHERE = "it runs on another cluster of the federation"
@@ -81,8 +80,7 @@ _FORMAT = "--format=%i|%T|%S|%r|%k|%Z"
 _ELEMENTS = re.compile(r"(\d+)_\[([0-9,:-]+)(?:%\d+)?\]")
 """Elements of an array that have not been started, as sacct and squeue list them together."""
 _NO_ACCOUNTING = "accounting storage is disabled"
-MAX_IDS = 100_000
-"""Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN)."""
+MAX_IDS = 100_000  # Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN).
 
 
 def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = ()) -> Queue:
@@ -228,8 +226,7 @@ RunT = TypeVar("RunT", bound=LaunchedRun)
 
 # Slurm shortens numbers in steps of 1,024 (memory) or 1,000 (energy).
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_NO_VALUE = 2.0**63
-"""What Slurm keeps for "no value" in 64 bits, printed by some versions, is near 2^64."""
+_NO_VALUE = 2.0**63  # What Slurm keeps for "no value" in 64 bits, printed by some versions, is near 2^64.
 _SKEW_S = 300
 """A job id is given again after MaxJobId: a job that ended so long before the run was submitted is another one. Clocks
 of the login node and of slurmctld may differ."""
@@ -252,8 +249,7 @@ _QUEUE_FIELDS = {
     "NodeList": "NodeList",
 }
 """What sacct calls so, and what squeue does."""
-_WIDTH = 2000
-"""Of a column of squeue, which cuts what is longer: lists of nodes."""
+_WIDTH = 2000  # Of a column of squeue, which cuts what is longer: lists of nodes.
 _ENDED = FINAL | {"REQUEUED", "REVOKED"}
 _NOT_ENDED = "has not ended"
 SETTLING_S = (0.0, 2.0, 5.0, 10.0)
@@ -261,8 +257,7 @@ SETTLING_S = (0.0, 2.0, 5.0, 10.0)
 
 _MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
 """Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
-_COMES_BACK_S = 120
-"""How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s."""
+_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s.
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
 
 _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
@@ -364,8 +359,7 @@ class _Answer:
 
     source: Literal["sacct", "squeue"] = "sacct"
     rows: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
-    why_not: str = ""
-    """Why sacct did not say; empty where it did."""
+    why_not: str = ""  # Why sacct did not say; empty where it did.
 
 
 def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:

@@ -62,8 +62,7 @@ def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> A
     return Answer(doubt=f"sbatch failed: {why:.300}")
 
 
-_AT_ONCE = 5_000
-"""Ids of one scancel: their text stays far below what Linux takes for arguments."""
+_AT_ONCE = 5_000  # Ids of one scancel: their text stays far below what Linux takes for arguments.
 
 
 class Slurm:

@@ -54,8 +54,7 @@ class Contestant:
     def line_up(self) -> None:
         """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer.
 
-        Raises:
-            RunError: a rank is gone or stuck.
+        Raises `RunError`: a rank is gone or stuck.
         """
 
     def run(self, times: int) -> None:

@@ -42,12 +42,8 @@ class Control:
     def start(self, folder: RunFolder, interface: str | None) -> None:
         """Meets the other ranks through the run's folder.
 
-        Args:
-            folder: of the run, seen by all ranks.
-            interface: network interface for gloo; None: the one that routes to rank 0.
-
-        Raises:
-            RunError: not all ranks came.
+        `folder`: of the run, seen by all ranks. `interface`: network interface for gloo; None: the one that routes to
+        rank 0. Raises `RunError`: not all ranks came.
         """
         place = self._place
         patience = datetime.timedelta(seconds=self._meeting_s)
@@ -59,11 +55,7 @@ class Control:
             raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
 
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
-        """Another group of all ranks, for messages that are measured.
-
-        Raises:
-            RunError: it cannot be made.
-        """
+        """Another group of all ranks, for messages that are measured. Raises `RunError`: it cannot be made."""
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
@@ -73,8 +65,7 @@ class Control:
     def gather(self, what: str, value: Any) -> list[Any]:
         """`value` (JSON-like) of every rank, by rank, on every rank.
 
-        Raises:
-            RunError: a rank is gone or stuck, or is doing something else than `what`.
+        Raises `RunError`: a rank is gone or stuck, or is doing something else than `what`.
         """
         try:
             everyone = gather_over_torch([what, value], self._place.size)
@@ -88,8 +79,7 @@ class Control:
     def agree(self, what: str, point: Mapping[str, object]) -> None:
         """Makes sure that all ranks are about to do the same.
 
-        Raises:
-            RunError: they are not; each value that differs is named with the ranks that hold it.
+        Raises `RunError`: they are not; each value that differs is named with the ranks that hold it.
         """
         everyone = self.gather(what, dict(point))
         differences = [
@@ -101,11 +91,7 @@ class Control:
             raise RunError(f"ranks differ in what to do next: {'; '.join(differences)}; their plans are not the same")
 
     def barrier(self, what: str) -> None:
-        """Returns when every rank is here.
-
-        Raises:
-            RunError: a rank is gone or stuck.
-        """
+        """Returns when every rank is here. Raises `RunError`: a rank is gone or stuck."""
         try:
             dist.barrier()
         except RuntimeError as error:

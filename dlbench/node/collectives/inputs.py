@@ -181,10 +181,8 @@ class Verdict:
 def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
     """The verdict on this rank's buffer after the collective.
 
-    Args:
-        inputs: what was put in.
-        data: `elements` of the type.
-        chained: operations since, each on the result of the one before.
+    `inputs`: what was put in. `data`: `elements` of the type. `chained`: operations since, each on the result of the
+    one before.
     """
     tolerance = inputs.tolerance_of(chained)
     worst, wrong, infinite = 0.0, 0, 0

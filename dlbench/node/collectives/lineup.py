@@ -66,9 +66,7 @@ class Lineup:
     def in_turns(self, deadline: Deadline) -> list[Contestant]:
         """All but Horovod, which disturbs the others as soon as it is started.
 
-        Raises:
-            EnvironmentLacksError: what carries the algorithms' messages cannot be had.
-            RunError: a rank is gone.
+        Raises `EnvironmentLacksError`: what carries the algorithms' messages cannot be had; `RunError`: a rank is gone.
         """
         comm = self._plan.comm
         result: list[Contestant] = []
@@ -83,11 +81,7 @@ class Lineup:
         return result
 
     def horovod(self, deadline: Deadline) -> list[Contestant]:
-        """Horovod, started; nothing where it cannot be had.
-
-        Raises:
-            RunError: a rank is gone.
-        """
+        """Horovod, started; nothing where it cannot be had. Raises `RunError`: a rank is gone."""
         if "horovod" not in self._plan.comm.backends:
             return []
         place, control = self._place, self._control

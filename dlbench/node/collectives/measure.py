@@ -16,7 +16,7 @@ from dlbench.node.collectives.inputs import DTYPES, Inputs, check
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
-from dlbench.records.collectives import CommPoint
+from dlbench.records.comm import CommPoint
 from dlbench.specs.collectives import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes
 
@@ -72,15 +72,9 @@ class Measurement:
     ) -> None:
         """Prepares.
 
-        Args:
-            comm: what is measured.
-            place: this rank.
-            device: where buffers lie.
-            control: how ranks agree.
-            deadline: of every wait.
-            beat: called before each iteration with what comes next.
-            largest_input: the largest entry of inputs; None for one with which sums are exact.
-            clock: times samples; None: the host's.
+        `comm`: what is measured. `place`: this rank. `device`: where buffers lie. `control`: how ranks agree.
+        `deadline`: of every wait. `beat`: called before each iteration with what comes next. `largest_input`: the
+        largest entry of inputs; None for one with which sums are exact. `clock`: times samples; None: the host's.
         """
         self._comm = comm
         self._place = place
@@ -96,8 +90,7 @@ class Measurement:
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
         """One point for each contestant; the same on every rank.
 
-        Raises:
-            RunError: ranks differ in what to do, or a collective failed; no other can follow.
+        Raises `RunError`: ranks differ in what to do, or a collective failed; no other can follow.
         """
         comm = self._comm
         elements = num_bytes // ELEMENT_BYTES[comm.dtype]

@@ -21,7 +21,7 @@ from dlbench.node.devices import rank_gpu, require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
-from dlbench.records.collectives import CommPoint, CommRecord
+from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives import CommPlan
 from dlbench.units import format_bytes, utc_now
@@ -45,17 +45,11 @@ class CommRun:
     ) -> None:
         """Prepares; nothing is started yet.
 
-        Args:
-            plan: what is measured.
-            folder: of the run; ranks meet through it.
-            place: this rank.
-            binding: its cores.
-            device: where buffers lie; with transport mpi they lie on the CPU.
-            on_point: called with points done, points in all, and what comes next, before each size.
-            beat: called before each iteration with what comes next.
-            started: monotonic time at which the process began, seconds.
-            on_stuck: called from another thread with the reason, if a library waits for ever; the process then ends
-                with exit code 124.
+        `plan`: what is measured. `folder`: of the run; ranks meet through it. `place`: this rank. `binding`: its cores.
+        `device`: where buffers lie; with transport mpi they lie on the CPU. `on_point`: called with points done, points
+        in all, and what comes next, before each size. `beat`: called before each iteration with what comes next.
+        `started`: monotonic time at which the process began, seconds. `on_stuck`: called from another thread with the
+        reason, if a library waits for ever; the process then ends with exit code 124.
         """
         self._plan = plan
         self._folder = folder
@@ -72,9 +66,8 @@ class CommRun:
     def run(self) -> CommRecord | None:
         """Measures all points; the record, on rank 0.
 
-        Raises:
-            EnvironmentLacksError: what carries the messages cannot be had, or nothing that was asked for can.
-            RunError: ranks differ in what to do, or one is gone; the others get this within the plan's `timeout_s`.
+        Raises `EnvironmentLacksError`: what carries the messages cannot be had, or nothing that was asked for can;
+        `RunError`: ranks differ in what to do, or one is gone; the others get this within the plan's `timeout_s`.
         """
         plan, comm = self._plan, self._plan.comm
         control = Control(self._place, comm.timeout_s, plan.stall_timeout_s * rendezvous.PATIENCE)

@@ -85,8 +85,7 @@ class Transport:
     def line_up(self) -> None:
         """Waits for all ranks by what carries the messages, where that has a barrier of the host.
 
-        Raises:
-            RunError: a rank is gone or stuck.
+        Raises `RunError`: a rank is gone or stuck.
         """
 
     def post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
@@ -126,8 +125,7 @@ class Transport:
 def gloo_barrier(group: dist.ProcessGroup) -> None:
     """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart.
 
-    Raises:
-        RunError: a rank is gone or stuck.
+    Raises `RunError`: a rank is gone or stuck.
     """
     try:
         dist.barrier(group)
@@ -193,13 +191,9 @@ _POLLS = 256
 def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -> Any:
     """The module `mpi4py.MPI`, initialised; it is finalised by `stop_mpi` alone.
 
-    Args:
-        place: this rank, as the launcher told.
-        launcher: of the plan. Outside of an MPI launcher MPI would start each rank as a world of its own.
-        many_threads: whether another library calls MPI from a thread of its own.
-
-    Raises:
-        EnvironmentLacksError: no mpi4py, no MPI library, or MPI sees other ranks than planned.
+    `place`: this rank, as the launcher told. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
+    rank as a world of its own. `many_threads`: whether another library calls MPI from a thread of its own. Raises
+    `EnvironmentLacksError`: no mpi4py, no MPI library, or MPI sees other ranks than planned.
     """
     if launcher not in ("mpirun", "srun-mpi"):
         raise EnvironmentLacksError(f"mpi: needs launcher mpirun or srun-mpi, this run was started by {launcher}")
@@ -249,8 +243,7 @@ def stop_mpi(mpi: Any) -> None:
 def mpi_barrier(world: Any) -> None:
     """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time.
 
-    Raises:
-        RunError: MPI says so.
+    Raises `RunError`: MPI says so.
     """
     try:
         world.Barrier()
@@ -335,11 +328,8 @@ class Execution:
     ) -> None:
         """Prepares all slices, so that running allocates nothing.
 
-        Args:
-            schedule: this rank's steps.
-            buffer: one-dimensional, contiguous; what the steps work on.
-            transport: carries the messages.
-            source: for all-to-all, the input; of the buffer's length and type.
+        `schedule`: this rank's steps. `buffer`: one-dimensional, contiguous; what the steps work on. `transport`:
+        carries the messages. `source`: for all-to-all, the input; of the buffer's length and type.
         """
         self._transport = transport
         self._buffer = buffer
@@ -356,8 +346,7 @@ class Execution:
     def run(self) -> None:
         """Executes all steps once; returns when this rank's part is done.
 
-        Raises:
-            RunError: a message failed; the buffer is undefined.
+        Raises `RunError`: a message failed; the buffer is undefined.
         """
         transport, arrivals = self._transport, self._arrivals
         pending: list[Any] = []

@@ -34,14 +34,14 @@ class Delivery:
         self._stream = torch.cuda.Stream(device) if prefetch else None  # type: ignore[no-untyped-call]
         self._coming: deque[tuple[object, Batch, torch.cuda.Event | None]] = deque()
         """What the copy reads, the copy, and its end; None where nothing was copied."""
-        self._copying: deque[tuple[object, torch.cuda.Event]] = deque()
-        """What copies may still read."""
+        self._copying: deque[tuple[object, torch.cuda.Event]] = deque()  # what copies may still read
         self._batch: Batch = {}
         self._copies = self._copies_ahead = 0
 
     def fetch(self) -> None:
         """The next batch is taken; blocks until it is on the host. Errors as of the batches."""
-        self._release()
+        while self._copying and self._copying[0][1].query():  # type: ignore[no-untyped-call]
+            self._copying.popleft()
         self._batch = next(self._batches)
 
     def deliver(self) -> Batch:
@@ -90,10 +90,6 @@ class Delivery:
             copied.record(torch.cuda.current_stream(self._device))
         self._coming.append((kept, moved, copied))
         self._copies += 1
-
-    def _release(self) -> None:
-        while self._copying and self._copying[0][1].query():  # type: ignore[no-untyped-call]
-            self._copying.popleft()
 
     def settings(self) -> list[Setting]:
         """How many batches are copied ahead."""

@@ -1,7 +1,7 @@
 """Density volumes become network input: log(counts + 1), channels first. No augmentation, as in the reference.
 
 Counts of two bytes are half of what their logarithms are: on their way to a GPU they stay as they are stored (see
-`dlbench.node.models.density_input`).
+`dlbench.node.models.cosmoflow`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
-from dlbench.node.models.density_input import logarithms
+from dlbench.node.models.cosmoflow import logarithms
 from dlbench.specs.workload import CosmoFlowModel
 
 _VOXELS_AT_ONCE = 1 << 16

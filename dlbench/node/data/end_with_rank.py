@@ -1,7 +1,7 @@
 """Imported by the fork server of loader processes, before all else: it and they end with their rank, however it ends.
 
 Loader processes hold the pipe by which a fork server sees that nobody needs it, and they watch the fork server alone:
-without this, both would stay when the rank is killed. The kernel tells the fork server of the rank's end and each
+without this, both would stay when the rank is killed. The kernel notifies the fork server of the rank's end and each
 loader of the fork server's (prctl(2), PR_SET_PDEATHSIG), from the first instruction of a loader on.
 """
 

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from dlbench.datasets.images.image_set import ImageSet, JpegTree, open_image_set
+from dlbench.datasets.images.image_set import JpegTree, open_image_set
 from dlbench.datasets.images.jpeg_decode import FACTORS, Decoding, decode, decoder, decodes_regions, inspect
-from dlbench.datasets.images.shards import ImageShards, ShardIndex
+from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
@@ -46,8 +46,7 @@ ASPECT = (3 / 4, 4 / 3)
 EVALUATION_EDGE = 256 / 224
 """Shorter edge of a validation image over that of its centre crop (Krizhevsky et al. 2012: 256 and 224)."""
 
-Box = tuple[int, int, int, int]
-"""Left, top, right, bottom in pixels."""
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 def crop_box(width: int, height: int, generator: np.random.Generator) -> Box:

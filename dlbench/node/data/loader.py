@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -37,8 +37,7 @@ class ReadSums:
     batches: int = 0
     samples: int = 0
     tier_bytes: dict[Tier, int] = field(default_factory=dict)
-    storage_bytes: int | None = 0
-    """None where the kernel does not count for one of the readers."""
+    storage_bytes: int | None = 0  # None where the kernel does not count for one of the readers
     fetch_ns: int = 0
     prepare_ns: int = 0
 
@@ -60,7 +59,7 @@ class EpochReads(ReadSums):
     epoch: int
     wait_ns: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -83,7 +82,7 @@ class EpochLedger:
 
 
 def read_epochs(
-    told: Sequence[Sequence[Mapping[str, Any]]],
+    ranks: Sequence[Sequence[Mapping[str, Any]]],
     step_s: Sequence[float],
     *,
     batches_per_epoch: int,
@@ -92,15 +91,15 @@ def read_epochs(
 ) -> tuple[ReadEpoch, ...]:
     """What all ranks read, epoch by epoch.
 
-    `told`: of each rank, its `EpochReads` as JSON gives them back. `step_s`: length of each step of rank 0, seconds;
+    `ranks`: of each rank, its `EpochReads` as JSON gives them back. `step_s`: length of each step of rank 0, seconds;
     the steps take the batches in order. `counts_storage`: whether the kernel is sure to count what comes from storage;
     otherwise it is taken to if any byte was counted. `cached_shares`: by epoch, share of the data set's pages in the
     page cache at its beginning, where looked at.
     """
     found, first = [], 0
-    moved = any(epoch["storage_bytes"] for rank in told for epoch in rank)
-    for number, own in enumerate(told[0]):
-        everyone = [rank[number] for rank in told if number < len(rank)]
+    moved = any(epoch["storage_bytes"] for rank in ranks for epoch in rank)
+    for number, own in enumerate(ranks[0]):
+        everyone = [rank[number] for rank in ranks if number < len(rank)]
         tiers: dict[Tier, int] = {}
         for one in everyone:
             for tier, num in one["tier_bytes"].items():
@@ -167,17 +166,9 @@ class _Order(torch.utils.data.Sampler[tuple[list[Key], int | None]]):
         return zip(self._keys(), itertools.repeat(None) if self._slots is None else self._slots.turns(), strict=False)
 
 
-class _Slotted:
-    """A DataLoader whose batches lie in slots."""
-
-    def __init__(self, loader: Iterable[Fetched], slots: Slots) -> None:
-        self._loader, self._slots = loader, slots
-
-    def __iter__(self) -> Iterator[Fetched]:
-        return _SlottedPass(iter(self._loader), self._slots)
-
-
 class _SlottedPass(Iterator[Fetched]):
+    """A pass of a DataLoader whose batches lie in slots."""
+
     def __init__(self, fetched: Iterator[Fetched], slots: Slots) -> None:
         self._fetched, self._slots = fetched, slots
 
@@ -247,8 +238,8 @@ def fetch_batches(
     pin_memory: bool,
     persistent: bool,
     in_slots: bool = True,
-) -> Iterable[Fetched]:
-    """Batches of one or more passes over `keys`, from loader processes or, without them, read when asked for.
+) -> Callable[[], Iterator[Fetched]]:
+    """Begins a pass over `keys` each time: batches from loader processes or, without them, read when asked for.
 
     `in_slots`: the memory of a batch is used again when no tensor of it is left, so that a copy from it to a GPU must
     be waited for before; otherwise torch sees to that.
@@ -258,13 +249,13 @@ def fetch_batches(
         def fetch(wanted: list[Key]) -> Fetched:
             return batches[wanted].pin_memory() if pin_memory else batches[wanted]
 
-        return _Passes(lambda: map(fetch, keys()))
+        return lambda: map(fetch, keys())
     context = LoaderContext()
     # The first ends them with this process, whose main thread starts them; the second imports torch once for all.
     os.environ[_RANK_VARIABLE] = str(os.getpid())
     context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])
     slots = Slots(loader_workers, pin_memory=pin_memory) if in_slots else None
-    loader: Iterable[Fetched] = DataLoader(
+    loader: DataLoader[Fetched] = DataLoader(
         _Batches(batches),
         batch_size=None,
         sampler=_Order(keys, slots),
@@ -278,28 +269,16 @@ def fetch_batches(
         # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
         generator=torch.Generator(),
     )
-    return loader if slots is None else _Slotted(loader, slots)
-
-
-class _Passes:
-    """An iterable that begins anew each time, as a DataLoader does."""
-
-    def __init__(self, begin: Callable[[], Iterator[Fetched]]) -> None:
-        self._begin = begin
-
-    def __iter__(self) -> Iterator[Fetched]:
-        return self._begin()
+    return lambda: iter(loader) if slots is None else _SlottedPass(iter(loader), slots)
 
 
 @dataclass(frozen=True)
 class Read:
     """A batch that was waited for."""
 
-    item: Fetched | None
-    """None at the end of the pass, or with an error."""
+    item: Fetched | None  # None at the end of the pass, or with an error
     waited_ns: int
-    error: Exception | None
-    """Raised where the batch is handed out."""
+    error: Exception | None  # raised where the batch is handed out
 
     @property
     def is_good(self) -> bool:
@@ -311,7 +290,7 @@ class Read:
 class Ledger:
     """What went wrong while reading, what was read in another form than it was stored in, and when.
 
-    `on_taken`: told of each batch that is handed out.
+    `on_taken`: given each batch that is handed out.
     """
 
     def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
@@ -433,12 +412,9 @@ class BatchSource:
     The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
     """
 
-    num_samples: int
-    """In the data set, or in a synthetic pool."""
-    order: ShardedOrder | None = None
-    """What this rank reads when; None where nothing is read."""
-    audit: ReadAudit | None = None
-    """Who read what; None where nothing is read."""
+    num_samples: int  # in the data set, or in a synthetic pool
+    order: ShardedOrder | None = None  # what this rank reads when; None where nothing is read
+    audit: ReadAudit | None = None  # who read what; None where nothing is read
     exchange: SampleExchange | None = None
     """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
 
@@ -499,7 +475,7 @@ class LoadedSource(BatchSource):
 
     `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
     `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
-    told of everything that is handed out. `exchange`: brings samples of other ranks, and is told how far training is;
+    given everything that is handed out. `exchange`: brings samples of other ranks, and is given how far training is;
     its owner closes it. `epoch_by_epoch`: read nothing ahead across the border of epochs; what comes before the next
     epoch is read can be done where `is_between_epochs` says so. `arrange`: what is done last with each batch, where it
     is read.
@@ -527,7 +503,7 @@ class LoadedSource(BatchSource):
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers, self._taken)
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
-        self._loader = fetch_batches(
+        self._begin_pass = fetch_batches(
             BatchReader(reader, on_bad_sample, within_batch=is_held, arrange=arrange),
             self._epochs or order.batches,
             loader_workers=loader_workers,
@@ -536,11 +512,10 @@ class LoadedSource(BatchSource):
             persistent=epoch_by_epoch,
             in_slots=in_slots,
         )
-        self._fetched: Iterator[Fetched] | None = iter(self._loader)
+        self._fetched: Iterator[Fetched] | None = self._begin_pass()
         if pin_memory:
             RankCores().keep_to_rest(loader_workers)
-        self._looked: deque[Read] = deque()
-        """Read, and not handed out yet."""
+        self._looked: deque[Read] = deque()  # read, and not handed out yet
 
     @property
     def failures(self) -> list[str]:
@@ -552,7 +527,7 @@ class LoadedSource(BatchSource):
 
     def begin_epoch(self) -> None:
         if self.is_between_epochs:
-            self._fetched = iter(self._loader)
+            self._fetched = self._begin_pass()
 
     def epoch_reads(self) -> list[EpochReads]:
         return self._ledger.epochs.reads
@@ -638,7 +613,7 @@ class EvaluationSource:
         self._ledger = Ledger(loader_workers)
         self._iterator: Iterator[Fetched] | None = None
         keys = partial(evaluation_batches, num_samples, batch_size=batch_size, rank=rank, world_size=world_size)
-        self._loader = fetch_batches(
+        self._begin_pass = fetch_batches(
             BatchReader(reader, on_bad_sample, replace=False),
             keys,
             loader_workers=loader_workers,
@@ -657,7 +632,7 @@ class EvaluationSource:
 
         Raises UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
-        self._iterator = iter(self._loader)
+        self._iterator = self._begin_pass()
         while (batch := self._ledger.take(self._iterator)) is not None:
             if batch:
                 yield batch

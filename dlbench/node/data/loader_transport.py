@@ -14,7 +14,7 @@ when it is made; from then on only its number does. So a batch is neither copied
 holds up the training process: pytorch issue 77139). For a GPU the training process page-locks each slot once, in place.
 
 The training process says which slot a batch goes to. A slot is free again when no tensor of its batch is left, which
-Python's reference counts tell: whoever copies from one to a GPU keeps it until that copy is done.
+Python's reference counts show: whoever copies from one to a GPU keeps it until that copy is done.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class LoaderQueue(_Queue):
 
     def __init__(self, context: LoaderContext) -> None:
         super().__init__(ctx=context)
-        self._theirs: list[Connection] = []
-        """Ends of pipes that processes which are being started write to."""
+        self._theirs: list[Connection] = []  # ends of pipes that processes which are being started write to
         self._from_them: list[Connection] = []
 
     def __getstate__(self) -> Any:
@@ -195,10 +194,8 @@ def _shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
 @dataclass
 class _Slot:
     batch: Batch
-    locked: list[int]
-    """Addresses that were page-locked."""
-    left: int = 0
-    """Tensors of the batch that was handed out last which somebody may still have."""
+    locked: list[int]  # addresses that were page-locked
+    left: int = 0  # tensors of the batch that was handed out last which somebody may still have
 
 
 class Slots:
@@ -212,10 +209,8 @@ class Slots:
         self._workers, self._pins = loader_workers, pin_memory
         self._numbers = itertools.count()
         self._free: list[list[int]] = [[] for _ in range(loader_workers)]
-        self._home: dict[int, int] = {}
-        """By slot: the process that it is meant for."""
-        self._known: dict[tuple[int, int], _Slot] = {}
-        """By process and slot."""
+        self._home: dict[int, int] = {}  # by slot: the process that it is meant for
+        self._known: dict[tuple[int, int], _Slot] = {}  # by process and slot
         self._dropped: deque[tuple[int, int]] = deque()
         """Process and slot of each tensor that is gone; appended to by any thread, without a lock."""
 
@@ -246,15 +241,14 @@ class Slots:
                 self._forget(self._known.pop(key))
             self._known[key] = _Slot(fetched.made, self._lock(fetched.made))
             fetched.made = {}
-        slot, beside = self._known[key], fetched.batch
-        slot.left = len(fetched.names) - len(beside)
+        slot, sent = self._known[key], fetched.batch
+        slot.left = len(fetched.names) - len(sent)
         fetched.batch = {
-            name: self._beside(beside[name]) if name in beside else self._lent(key, slot.batch[name], fetched.num)
+            name: (sent[name].pin_memory() if self._pins else sent[name])
+            if name in sent
+            else self._lent(key, slot.batch[name], fetched.num)
             for name in fetched.names
         }
-
-    def _beside(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory() if self._pins else tensor
 
     def _lent(self, key: tuple[int, int], tensor: torch.Tensor, num: int) -> torch.Tensor:
         # The storage of the tensor, and of every view of it, holds this array, and nothing else does.

@@ -3,7 +3,7 @@
 The first rank of the node makes the index and writes it into a memfd, sealed, which has no name in any file system. The
 others take it over an abstract Unix socket and map it: however ranks end, nothing stays behind, and the arrays of an
 index are in the node's memory once. The first rank listens before it lists, so that the others see that it lives; what
-keeps it from listing ends all of them, and is told by it alone.
+keeps it from listing ends all of them, and is reported by it alone.
 
 Form of the memory: 8 bytes, the length of a description in JSON (UTF-8), little-endian; the description; then the
 blocks: arrays and byte strings, each beginning at a multiple of 64 bytes counted from the end of the description,
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<q")
 _ALIGNED = 64
-_KINDS = frozenset("biuf")
-"""Of the arrays: numbers and truth values."""
+_KINDS = frozenset("biuf")  # of the arrays: numbers and truth values
 
 
 def packed(value: Any) -> Iterator[bytes | memoryview]:
@@ -146,8 +145,7 @@ T = TypeVar("T")
 _INDEX, _FAILURE = b"i", b"f"
 _FACTS = struct.Struct("@q")
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_TELL_S = 30.0
-"""So long a first rank that failed waits for others, to tell them with which exit code to end."""
+_FAILURE_S = 30.0  # so long a first rank that failed waits for others, to say with which exit code to end
 _RETRY_S = 0.02
 
 
@@ -199,7 +197,7 @@ class Lister:
             except DlbenchError as error:
                 if not isinstance(error, PeerLostError):
                     with contextlib.suppress(PeerLostError):
-                        self._hand_out(listener, _FAILURE, None, int(error.exit_code), min(_TELL_S, self._timeout_s))
+                        self._hand_out(listener, _FAILURE, None, int(error.exit_code), min(_FAILURE_S, self._timeout_s))
                 raise
 
     def _hand_out(self, listener: socket.socket, word: bytes, memory: int | None, code: int, timeout_s: float) -> None:

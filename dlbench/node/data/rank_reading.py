@@ -25,8 +25,7 @@ from dlbench.records.data_path import ReadingResult
 from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec
 
-_TURN_S = 5.0
-"""After so long all ranks say that they are alive."""
+_TURN_S = 5.0  # after so long all ranks say that they are alive
 
 _MORE_ATTEMPTS = 2
 
@@ -40,10 +39,9 @@ class CacheState:
     wanted: Wanted
     share: float | None
     """Of the data set's pages in the page cache: of the node that is farthest from what is wanted; None: unknown."""
-    told: str
+    summary: str
     in_force: bool
-    known: bool = True
-    """Whether that can be told; otherwise `in_force` is false."""
+    known: bool = True  # whether that is known; otherwise `in_force` is false
 
 
 class NodeCache:
@@ -77,19 +75,19 @@ class NodeCache:
         return state
 
     def _try(self) -> CacheState:
-        told: list[str] = []
+        deeds: list[str] = []
         if self._wanted == "cold":
-            self._in_turns(evict(self._files, told, self._drop_caches), "emptying the page cache")
+            self._in_turns(evict(self._files, deeds, self._drop_caches), "emptying the page cache")
         elif self._wanted == "warm":
-            self._in_turns(fill(self._files, told), "filling the page cache")
+            self._in_turns(fill(self._files, deeds), "filling the page cache")
         seen = cached_pages(self._files) if self._acts and self._files else None
-        mine = None if seen is None else [seen.share, seen.evidence, "; ".join(told)]
+        mine = None if seen is None else [seen.share, seen.evidence, "; ".join(deeds)]
         everyone = [one for one in self._ranks.gather(mine) if one is not None]
         if not everyone:
             return CacheState(
                 wanted=self._wanted,
                 share=None,
-                told="no file is read while training: the samples are in memory",
+                summary="no file is read while training: the samples are in memory",
                 in_force=self._wanted != "cold",
             )
         return _state(self._wanted, [(share, evidence, did) for share, evidence, did in everyone])
@@ -119,7 +117,7 @@ def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> Ca
     deed = at[2] or "left as it was"
     where = f", the farthest of {len(nodes)} nodes" if len(nodes) > 1 else ""
     return CacheState(
-        wanted=wanted, share=share, told=f"{deed}; {seen}{where}", in_force=in_force, known=known or wanted == "any"
+        wanted=wanted, share=share, summary=f"{deed}; {seen}{where}", in_force=in_force, known=known or wanted == "any"
     )
 
 
@@ -152,13 +150,10 @@ class RankReading:
         self._choice: Choice | None = None
         self._counts = False
         self._cache: NodeCache | None = None
-        self._states: dict[int, CacheState] = {}
-        """By epoch."""
+        self._states: dict[int, CacheState] = {}  # by epoch
         self._batches_per_epoch = 0
-        self._decode: object = None
-        """What of a JPEG is decoded; None where the samples are none."""
-        self.readers = Readers(0, 0)
-        """What reads; from `settle` on."""
+        self._decode: object = None  # what of a JPEG is decoded; None where the samples are none
+        self.readers = Readers(0, 0)  # what reads; from `settle` on
 
     def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
         """Makes the page cache as asked for and finds the readers; outside of any step.
@@ -169,19 +164,19 @@ class RankReading:
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
         self._counts = all(self._ranks.gather(not files or counts_reads(files[0])))
-        self._cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
+        self._cache = cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
         first = order.position(0).epoch
-        state = self._cache.settle()
+        state = cache.settle()
         if "auto" in (data.loader_workers, data.prefetch_batches) and data.loader_workers != 0:
-            self._choice = self._chosen(reader, order, batch_size)
+            self._choice = self._chosen(reader, order, batch_size, cache)
             if data.cache == "cold":
-                state = self._cache.settle()  # what the trials read is cached now
+                state = cache.settle()  # what the trials read is cached now
         self._states[first] = state
         self._decode = reader.describe().get("decode")
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
-    def _chosen(self, reader: SampleReader, order: ShardedOrder, batch: int) -> Choice:
+    def _chosen(self, reader: SampleReader, order: ShardedOrder, batch: int, cache: NodeCache) -> Choice:
         data = self._data
         epoch = order.position(0).epoch
         # From the end of the epoch, whose samples training asks for last.
@@ -190,7 +185,7 @@ class RankReading:
             [(epoch, int(index)) for index in mine[start : start + batch]]
             for start in range(0, len(mine) - len(mine) % batch, batch)
         ]
-        around = TrialContext(
+        context = TrialContext(
             reader=reader,
             keys=keys,
             cores=self._cores,
@@ -198,13 +193,9 @@ class RankReading:
             device=self._device,
             on_bad_sample=data.on_bad_sample,
             beat=self._beat,
-            empty_cache=self._empty if data.cache == "cold" else None,
+            empty_cache=cache.settle if data.cache == "cold" else None,
         )
-        return choose(around, data.loader_workers, data.prefetch_batches)
-
-    def _empty(self) -> None:
-        assert self._cache is not None
-        self._cache.settle()
+        return choose(context, data.loader_workers, data.prefetch_batches)
 
     @property
     def is_epoch_by_epoch(self) -> bool:
@@ -231,27 +222,27 @@ class RankReading:
         if data.cache != "any":
             states = list(self._states.values())
             bad = next((state for state in states if not state.in_force), None)
-            told = bad or states[0]
-            effective_cache = data.cache if bad is None else "any" if bad.known else None
-            found.append(Setting(key="data.cache", requested=data.cache, effective=effective_cache, evidence=told.told))
+            shown = bad or states[0]
+            effective = data.cache if bad is None else "any" if bad.known else None
+            found.append(Setting(key="data.cache", requested=data.cache, effective=effective, evidence=shown.summary))
         return found
 
     def warnings(self) -> list[str]:
         """Where it is not known whether what was asked for was in force, or readers have too few cores."""
-        told = []
+        warnings = []
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
-            told.append(f"data.cache {self._data.cache}: whether it was in force cannot be told: {unknown.told}")
+            warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
         workers = self.readers.loader_workers
         if self._device.type == "cuda" and workers >= self._cores:
-            told.append(
+            warnings.append(
                 f"{workers} loader processes and the training process share {self._cores} "
                 f"core{'s' if self._cores > 1 else ''}: give each rank {workers + 1} (layout.cores_per_rank), or lower "
                 "data.loader_workers"
             )
-        return told
+        return warnings
 
-    def result(self, told: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
+    def result(self, ranks: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
         return ReadingResult(
@@ -259,11 +250,11 @@ class RankReading:
             prefetch_batches=self.readers.prefetch_batches,
             trials=self._choice.trials if self._choice else (),
             trials_s=self._choice.seconds if self._choice else 0.0,
-            cache=(bad or states)[0].told,
+            cache=(bad or states)[0].summary,
             cache_in_force=not bad,
             cached_share=states[0].share,
             epochs=read_epochs(
-                told,
+                ranks,
                 step_s,
                 batches_per_epoch=self._batches_per_epoch,
                 counts_storage=self._counts,
@@ -295,7 +286,7 @@ def _measured(key: str, search: Search | None, again: bool) -> Setting:
         return Setting(key=key, requested="auto", effective=None, evidence="no process reads ahead of the training one")
     name = key.partition(".")[2]
     tried = ", ".join(
-        f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{' beside computing' if trial.computing else ''}"
+        f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{' while computing' if trial.computing else ''}"
         for trial in search.trials
     )
     return Setting(

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from dlbench.node.data.reader import Fetched
 
 
-Told = Mapping[str, Any]
-"""What `ReadAudit.told` gives, of one rank."""
-NAMED = 20
-"""Samples that are named at most."""
+Summary = Mapping[str, Any]  # what `ReadAudit.summary` gives, of one rank
+NAMED = 20  # samples that are named at most
 
 
 class ReadAudit:
@@ -68,7 +66,7 @@ class ReadAudit:
         self._waited_ns += fetched.waited_ns
         self._cost_ns += time.perf_counter_ns() - begun
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """All epochs so far, waiting, and what the audit itself took; plain Python. Training is over."""
         begun = time.perf_counter_ns()
         self._finish()
@@ -149,16 +147,16 @@ def _sum(digests: Sequence[Sequence[int]]) -> Digest:
     return total
 
 
-def _by_epoch(everyone: Sequence[Told]) -> dict[int, list[Told]]:
+def _by_epoch(everyone: Sequence[Summary]) -> dict[int, list[Summary]]:
     """What the ranks say of each epoch that all of them read."""
-    found: dict[int, list[Told]] = {}
-    for told in everyone:
-        for each in told["epochs"]:
+    found: dict[int, list[Summary]] = {}
+    for summary in everyone:
+        for each in summary["epochs"]:
             found.setdefault(each["epoch"], []).append(each)
     return {epoch: each for epoch, each in sorted(found.items()) if len(each) == len(everyone)}
 
 
-def doubtful_epochs(everyone: Sequence[Told], num_samples: int) -> list[int]:
+def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
     """Epochs whose digests are not what they must be; the same on every rank."""
     whole = Digest.of(np.arange(num_samples))
     found = []
@@ -173,33 +171,31 @@ def doubtful_epochs(everyone: Sequence[Told], num_samples: int) -> list[int]:
 class Audited:
     """What all ranks together read.
 
-    `everyone`: `ReadAudit.told` of every rank. `lists`: `ReadAudit.lists` of every rank, of the doubtful epochs.
-    `exchanged`: `SampleExchange.told` of every rank; empty where nothing was exchanged. `name`: of a sample, for a
+    `everyone`: `ReadAudit.summary` of every rank. `lists`: `ReadAudit.lists` of every rank, of the doubtful epochs.
+    `exchanged`: `SampleExchange.summary` of every rank; empty where nothing was exchanged. `name`: of a sample, for a
     person. `may_replace`: whether another sample stands in for one that is unreadable.
     """
 
     def __init__(
         self,
-        everyone: Sequence[Told],
+        everyone: Sequence[Summary],
         lists: Sequence[Mapping[str, Sequence[Sequence[int]]]],
         *,
         num_samples: int,
-        exchanged: Sequence[Told],
+        exchanged: Sequence[Summary],
         name: Callable[[int], str],
         may_replace: bool,
     ) -> None:
         self._everyone, self._lists, self._num_samples = everyone, lists, num_samples
         self._exchanged, self._name, self._may_replace = exchanged, name, may_replace
-        self.errors: list[str] = []
-        """Samples read twice or never, by name."""
-        self.replaced = 0
-        """Samples that others stood in for."""
+        self.errors: list[str] = []  # samples read twice or never, by name
+        self.replaced = 0  # samples that others stood in for
         self.epochs = tuple(self._epoch(epoch, ranks) for epoch, ranks in _by_epoch(everyone).items())
 
-    def _epoch(self, epoch: int, ranks: Sequence[Told]) -> ShuffleEpoch:
+    def _epoch(self, epoch: int, ranks: Sequence[Summary]) -> ShuffleEpoch:
         is_whole = all(each["is_whole"] for each in ranks)
         twice, never = self._odd(epoch, ranks, is_whole=is_whole)
-        moved = [told["epochs"].get(str(epoch), {}) for told in self._exchanged]
+        moved = [summary["epochs"].get(str(epoch), {}) for summary in self._exchanged]
         new = [each["new"] for each in ranks]
         distances = [each["label_distance"] for each in ranks]
         return ShuffleEpoch(
@@ -216,7 +212,7 @@ class Audited:
             label_distance=None if None in distances else float(np.mean(distances)),
         )
 
-    def _odd(self, epoch: int, ranks: Sequence[Told], *, is_whole: bool) -> tuple[int, int]:
+    def _odd(self, epoch: int, ranks: Sequence[Summary], *, is_whole: bool) -> tuple[int, int]:
         """How many samples were read twice, and how many never; named, unless others stood in for unreadable ones."""
         lists = [each[str(epoch)] for each in self._lists if str(epoch) in each]
         if not lists:

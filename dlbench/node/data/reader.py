@@ -37,8 +37,7 @@ class NotArrivedError(Exception):
         self.waited_s = waited_s
 
 
-Arrays = Mapping[str, NDArray[Any]]
-"""By the names of `dlbench.node.models.build.Batch`, without the first dimension."""
+Arrays = Mapping[str, NDArray[Any]]  # by the names of `dlbench.node.models.build.Batch`, without the first dimension
 
 
 @dataclass
@@ -47,19 +46,16 @@ class Sample:
 
     arrays: dict[str, NDArray[np.generic]]
     """By the names of `dlbench.node.models.build.Batch`, without the first dimension."""
-    converted: str | None = None
-    """File and reason if it was used, but not as it was stored."""
+    converted: str | None = None  # file and reason if it was used, but not as it was stored
 
 
 @dataclass(frozen=True)
 class Raw:
     """The stored bytes of one sample, and from where they came."""
 
-    data: bytes
-    """Or a view of bytes, which is read from alike."""
+    data: bytes  # or a view of bytes, which is read from alike
     tier: Tier = "shared"
-    waited_ns: int = 0
-    """How long it was waited for, because another rank had not sent it yet."""
+    waited_ns: int = 0  # how long it was waited for, because another rank had not sent it yet
 
 
 class SampleReader(Protocol):
@@ -145,39 +141,26 @@ class Fetched:
     batch: dict[str, torch.Tensor] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     converted: list[str] = field(default_factory=list)
-    error: str | None = None
-    """Why the run must stop; exceptions cross processes badly."""
-    lacks: str | None = None
-    """What the machine lacks, where that is why the run must stop."""
-    worker: int = 0
-    """The loader process that read it, from 0; 0 also where the training process reads itself."""
-    start_ns: int = 0
-    """CLOCK_MONOTONIC, which is one clock for all processes of a machine."""
+    error: str | None = None  # why the run must stop; exceptions cross processes badly
+    lacks: str | None = None  # what the machine lacks, where that is why the run must stop
+    worker: int = 0  # the loader process that read it, from 0; 0 also where the training process reads itself
+    start_ns: int = 0  # CLOCK_MONOTONIC, which is one clock for all processes of a machine
     end_ns: int = 0
-    visited: list[Key] = field(default_factory=list)
-    """The samples in it, in order; a replaced one under its own number."""
-    tier_bytes: dict[Tier, int] = field(default_factory=dict)
-    """Bytes fetched from each tier."""
-    fetch_ns: int = 0
-    """Of the time between start and end, spent in `SampleReader.fetch`."""
-    prepare_ns: int = 0
-    """The same in `SampleReader.prepare`."""
-    waited_ns: int = 0
-    """Of `fetch_ns`, spent in waiting for samples on their way from other ranks."""
+    visited: list[Key] = field(default_factory=list)  # the samples in it, in order; a replaced one under its own number
+    tier_bytes: dict[Tier, int] = field(default_factory=dict)  # bytes fetched from each tier
+    fetch_ns: int = 0  # of the time between start and end, spent in `SampleReader.fetch`
+    prepare_ns: int = 0  # the same in `SampleReader.prepare`
+    waited_ns: int = 0  # of `fetch_ns`, spent in waiting for samples on their way from other ranks
     not_arrived: tuple[Key, float] | None = None
     """A sample that did not come from another rank, and how long it was waited for, seconds: the run must stop."""
     storage_bytes: int | None = None
     """Bytes that the kernel fetched from storage for it, read-ahead included; None where it does not count."""
     asked_slot: int | None = None
     """The slot that it was to be written to (see `dlbench.node.data.loader_transport`); None: there are none."""
-    slot: int | None = None
-    """The slot that it lies in; on its way `batch` then has only what does not lie there."""
-    made: dict[str, torch.Tensor] = field(default_factory=dict)
-    """All of the slot, the first time that it is used."""
-    names: tuple[str, ...] = ()
-    """Of all tensors of the batch, where it lies in a slot."""
-    num: int = 0
-    """Samples of it, where it lies in a slot."""
+    slot: int | None = None  # the slot that it lies in; on its way `batch` then has only what does not lie there
+    made: dict[str, torch.Tensor] = field(default_factory=dict)  # all of the slot, the first time that it is used
+    names: tuple[str, ...] = ()  # of all tensors of the batch, where it lies in a slot
+    num: int = 0  # samples of it, where it lies in a slot
 
     def pin_memory(self) -> Self:
         """Moves the batch to page-locked memory; torch calls it where that is asked for."""
@@ -189,10 +172,8 @@ class Fetched:
 class ReadSpan:
     """When a batch was read, nanoseconds of CLOCK_MONOTONIC."""
 
-    number: int
-    """Of the batch, from 0, in the order of handing out: the step of this run that trains with it."""
-    worker: int
-    """The loader process, from 0; 0 also where the training process reads itself."""
+    number: int  # of the batch, from 0, in the order of handing out: the step of this run that trains with it
+    worker: int  # the loader process, from 0; 0 also where the training process reads itself
     start_ns: int
     end_ns: int
 
@@ -226,7 +207,7 @@ class BatchReader:
         return self.read(keys, _new_arrays)
 
     def read(self, keys: list[Key], room: Room) -> Fetched:
-        """A batch of so many samples at most, written into what `room` gives; its errors are passed on."""
+        """A batch of at most these samples, written into what `room` gives; its errors are passed on."""
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         stack = _Stack(len(keys), self._forms, room)
@@ -292,12 +273,10 @@ class BatchReader:
             fetched.prepare_ns += end - between
 
 
-Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
-"""Shape and type of each array of a sample."""
+Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and type of each array of a sample
 RAGGED = "encoded"
 """Arrays of this name differ in length: in a batch they stand one behind another, and `ends` (N,) says up to where."""
-Room = Callable[[int, Forms], dict[str, NDArray[Any]]]
-"""Gives arrays for so many samples of these forms."""
+Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # gives arrays for `num` samples of these forms
 
 
 def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
@@ -305,7 +284,7 @@ def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
 
 
 class _Stack:
-    """A batch that is filled sample by sample, so that only one sample's arrays are held beside it.
+    """A batch that is filled sample by sample, so that only one sample's arrays are held besides it.
 
     `most`: samples that it will have at most. `forms`: of the last batch's samples, which these most likely have, too;
     empty: not known. `room`: gives the arrays.

@@ -27,18 +27,15 @@ from dlbench.node.data.sharding import Key
 from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
 
-_LONGEST = 8
-"""Times the wanted seconds after which a measurement ends with what it has."""
+_LONGEST = 8  # times the wanted seconds after which a measurement ends with what it has
 
 
 @dataclass(frozen=True)
 class Readers:
     """What reads for a rank."""
 
-    loader_workers: int
-    """Reader processes; 0: the training process itself."""
-    prefetch_batches: int
-    """Batches that each reads ahead; 0 where there is none."""
+    loader_workers: int  # reader processes; 0: the training process itself
+    prefetch_batches: int  # batches that each reads ahead; 0 where there is none
 
 
 @dataclass(kw_only=True)
@@ -46,8 +43,7 @@ class Throughput(ReadSums):
     """What was read in some seconds."""
 
     seconds: float = 0.0
-    ended: bool = False
-    """Whether the order came to its end."""
+    ended: bool = False  # whether the order came to its end
 
     @property
     def samples_per_s(self) -> float:
@@ -65,7 +61,7 @@ def reading(
     pin_memory: bool = False,
 ) -> Iterator[Callable[[], Fetched | None]]:
     """The next batch each time it is called, None at the end of the order; the readers end with the context."""
-    batches = fetch_batches(
+    begin_pass = fetch_batches(
         BatchReader(reader, on_bad_sample),
         keys,
         loader_workers=readers.loader_workers,
@@ -73,7 +69,7 @@ def reading(
         pin_memory=pin_memory,
         persistent=False,
     )
-    ledger, iterator = Ledger(readers.loader_workers), iter(batches)
+    ledger, iterator = Ledger(readers.loader_workers), begin_pass()
     try:
         yield lambda: ledger.next(iterator)
     finally:
@@ -90,10 +86,10 @@ def throughput(
     ready: Callable[[], None] = lambda: None,
     longest: float | None = _LONGEST,
 ) -> Throughput:
-    """Takes batches for so many seconds.
+    """Takes batches for some seconds.
 
     What queues hold when the clock starts was read before: as many batches are taken first and not counted.
-    `readers`: that read; tells how much their queues hold. `seconds`: to measure for; at least two batches of each
+    `readers`: that read; says how much their queues hold. `seconds`: to measure for; at least two batches of each
     reader are taken. `compute`: what the taker does between two batches; None: nothing. `ready`: called when the queues
     are empty and the clock is about to start. `longest`: times the seconds after which it ends with what it has; None:
     it does not.
@@ -125,12 +121,10 @@ def throughput(
 
 
 ROUNDS = 3
-SECONDS = 0.4
-"""Of one trial."""
+SECONDS = 0.4  # of one trial
 CLEARLY = 0.95
 """A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
-USUAL_PREFETCH = 2
-"""Batches read ahead while the number of readers is looked for."""
+USUAL_PREFETCH = 2  # batches read ahead while the number of readers is looked for
 
 
 class Ranks(Protocol):
@@ -148,14 +142,13 @@ class TrialContext:
     """What trials need to know of the rank."""
 
     reader: SampleReader
-    keys: Sequence[list[Key]]
-    """Batches of this rank to be read, in order; when all have been, it begins anew."""
+    keys: Sequence[list[Key]]  # batches of this rank to be read, in order; when all have been, it begins anew
     cores: int
     ranks: Ranks
     device: torch.device
     on_bad_sample: Literal["stop", "skip"]
     beat: Callable[[str], None]
-    empty_cache: Callable[[], None] | None = None
+    empty_cache: Callable[[], object] | None = None
     """Called by all ranks before samples are read a second time; None: they need not be cold."""
 
 
@@ -172,13 +165,10 @@ class Choice:
     """What was chosen and why."""
 
     readers: Readers
-    of_workers: Search | None
-    """None: the number of reader processes was given."""
-    of_prefetch: Search | None
-    """None: what they read ahead was given, or there are none."""
+    of_workers: Search | None  # None: the number of reader processes was given
+    of_prefetch: Search | None  # None: what they read ahead was given, or there are none
     seconds: float
-    again: bool
-    """Whether samples had to be read more than once."""
+    again: bool  # whether samples had to be read more than once
 
     @property
     def trials(self) -> tuple[ReaderTrial, ...]:
@@ -201,11 +191,11 @@ def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int 
         if found.loader_workers == 0:
             found = trials.best([found, Readers(1, ahead)], computing=True)
         workers = found.loader_workers
-        of_workers = Search(found=workers, trials=tuple(trials.told))
+        of_workers = Search(found=workers, trials=tuple(trials.results))
     if workers and prefetch == "auto":
-        before = len(trials.told)
+        before = len(trials.results)
         ahead = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)]).prefetch_batches
-        of_prefetch = Search(found=ahead, trials=tuple(trials.told[before:]))
+        of_prefetch = Search(found=ahead, trials=tuple(trials.results[before:]))
     return Choice(
         readers=Readers(workers, ahead if workers else 0),
         of_workers=of_workers,
@@ -224,11 +214,11 @@ def _doubled(most: int) -> list[int]:
 
 
 class _Trials:
-    """Runs trials; keeps what they told."""
+    """Runs trials; keeps their results."""
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
-        self.told: list[ReaderTrial] = []
+        self.results: list[ReaderTrial] = []
         self.again = False
         self._next = 0
         self._batch_s = 0.0
@@ -245,7 +235,7 @@ class _Trials:
                 place = (number + shift) % len(candidates)
                 rates[place].append(self._rate(candidates[place], stand_in))
         for readers, values in zip(candidates, rates, strict=True):
-            self.told.append(
+            self.results.append(
                 ReaderTrial(
                     loader_workers=readers.loader_workers,
                     prefetch_batches=readers.prefetch_batches,

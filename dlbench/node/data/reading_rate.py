@@ -29,7 +29,7 @@ One JSON line on stdout, when all is done::
       "warnings": ["..."],
       "repeats": [
         {
-          "cached_share": 0.0,             of the set's pages when the repeat began; null: the kernel does not tell
+          "cached_share": 0.0,             of the set's pages when the repeat began; null: not known
           "cache_in_force": true,
           "together": RATE,                samples, bytes and seconds of reading summed over the processes; `seconds` is
                                            the mean of theirs, samples_per_s and bytes_per_s are sums of theirs
@@ -173,7 +173,7 @@ def _share(
     for other in foreign:  # held by two, a line would not close with the one whose it is
         other.close()
     os.sched_setaffinity(0, set(cores))
-    # What goes wrong here goes wrong in the first process, too, or is told by the closed line.
+    # What goes wrong here goes wrong in the first process, too, or shows by the closed line.
     with suppress(DlbenchError):
         _Share(order, _Peers(place, [line])).run()
 
@@ -233,7 +233,7 @@ class _Share:
             "prefetch_batches": readers.prefetch_batches,
             "trials": [trial.model_dump(mode="json") for trial in choice.trials],
             "cache": data.cache,
-            "cache_told": (bad or states)[0].told,
+            "cache_told": (bad or states)[0].summary,
             "cache_in_force": not bad,
             "warnings": _warnings(data.cache, bad, repeats),
             "repeats": repeats,
@@ -253,12 +253,9 @@ class _Share:
             device=torch.device("cpu"),
             on_bad_sample=data.on_bad_sample,
             beat=lambda _what: None,
-            empty_cache=self._settle if data.cache == "cold" else None,
+            empty_cache=self._cache.settle if data.cache == "cold" else None,
         )
         return choose(context, data.loader_workers, data.prefetch_batches)
-
-    def _settle(self) -> None:
-        self._cache.settle()
 
     def _repeat(self, number: int, readers: Readers) -> dict[str, Any]:
         """A rate; cold, it ends with the first pass."""
@@ -273,7 +270,7 @@ class _Share:
 
 
 def _passes(sharded: ShardedOrder, batch: int, epoch: int, passes: int | None) -> Iterator[list[Key]]:
-    """The batches of so many epochs, from one on; without end for None."""
+    """The batches of `passes` epochs, from one on; without end for None."""
     while passes is None or passes > 0:
         mine = [int(index) for index in sharded.epoch(epoch)]
         for start in range(0, len(mine), batch):
@@ -322,7 +319,7 @@ def _together(rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _warnings(wanted: str, bad: Sequence[CacheState], repeats: Sequence[dict[str, Any]]) -> list[str]:
     found = []
     if bad:
-        found.append(f"data.cache {wanted} was not in force in {len(bad)} of {len(repeats)} repeats: {bad[0].told}")
+        found.append(f"data.cache {wanted} was not in force in {len(bad)} of {len(repeats)} repeats: {bad[0].summary}")
     short = [repeat for repeat in repeats if repeat["together"]["is_short"]]
     if short:
         found.append(

@@ -22,10 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 SECRET_BYTES = 32
-MAX_SAMPLE_BYTES = 1 << 30
-"""More is a mistake, or nonsense from the network."""
-HELLO_S = 30.0
-"""How long a connection may take to say the secret."""
+MAX_SAMPLE_BYTES = 1 << 30  # more is a mistake, or nonsense from the network
+HELLO_S = 30.0  # how long a connection may take to say the secret
 _HELLO, _HEADER, _ANSWER = struct.Struct(">I"), struct.Struct(">qqII"), struct.Struct(">qq")
 _PIECE = 1 << 18
 
@@ -68,7 +66,7 @@ def listen(address: str) -> socket.socket:
 class Outgoing:
     """A connection on which this rank sends.
 
-    `on_stored`: told epoch and number of each sample that the receiver has stored.
+    `on_stored`: given epoch and number of each sample that the receiver has stored.
     """
 
     def __init__(

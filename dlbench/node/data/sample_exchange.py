@@ -34,14 +34,14 @@ _LOST = "lost"
 
 
 def lost_mark(store: SampleStore) -> Path:
-    """The file whose being there tells all readers that nothing more will arrive; beside the samples."""
+    """The file whose being there says to all readers that nothing more will arrive, next to the samples."""
     return store.folder / _LOST
 
 
 class AwaitingReader(WrappedReader):
     """The same samples, each waited for until it is in the store.
 
-    A sample is there when its file is (`SampleStore`), so that readers in other processes need not be told.
+    A sample is there when its file is (`SampleStore`), so that readers in other processes need no message.
     `patience_s`: how long a sample may be waited for, seconds.
     """
 
@@ -69,12 +69,9 @@ class AwaitingReader(WrappedReader):
         return replace(self._reader.fetch(index), waited_ns=waited_ns)
 
 
-SENT_AT_ONCE = 8
-"""Samples on their way from a rank: memory is bounded, and a round trip is hidden."""
-OPEN_AT_ONCE = 64
-"""Connections on which a rank sends; the one that was idle for longest is closed for another."""
-_APART = 64
-"""Epochs that another rank may be ahead."""
+SENT_AT_ONCE = 8  # samples on their way from a rank: memory is bounded, and a round trip is hidden
+OPEN_AT_ONCE = 64  # connections on which a rank sends; the one that was idle for longest is closed for another
+_APART = 64  # epochs that another rank may be ahead
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -82,8 +79,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Counted:
     """What one rank sent and received in one epoch."""
 
-    sent: int = 0
-    """Stored by their receivers."""
+    sent: int = 0  # stored by their receivers
     received: int = 0
     sent_bytes: int = 0
 
@@ -92,14 +88,10 @@ class Counted:
 class Meeting:
     """What an exchange of samples needs of the run around it."""
 
-    store: SampleStore
-    """Holds this rank's samples of the epoch in which training begins, and nothing else."""
-    address: str
-    """IPv4, of this rank."""
-    gather: Callable[[Any], list[Any]]
-    """`Engine.gather`."""
-    patience_s: float
-    """How long a reader may wait for a sample of another rank."""
+    store: SampleStore  # holds this rank's samples of the epoch in which training begins, and nothing else
+    address: str  # IPv4, of this rank
+    gather: Callable[[Any], list[Any]]  # `Engine.gather`
+    patience_s: float  # how long a reader may wait for a sample of another rank
 
 
 class SampleExchange:
@@ -188,7 +180,7 @@ class SampleExchange:
             f"waited {waited_s:.0f} s for sample {index} of epoch {epoch}, which rank {sender} has not sent"
         )
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Of each epoch what was sent and received, and the most samples held at one time; plain Python."""
         return {
             "held_peak": self._held_peak,

@@ -26,8 +26,7 @@ class Position:
     """A place in the order of all ranks together; it means the same for any number of ranks."""
 
     epoch: int = 0
-    place: int = 0
-    """Samples of the epoch's permutation that have been dealt out."""
+    place: int = 0  # samples of the epoch's permutation that have been dealt out
 
 
 class ShardedOrder:
@@ -36,7 +35,7 @@ class ShardedOrder:
     Every epoch has a permutation of its own, the same on all ranks. It is dealt out like cards: of each run of
     batch_size x world_size places, rank r takes r, r + world_size, ... So no sample is used twice in an epoch, every
     rank has equally many batches of equal sizes, and the set of samples behind step n depends on the global batch
-    alone. What does not fill a batch on every rank is left out of that epoch (another part each time) and told by
+    alone. What does not fill a batch on every rank is left out of that epoch (another part each time) and counted by
     `dropped_per_epoch`.
     `drop_last`: leave out a last batch that is smaller than the others; otherwise only what cannot be dealt out evenly
     is left out. `start`: where to begin, for a run that continues another, perhaps with another number of ranks.
@@ -85,7 +84,7 @@ class ShardedOrder:
         return order[self._rank :: self._world_size][: self._per_rank(place)]
 
     def left_out(self, number: int) -> NDArray[np.int64]:
-        """(n,) samples that no rank reads in an epoch, by rule; each is told by one rank, perhaps another."""
+        """(n,) samples that no rank reads in an epoch, by rule; each is reported by one rank, perhaps another."""
         return self._whole(number)[1]
 
     def _permutation(self, number: int) -> NDArray[np.int64]:
@@ -116,7 +115,7 @@ class ShardedOrder:
             number, place = number + 1, 0
 
     def position(self, num_batches: int) -> Position:
-        """Where all ranks stand after so many batches each."""
+        """Where all ranks stand after `num_batches` each."""
         epoch, place = self._start.epoch, self._start.place
         left = self._num_batches(place)
         if num_batches < left:
@@ -155,7 +154,7 @@ class HeldOrder(ShardedOrder):
         )
         self.ownership = ownership
         self.on_batch: Callable[[int, int], None] = lambda epoch, batches: None
-        """Told of each batch that is handed out: its epoch, and how many of this epoch there were with it."""
+        """Called for each batch that is handed out: its epoch, and how many of this epoch there were with it."""
 
     def epoch(self, number: int, place: int = 0) -> NDArray[np.int64]:
         """(n,) sample indices of this rank in one epoch, from a place of all ranks together on."""
@@ -169,7 +168,7 @@ class HeldOrder(ShardedOrder):
         return mine[:num], mine[num:]
 
     def batches(self) -> Iterator[list[Key]]:
-        """The keys of each batch, without end; tells `on_batch` of each."""
+        """The keys of each batch, without end; calls `on_batch` for each."""
         number, taken = self._start.epoch, self.batches_per_epoch - self._num_batches(self._start.place)
         for keys in super().batches():
             if keys[0][0] != number:

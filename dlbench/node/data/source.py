@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,13 +27,10 @@ from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.data.text import arranged
 from dlbench.specs.workload import (
-    BertModel,
-    CosmoFlowModel,
     DataSpec,
     DensityData,
     ImageData,
     ModelSpec,
-    ResNetModel,
     TextData,
 )
 
@@ -85,11 +83,9 @@ def build_source(
             device=_device_of_samples(data_spec, device),
         )
     opened = partial(open_reader, model_spec=model_spec, data_spec=data_spec, seed=seed, training=True, counts=counts)
-    if staged is None:
-        reader = opened(train_folder(Path(data_spec.source)), lister=lister)
-    else:
-        copied = opened(staged.train_source(), lister=lister)
-        reader = staged.reader(copied, rank)
+    reader = opened(train_folder(Path(data_spec.source)) if staged is None else staged.train_source(), lister=lister)
+    if staged is not None:
+        reader = staged.reader(reader, rank)
     ownership = ownership_for(data_spec, reader.num_samples, world_size, seed=seed)
     order: ShardedOrder
     if ownership is not None:
@@ -111,22 +107,6 @@ def build_source(
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
-    arrange = partial(arranged, model=model_spec, num_parts=num_parts)
-    return _loaded(reader, order, data_spec, readers, reading, audit, exchange, arrange, pin_memory=pin_memory)
-
-
-def _loaded(
-    reader: SampleReader,
-    order: ShardedOrder,
-    data_spec: DataSpec,
-    readers: Readers,
-    reading: RankReading | None,
-    audit: ReadAudit,
-    exchange: SampleExchange | None,
-    arrange: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
-    *,
-    pin_memory: bool,
-) -> LoadedSource:
     try:
         return LoadedSource(
             reader,
@@ -141,7 +121,7 @@ def _loaded(
             audit=audit,
             exchange=exchange,
             epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
-            arrange=arrange,
+            arrange=partial(arranged, model=model_spec, num_parts=num_parts),
         )
     except BaseException:
         if exchange is not None:
@@ -184,7 +164,7 @@ def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister:
 def validation_path(data_spec: DataSpec) -> Path:
     """Where the validation data of a plan is.
 
-    Raises UserError: the plan names none, and none stands beside the training data.
+    Raises UserError: the plan names none, and none stands next to the training data.
     """
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
@@ -262,14 +242,15 @@ def open_reader(
     library that its form needs is not installed.
     """
     # Each format's libraries are imported only where it is read.
-    if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
+    network: Any = model_spec  # has the sizes that its formats of data are read in
+    if isinstance(data_spec, ImageData):
         from dlbench.node.data.images import image_classes, open_images
 
         # A validation tree may lack a class; its labels are still those of the training data.
         classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
         return open_images(
             folder,
-            model_spec,
+            network,
             seed,
             training=training,
             classes=classes,
@@ -277,19 +258,16 @@ def open_reader(
             decoding=data_spec.decode,
             by_gpu=training and data_spec.reader == "nvimagecodec",
         )
-    if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
+    if isinstance(data_spec, TextData):
         from dlbench.node.data.text import open_text
 
-        return open_text(folder, model_spec, data_spec, seed, training=training, lister=lister)
-    if isinstance(data_spec, DensityData) and isinstance(model_spec, CosmoFlowModel):
-        from dlbench.node.data.density import open_density
+        return open_text(folder, network, data_spec, seed, training=training, lister=lister)
+    from dlbench.node.data.density import open_density
 
-        return open_density(folder, model_spec, seed, training=training, lister=lister, counts=counts)
-    raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
+    return open_density(folder, network, seed, training=training, lister=lister, counts=counts)
 
 
-_PUBLIC_VOLUME = [128, 128, 128, 4]
-"""Shape of a sample of cosmoUniverse."""
+_PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
 
 
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.copying import Moved, Tally, changed_files, replicate, told_of_disk
+from dlbench.datasets.staging.copying import Moved, Tally, changed_files, disk_full_error, replicate
 from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
 from dlbench.datasets.staging.samples import (
     DamagedSampleError,
@@ -101,19 +101,16 @@ class KeepingReader(_Staged):
             return Raw(data, self._tier)
         raw = self._reader.fetch(index)
         if may_be_kept and self._is_on and raw.data:
-            self._keep(index, raw.data)
+            try:
+                self._store.put(index, raw.data)
+            except OSError:
+                # A full disk or another one: the source serves in any case, and the record says that keeping ended.
+                self._is_on = False
+                self._keeping.stop()
         return raw
 
     def files(self) -> list[Path]:
         return [*self._reader.files(), *(self._store.path(index) for index in self._store.indices())]
-
-    def _keep(self, index: int, data: bytes) -> None:
-        try:
-            self._store.put(index, data)
-        except OSError:
-            # A full disk or another one: the source serves in any case, and the record says that keeping ended.
-            self._is_on = False
-            self._keeping.stop()
 
 
 class ReplicaReader(_Staged):
@@ -132,8 +129,7 @@ class ReplicaReader(_Staged):
 
 _SAMPLES = "samples"
 _CHOICE = "kept.npy"
-Parts = Mapping[int, Sequence[int]]
-"""Sample numbers by rank."""
+Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +138,7 @@ class StagedData:
 
     plan: RunPlan
     folder: Path
-    evaluates: bool
-    """Whether the copy has validation data, too."""
+    evaluates: bool  # whether the copy has validation data, too
 
     def train_source(self) -> Path:
         """The folder, or file, that the training data is read from."""
@@ -247,7 +242,7 @@ class NodeStaging:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Returns when it is done, or after so many seconds; whether it is done."""
+        """Returns when it is done, or after that many seconds; whether it is done."""
         return self._done.wait(seconds)
 
     def cancel(self) -> None:
@@ -265,7 +260,7 @@ class NodeStaging:
     def moved(self) -> list[Moved]:
         return self.tally.moved
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """How far it is, ready for JSON."""
         outcome, tally = self._outcome, self.tally
         is_done = self._done.is_set()
@@ -316,21 +311,21 @@ class NodeStaging:
         try:
             self._stage()
         except BaseException as error:
-            told, is_full = self._explained(error)
+            explained, is_full = self._explained(error)
             folder, self._folder = self._folder, None
             if folder is not None:
                 # A full disk is left as it was found; what a kept folder has else is taken up by the next run.
                 folder.close(keep=not is_full)
-            self._outcome.error = told
+            self._outcome.error = explained
         finally:
             self._done.set()
 
     def _explained(self, error: BaseException) -> tuple[BaseException, bool]:
-        """The error to be told, and whether it is that of a full disk."""
+        """The error to be reported, and whether it is that of a full disk."""
         if isinstance(error, OSError):
             where = f"{str(self._folder.path if self._folder else self._tier.path)!r} on {self._host}"
-            told = told_of_disk(error, where, self.tally, self._room.free)
-            return told or error, told is not None
+            full = disk_full_error(error, where, self.tally, self._room.free)
+            return full or error, full is not None
         if isinstance(error, BadSampleError):
             return UserError(f"{error}; repair it, or set data.on_bad_sample to skip"), False
         return error, False
@@ -410,7 +405,8 @@ class NodeStaging:
             def open_fetch() -> Fetch:
                 # Readers are not made for several threads. It is a copy of one of this process.
                 readers.append(pickle.loads(copy))  # noqa: S301
-                return _bytes_of(readers[-1])
+                one = readers[-1]
+                return lambda index: one.fetch(index).data
 
             try:
                 fill(
@@ -419,7 +415,7 @@ class NodeStaging:
                     open_fetch,
                     streams=streams,
                     tally=tally,
-                    on_bad=self._goes_on,
+                    on_bad=lambda error: isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip",
                     on_progress=lambda: folder.reserve(max(0, to_write - tally.copied)),
                 )
             finally:
@@ -428,9 +424,6 @@ class NodeStaging:
         finally:
             reader.close()
         self._outcome.verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
-
-    def _goes_on(self, error: Exception) -> bool:
-        return isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip"
 
     def _lazy(self) -> None:
         assert self._folder is not None
@@ -517,13 +510,9 @@ def _size_of(reader: SampleReader) -> Callable[[int], int]:
         try:
             return reader.num_bytes(index)
         except BadSampleError:
-            return 0  # told when it is read
+            return 0  # reported when it is read
 
     return ask
-
-
-def _bytes_of(reader: SampleReader) -> Fetch:
-    return lambda index: reader.fetch(index).data
 
 
 def _files(folder: Path) -> list[int]:

@@ -10,16 +10,12 @@ import torch
 
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.text import arranged
-from dlbench.node.models.density_input import network_volume
+from dlbench.node.models.build import network_of
 from dlbench.records.record import Setting
-from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
+from dlbench.specs.workload import DataSpec, ModelSpec
 
 Batch = dict[str, torch.Tensor]
-POOL_BATCHES = 4
-"""Distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps."""
-_FIRST_WORD = 5
-"""Ids below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here they only need to be five ids."""
-_CLS, _SEP, _MASK = 2, 3, 4
+POOL_BATCHES = 4  # distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps
 
 
 class SyntheticSource(BatchSource):
@@ -90,46 +86,4 @@ def synthetic_batch(
     model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator, *, counts: bool = False
 ) -> Batch:
     """`num` made samples of the shapes that a model takes, on the CPU; `counts`: volumes are counts."""
-    if isinstance(model_spec, ResNetModel):
-        size = model_spec.image_size
-        return {
-            "image": torch.randint(256, (num, size, size, 3), dtype=torch.uint8, generator=generator),
-            "label": torch.randint(model_spec.num_classes, (num,), generator=generator),
-        }
-    if isinstance(model_spec, BertModel):
-        assert isinstance(data_spec, TextData)  # the workload's validator holds this
-        return _text_batch(model_spec.vocab_size, data_spec, num, generator)
-    size, channels = model_spec.input_size, model_spec.input_channels
-    # A few particles per cell; of a normal number's exponential, as far as torch draws them, int16 holds all.
-    volume = torch.randn(num, size, size, size, channels, generator=generator).exp_().round_().to(torch.int16)
-    return {
-        "volume": volume if counts else network_volume(volume, channels_last=False),
-        "target": torch.rand(num, model_spec.num_targets, generator=generator) * 2 - 1,
-    }
-
-
-def _text_batch(vocab_size: int, data: TextData, num: int, generator: torch.Generator) -> Batch:
-    length = data.sequence_length
-    places = min(data.max_predictions, max(1, round(length * data.masked_lm_probability)))
-    first_word = min(_FIRST_WORD, vocab_size - 1)
-    ids = torch.randint(first_word, vocab_size, (num, length), generator=generator)
-    middle = length // 2
-    ids[:, 0] = _CLS % vocab_size
-    ids[:, [middle, length - 1]] = _SEP % vocab_size
-    # Every position but 0 may be chosen; unused places point at 0 and weigh nothing, as with real text.
-    order = torch.rand(num, max(length - 1, 1), generator=generator).argsort(1)[:, :places].sort(1).values + 1
-    positions = torch.zeros(num, data.max_predictions, dtype=torch.int64)
-    positions[:, : order.shape[1]] = order.clamp(max=length - 1)
-    weights = torch.zeros(num, data.max_predictions)
-    weights[:, : order.shape[1]] = 1.0
-    masked = ids.gather(1, positions) * weights.long()
-    ids.scatter_(1, order.clamp(max=length - 1), _MASK % vocab_size)
-    return {
-        "input_ids": ids,
-        "token_type_ids": (torch.arange(length) > middle).long().repeat(num, 1),
-        "attention_mask": torch.ones(num, length, dtype=torch.int64),
-        "masked_positions": positions,
-        "masked_ids": masked,
-        "masked_weights": weights,
-        "next_sentence": torch.randint(2, (num,), generator=generator),
-    }
+    return network_of(model_spec).synthetic(model_spec, data_spec, num, generator, counts=counts)

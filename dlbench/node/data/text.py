@@ -6,7 +6,7 @@ masked_positions, masked_ids (P,) int64, unused places 0; masked_weights (P,) fl
 next_sentence () int64, 1 if B is random.
 
 Padding is found where batches are made: the device is never asked for it. `model.attention auto` leaves the mask away
-where a batch has no padding. `unpadded` gives index arrays beside the padded ones, for each part that a batch is
+where a batch has no padding. `unpadded` gives index arrays next to the padded ones, for each part that a batch is
 computed in (`train.gradient_accumulation`); names end in `@` and the number of the part. With T tokens that are no
 padding in a part of n samples:
 
@@ -48,13 +48,13 @@ _PART = "@"
 
 def arranged(batch: Batch, model: ModelSpec, num_parts: int = 1) -> Batch:
     """A batch as `model.attention` wants it: itself, or without a mask, or with index arrays instead of it."""
-    if not isinstance(model, BertModel) or model.attention == "masked" or "attention_mask" not in batch:
+    if model.padding == "masked" or "attention_mask" not in batch:
         return batch
     mask = batch["attention_mask"]
     rest = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
     if bool(mask.all()):
         return rest
-    if model.attention == "auto":
+    if model.padding == "auto":
         return batch
     size = len(mask) // num_parts
     for number in range(num_parts):

@@ -2,7 +2,7 @@
 
 They are found by looking at a forward pass, not at the module tree alone: a module is divided into its children where
 these hand the very tensor that it is given from one to the next and return the last one's; else it is one unit, such as
-a residual block. The longest run of units is the chain. A second forward pass, in which every operation is seen, tells
+a residual block. The longest run of units is the chain. A second forward pass, in which every operation is seen, shows
 whether anything but the next unit uses what a unit returns (a skip connection).
 
 A block is put on a network: its first module runs all of the block, the others hand on what they are given. Only
@@ -31,8 +31,7 @@ from dlbench.errors import RunError, UserError
 class UnitModule:
     """One link of a network's chain."""
 
-    name: str
-    """Name of its first module in the network."""
+    name: str  # name of its first module in the network
     modules: tuple[nn.Module, ...]
     """Called one after the other: more than one where a module changes its input in place or returns a view of it."""
     joins: bool
@@ -45,8 +44,7 @@ class Cut:
     """The units of a network, and what is not among them."""
 
     units: tuple[UnitModule, ...]
-    outside: tuple[str, ...]
-    """Modules with parameters that are in no unit, each with why."""
+    outside: tuple[str, ...]  # modules with parameters that are in no unit, each with why
 
 
 def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
@@ -232,8 +230,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.inside: int | None = None
-        self.boundaries: dict[int, int] = {}
-        """Number of the unit that is given it, by storage."""
+        self.boundaries: dict[int, int] = {}  # number of the unit that is given it, by storage
         self.held: list[torch.Tensor] = []
         self.shared: set[int] = set()
 

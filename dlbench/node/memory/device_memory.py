@@ -199,12 +199,9 @@ def peaks_on(device: torch.device) -> PeakMeter:
     return CudaPeaks(device) if device.type == "cuda" else CpuPeaks()
 
 
-MAPPED_FROM_BYTES = 1 << 20
-"""Tensors of at least this are mapped one by one."""
-_GLIBC_MOST = 32 << 20
-"""Where glibc's own threshold ends (DEFAULT_MMAP_THRESHOLD_MAX of its malloc.c, 64-bit)."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Numbers of mallopt(3)."""
+MAPPED_FROM_BYTES = 1 << 20  # tensors of at least this are mapped one by one
+_GLIBC_MOST = 32 << 20  # where glibc's own threshold ends (DEFAULT_MMAP_THRESHOLD_MAX of its malloc.c, 64-bit)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of mallopt(3)
 
 
 def trim() -> None:
@@ -230,8 +227,7 @@ def give_back_freed(at_once: bool, mapped_from_bytes: int = MAPPED_FROM_BYTES) -
     return f"tensors from {format_bytes(threshold)} on are mapped one by one (mallopt M_MMAP_THRESHOLD)"
 
 
-MAX_TRIALS = 12
-"""Halvings of the batch sizes that are still in question: 4,096 of them are told apart."""
+MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are distinguished
 MAX_S = 60.0
 
 _SLOTS = {"sgd": 1, "lars": 1, "lamb": 2, "adamw": 2}
@@ -242,17 +238,15 @@ _SLOTS = {"sgd": 1, "lars": 1, "lamb": 2, "adamw": 2}
 class Fit:
     """The largest batch that passed."""
 
-    batch: int
-    """Samples of one backward pass; 0: not even one."""
-    is_largest: bool
-    """Whether the next larger one failed; otherwise time was up before that was known."""
+    batch: int  # samples of one backward pass; 0: not even one
+    is_largest: bool  # whether the next larger one failed; otherwise time was up before that was known
     trials: int
 
 
 def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> Fit:
     """The largest batch that passes, by halving; at most `MAX_TRIALS` trials, and none begun after `MAX_S` seconds.
 
-    `passes`: whether a batch of so many samples fits; what fits in a batch fits in a smaller one. `below`: a batch that
+    `passes`: whether a batch of that size fits; what fits in a batch fits in a smaller one. `below`: a batch that
     does not.
     """
     until = clock() + MAX_S
@@ -276,10 +270,10 @@ def fits_in_memory(
     kept_bytes: int,
     beat: Callable[[str], None] = lambda _what: None,
 ) -> Callable[[int], bool]:
-    """Whether forward and backward pass of a batch fit beside what training keeps.
+    """Whether forward and backward pass of a batch fit besides what training keeps.
 
     Gradients are asked for and not accumulated: no hook of an engine acts, no other rank is needed.
-    `kept_bytes`: what training will hold beside parameters and gradients, and does not hold yet. `beat`: told of each
+    `kept_bytes`: what training will hold besides parameters and gradients, and does not hold yet. `beat`: given each
     trial.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,8 +1,8 @@
-"""Far tier of a rank that trains on a CPU: one file without a name, written and read beside the computation.
+"""Far tier of a rank that trains on a CPU: one file without a name, written and read alongside the computation.
 
 The file has no name (O_TMPFILE, else it is made and unlinked at once), so that nothing stays behind however a run ends.
-It is as long as the plan needs before training begins: a full disk is told then. Bytes go past the page cache where the
-file system can do that (O_DIRECT), for what lies in the page cache is in memory still.
+It is as long as the plan needs before training begins: a full disk is found then. Bytes go past the page cache where
+the file system can do that (O_DIRECT), for what lies in the page cache is in memory still.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from dlbench.machine.memory import lies_in_memory
 from dlbench.node.memory.tiers import ALIGNMENT, Slots, Transfer, aligned
 from dlbench.units import format_bytes
 
-CHUNK_BYTES = 4 << 20
-"""Bytes of a call of the system."""
+CHUNK_BYTES = 4 << 20  # bytes of a call of the system
 
 
 class DiskTicket:
@@ -35,8 +34,7 @@ class DiskTicket:
     __slots__ = ("buffer", "incoming", "is_in", "is_out", "num_bytes", "offset", "place", "recalled", "storage")
 
     def __init__(self, storage: torch.UntypedStorage, offset: int, place: int) -> None:
-        self.storage: torch.UntypedStorage | None = storage
-        """Until its bytes are away."""
+        self.storage: torch.UntypedStorage | None = storage  # until its bytes are away
         self.num_bytes = storage.nbytes()
         self.offset = offset
         self.place = place
@@ -44,8 +42,7 @@ class DiskTicket:
         self.is_in = False
         self.incoming = False
         self.recalled = False
-        self.buffer: ctypes.Array[ctypes.c_char] | None = None
-        """Where its bytes come back to."""
+        self.buffer: ctypes.Array[ctypes.c_char] | None = None  # where its bytes come back to
 
 
 class DiskTier:
@@ -80,17 +77,17 @@ class DiskTier:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        told = []
+        warnings = []
         if self._is_in_memory:
-            told.append(
+            warnings.append(
                 f"swap folder {self._folder} is in memory: what is swapped there still takes memory of this node"
             )
         elif not self._is_direct:
-            told.append(
+            warnings.append(
                 f"swap folder {self._folder}: its file system has no direct I/O, so swapped tensors pass through the "
                 "page cache"
             )
-        return tuple(told)
+        return tuple(warnings)
 
     @property
     def file_bytes(self) -> int:

@@ -156,7 +156,7 @@ class OutOfCore:
         self._counts = _Counts()
         self._lane.reset()
 
-    def told(self) -> dict[str, int | float]:
+    def summary(self) -> dict[str, int | float]:
         """Since `begin_measuring`: passes, activation_peak_bytes, over_budget_bytes, swapped_out_bytes,
         swapped_in_bytes, room_wait_s, swap_wait_s, recompute_s. Waits for the device.
         """
@@ -227,7 +227,7 @@ class OutOfCore:
         return running
 
     def _make_room(self, running: Pass, num_bytes: int) -> None:
-        """Waits for the oldest transfers out until so many bytes have room, or none runs any more."""
+        """Waits for the oldest transfers out until `num_bytes` have room, or none runs any more."""
         self._release(running)
         while running.leaving and running.resident + num_bytes > self._room.budget:
             self._wait_for_oldest(running)

@@ -1,4 +1,4 @@
-"""`train.optimizer_state host`: the CPU updates parameters, block by block, beside the next forward pass.
+"""`train.optimizer_state host`: the CPU updates parameters, block by block, alongside the next forward pass.
 
 KARMA's fifth stage (Wahib et al., SC20), as ZeRO-Offload (Ren et al., ATC'21) does it without its delayed update: the
 optimizer's state lies on the host, and the numbers are those of an update by the device. The engine exchanges gradients
@@ -43,7 +43,7 @@ class Needed:
 
 
 class ForwardOrder:
-    """Hooks in front of all modules that own trained parameters; the first forward pass tells their order.
+    """Hooks in front of all modules that own trained parameters; the first forward pass shows their order.
 
     The parameters of a module that is never called itself (torch's attention reads the weights of its output
     projection) are waited for by the nearest module around it that is, at the latest before the network is called.
@@ -113,12 +113,9 @@ def _around(name: str) -> Iterator[str]:
 class HostParameters(Protocol):
     """Parameters as the host updates them, and how gradients come to it."""
 
-    tensors: dict[nn.Parameter, nn.Parameter]
-    """What the host's optimizer works on, by parameter."""
-    num_bytes: int
-    """Held by the host for copies."""
-    text: str
-    """Where the host works, in words."""
+    tensors: dict[nn.Parameter, nn.Parameter]  # what the host's optimizer works on, by parameter
+    num_bytes: int  # held by the host for copies
+    text: str  # where the host works, in words
 
     def enter_thread(self) -> None:
         """Called once on the updating thread."""
@@ -169,7 +166,7 @@ class SameMemory:
 
 
 class Lanes(Protocol):
-    """Streams of a device: where copies run beside the computation."""
+    """Streams of a device: where copies run alongside the computation."""
 
     def enter_thread(self) -> None:
         """Called once on the updating thread."""
@@ -293,7 +290,7 @@ def _like(flat: Tensor, tensor: Tensor) -> Tensor:
 
 
 def host_parameters(parameters: Iterable[nn.Parameter], device: torch.device) -> HostParameters:
-    """Parameters as the host updates them beside a device."""
+    """Parameters as the host updates them next to a device."""
     if device.type == "cuda":
         return HostCopies(parameters, CudaLanes(device))
     return SameMemory(parameters)
@@ -326,7 +323,7 @@ class HostUpdate:
     host from now on: a checkpoint holds the same either way. Its memory on the device is none.
     `model`: the network, with the parameters of the first step in it. `optimizer`: of `build_optimizer` for the same
     network, wrapped by an engine or not; restored already. `host`: where the host updates. `overlaps`: whether the
-    forward pass waits module by module; otherwise, before it begins, for all. `whole_steps`: so many first steps end
+    forward pass waits module by module; otherwise, before it begins, for all. `whole_steps`: that many first steps end
     with their update: after them the engine moves gradients.
     """
 

@@ -30,12 +30,9 @@ from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 REPEATS = 3
 LEAST_BYTES = 1 << 20
-MOST_BYTES = 256 << 20
-"""Largest transfer that is tried: the far tier must not be filled for a measurement."""
-_PART_BYTES = 32 << 20
-"""Of one transfer beside computation, at most: several are under way."""
-_BESIDE_S = 0.25
-"""Computation beside transfers lasts at most about so long."""
+MOST_BYTES = 256 << 20  # largest transfer that is tried: the far tier must not be filled for a measurement
+_PART_BYTES = 32 << 20  # of one transfer alongside computation, at most: several are under way
+_ALONGSIDE_S = 0.25  # computation alongside transfers lasts at most about so long
 
 
 def sizes_of(chain: Chain) -> tuple[int, int]:
@@ -52,7 +49,7 @@ def measure_rates(
     """Rates of a tier, both ways.
 
     A transfer takes a fixed time and one for each byte: both come from two sizes. How much transfers slow computing
-    down comes from `compute` with and without transfers beside it.
+    down comes from `compute` with and without transfers alongside it.
     `tier`: nothing else uses it meanwhile. `chain`: says which sizes will be moved. `compute`: something that training
     computes, e.g. a forward pass.
     Raises RunError: the tier cannot be used.
@@ -66,7 +63,7 @@ def measure_rates(
     (small_out, small_in), (large_out, large_in) = _medians(few), _medians(many)
     out_rate, out_latency = _line((small, small_out), (large, large_out))
     in_rate, in_latency = _line((small, small_in), (large, large_in))
-    beat("the measurement of transfers beside computation")
+    beat("the measurement of transfers alongside computation")
     return TransferRates(
         tier=tier.words,
         out_bytes_per_s=out_rate,
@@ -97,9 +94,9 @@ class _Trials:
         return middle - begin, end - middle
 
     def drag(self, num_bytes: int, pair_s: float, compute: Callable[[], object]) -> float:
-        """Seconds by which a second of transfers beside it lengthens computing."""
+        """Seconds by which a second of transfers alongside it lengthens computing."""
         once = self._timed(compute)
-        times = max(1, min(1000, round(_BESIDE_S / max(once, 1e-6))))
+        times = max(1, min(1000, round(_ALONGSIDE_S / max(once, 1e-6))))
         # Enough to last, but no more memory than two of the largest units take, which training holds as well.
         most = min(MOST_BYTES, 2 * num_bytes)
         num_bytes, pair_s = min(num_bytes, _PART_BYTES), pair_s * min(1.0, _PART_BYTES / num_bytes)
@@ -119,7 +116,7 @@ class _Trials:
             tickets.append(ticket)
         for _ in range(times):
             compute()
-        beside = self._now_of_compute() - begin
+        together = self._now_of_compute() - begin
         end_ns = time.monotonic_ns()
         for ticket in tickets:
             self._tier.take(ticket)
@@ -128,7 +125,7 @@ class _Trials:
         self._tier.watch(False)
         moving = [(one.start_ns, min(one.end_ns, end_ns)) for one in self._tier.take_transfers()]
         beside_s = _covered(moving, begin_ns) / 1e9
-        return max(0.0, (beside - alone) / beside_s) if beside_s > 0 else 0.0
+        return max(0.0, (together - alone) / beside_s) if beside_s > 0 else 0.0
 
     def _storage(self, num_bytes: int) -> torch.UntypedStorage:
         # Written to, so that a CPU really gives the memory.
@@ -176,8 +173,7 @@ def _covered(intervals: Sequence[tuple[int, int]], begin: int) -> int:
 
 
 Batch = dict[str, Tensor]
-Gather = Callable[[Any], list[Any]]
-"""What JSON can hold, of every rank, by rank; on every rank."""
+Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
 
 
 def alone(value: Any) -> list[Any]:
@@ -185,8 +181,7 @@ def alone(value: Any) -> list[Any]:
     return [value]
 
 
-_CUT_BATCH = 2
-"""Samples of the passes in which units are found."""
+_CUT_BATCH = 2  # samples of the passes in which units are found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +202,8 @@ class Workbench:
     """What a network's memory is measured with.
 
     `model`: in training mode, on its device. `loss_of`: a forward pass over a batch in the precision of training, and
-    its loss. `batch_of`: so many samples of the shapes that training will have, on the device. `open_tier`: the far
-    tier with room for so many bytes. `gather`: of all ranks; alone by default.
+    its loss. `batch_of`: makes samples of the shapes that training will have, on the device. `open_tier`: the far
+    tier with room for a number of bytes. `gather`: of all ranks; alone by default.
     """
 
     model: nn.Module
@@ -247,15 +242,15 @@ class Workbench:
             parts=self.train.gradient_accumulation,
             beat=self.beat,
         )
-        samples, update, told = wanted, 0, list[str]()
-        # The host updates group by group, beside the next forward pass.
+        samples, update, warnings = wanted, 0, list[str]()
+        # The host updates group by group, alongside the next forward pass.
         if self.train.optimizer_state != "host":
             self.beat("the optimizer's update")
             try:
                 update = update_growth(self.model, self.train.optimizer, self.device)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-                told.append(
+                warnings.append(
                     "what the optimizer's update works with was not measured, as no copy of the parameters fits beside "
                     "them: the plan leaves no room for it"
                 )
@@ -274,11 +269,11 @@ class Workbench:
                 samples //= 2
                 torch.cuda.empty_cache()
         if samples == wanted:
-            return chain, told
-        told.append(
+            return chain, warnings
+        warnings.append(
             f"the network was measured with {samples} samples, as {wanted} do not fit, and its figures were scaled"
         )
-        return scaled(chain, wanted), told
+        return scaled(chain, wanted), warnings
 
     def _rates(self, chain: Chain) -> dict[str, Any]:
         batch = self.batch_of(chain.batch)
@@ -318,7 +313,7 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
 def far_tier(
     train: TrainSpec, storage: StorageSpec, device: torch.device, *, host: str, rank: int, variables: Mapping[str, str]
 ) -> Callable[[int], Tier]:
-    """Opens the far tier of a rank, with room for so many bytes.
+    """Opens the far tier of a rank, with room for a number of bytes.
 
     `train`: names the folder of the swap file. `storage`: or the system's, where it does not.
     """

@@ -40,12 +40,10 @@ from dlbench.specs.training import OptimizerSpec
 WARM_PASSES, TIMED_PASSES = 3, 9
 """Passes after the one that counts bytes, whose times do not count yet (tried: the first ones of a process take 1.3 to
 1.6 times as long); and those whose medians are taken."""
-LEAST_PASSES, LONG_S = 2, 4.0
-"""Of each: as few are enough once they have taken so long, seconds."""
+LEAST_PASSES, LONG_S = 2, 4.0  # of each: as few are enough once they have taken so long, seconds
 
 Batch = dict[str, Tensor]
-Storages = dict[int, int]
-"""Bytes of storages by their address."""
+Storages = dict[int, int]  # bytes of storages by their address
 
 
 @dataclass(kw_only=True)
@@ -58,13 +56,10 @@ class _Link:
     backward_s: list[float] = field(default_factory=list)
     saved: Storages = field(default_factory=dict)
     casts: Storages = field(default_factory=dict)
-    num_saved: int = 0
-    """How often autograd saved a tensor."""
-    input: tuple[int, int] = (0, 0)
-    """Address and bytes of its input's storage."""
+    num_saved: int = 0  # how often autograd saved a tensor
+    input: tuple[int, int] = (0, 0)  # address and bytes of its input's storage
     output: tuple[int, int] = (0, 0)
-    gradient_bytes: int = 0
-    """Of its parameters' gradients that its backward pass left."""
+    gradient_bytes: int = 0  # of its parameters' gradients that its backward pass left
 
     @property
     def made_bytes(self) -> int:
@@ -93,14 +88,10 @@ class _MeasuredPass:
         self.keeps_gradients = keeps_gradients
         self.others = HeldByOthers(model)
         self.own = dict(storage_of(tensor) for tensor in (*model.parameters(), *model.buffers()))
-        self.roots: list[Tensor] = []
-        """From which the backward passes of what is around the chain begin."""
-        self.gradients = 0
-        """Bytes of parameters' gradients that head, loss and what is before the chain leave."""
-        self.at_turn: list[tuple[WeakReference, int]] = []
-        """The last unit's input and output: storage and bytes."""
-        self.gone = [0, 0]
-        """Of these, the bytes that were gone when head and loss were done."""
+        self.roots: list[Tensor] = []  # from which the backward passes of what is around the chain begin
+        self.gradients = 0  # bytes of parameters' gradients that head, loss and what is before the chain leave
+        self.at_turn: list[tuple[WeakReference, int]] = []  # the last unit's input and output: storage and bytes
+        self.gone = [0, 0]  # of these, the bytes that were gone when head and loss were done
         self.moments: dict[str, float] = {}
 
     def now(self) -> float:
@@ -415,13 +406,13 @@ class ChainProfile:
             is_saved = address in link.saved or (before is not None and before.output[0] in before.saved)
             edges, casts = (address, link.output[0]), sum(link.casts.values())
             saved = sum(size for address, size in link.saved.items() if address not in edges)
-            # What was given on is there beside the backward pass; in training only where the unit saved it.
-            beside = 0 if link.output[0] in link.saved else link.made_bytes
+            # What was given on is there during the backward pass; in training only where the unit saved it.
+            own = 0 if link.output[0] in link.saved else link.made_bytes
 
             begins = {how: held[f"{how} forward {link.number}"].begin for how in ("kept", "away")}
 
             def most(how: str, interval: str, begins: Mapping[str, int] = begins) -> int:
-                """Held at most beside the unit's input."""
+                """Held at most besides the unit's input."""
                 return held[f"{how} {interval}"].peak - begins[how]
 
             number = link.number
@@ -440,7 +431,7 @@ class ChainProfile:
                     gradient_bytes=link.gradient_bytes,
                     forward_working_bytes=max(0, max(saving) - saved - link.made_bytes - casts),
                     recomputing_working_bytes=max(0, max(saving[:-1], default=0) - saved - casts),
-                    backward_working_bytes=max(0, most("kept", f"backward {number}") - saved - beside - casts),
+                    backward_working_bytes=max(0, most("kept", f"backward {number}") - saved - own - casts),
                     passing_working_bytes=max(0, most("away", f"forward {number}") - link.made_bytes - casts),
                     piecemeal_bytes=max(0, most("away", f"backward {number}") - casts),
                 )
@@ -450,7 +441,7 @@ class ChainProfile:
 
 
 def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -> int:
-    """What an optimizer's update holds for a while beside parameters, gradients and its state, bytes.
+    """What an optimizer's update holds for a while besides parameters, gradients and its state, bytes.
 
     By an update of a copy of the parameters: nothing of the network changes.
     Raises torch.OutOfMemoryError: the copy does not fit on the device.

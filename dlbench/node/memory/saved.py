@@ -15,8 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 from dlbench.costs.memory.blocks import BlockCost
 from dlbench.specs.memory import Decision
 
-SMALL_BYTES = 4096
-"""Storages below this stay: moving them would take longer than it saves room."""
+SMALL_BYTES = 4096  # storages below this stay: moving them would take longer than it saves room
 
 _RESHAPES = {
     f"{name}Backward0"
@@ -116,20 +115,15 @@ class Handle:
     def __init__(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> None:
         self.shape = tuple(tensor.shape)
         self.dtype = tensor.dtype
-        self.storage: torch.UntypedStorage | None = storage
-        """While it is in memory for us."""
+        self.storage: torch.UntypedStorage | None = storage  # while it is in memory for us
         self.num_bytes = storage.nbytes()
-        self.block = block
-        """Its owner: the block that saved it or, for a boundary, the one whose input it is."""
+        self.block = block  # its owner: the block that saved it or, for a boundary, the one whose input it is
         self.is_input = False
-        self.coming = False
-        """Whether its way back has begun."""
-        self.ticket: Any = None
-        """Of the tier, from the start of the way out until it is taken back."""
+        self.coming = False  # whether its way back has begun
+        self.ticket: Any = None  # of the tier, from the start of the way out until it is taken back
         self.check: Checksum | None = None
         self.discard: Callable[[Any], None] | None = None
-        self.users = 0
-        """How often autograd holds it."""
+        self.users = 0  # how often autograd holds it
 
     @property
     def text(self) -> str:
@@ -195,10 +189,8 @@ class Table:
 class Checksum:
     """What a storage held when it went out."""
 
-    total: torch.Tensor
-    """Of its bytes as int64 numbers, modulo 2^64; on its device."""
-    finite: torch.Tensor | None
-    """Whether all its numbers were finite; None for whole numbers."""
+    total: torch.Tensor  # of its bytes as int64 numbers, modulo 2^64; on its device
+    finite: torch.Tensor | None  # whether all its numbers were finite; None for whole numbers
 
     @classmethod
     def of(cls, storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) -> Checksum:
@@ -240,18 +232,14 @@ class Pass:
         self.boundaries: list[WeakReference | None] = [None] * (num_blocks + 1)
         """Storage of each block's input; while it is referenced no other has its address."""
         self.boundary_bytes = [0] * (num_blocks + 1)
-        self.charged = [0] * num_blocks
-        """Bytes of each block that count as held, without its input."""
+        self.charged = [0] * num_blocks  # bytes of each block that count as held, without its input
         self.charged_inputs = [0] * (num_blocks + 1)
         self.charged_beside = 0
         self.resident = 0
         self.leaving: deque[Handle] = deque()
-        self.at = -1
-        """The block whose forward pass began last."""
-        self.current = num_blocks
-        """The block whose backward pass began last; all behind it have ended."""
-        self.next_in = num_blocks - 1
-        """The block whose way back begins next."""
+        self.at = -1  # the block whose forward pass began last
+        self.current = num_blocks  # the block whose backward pass began last; all behind it have ended
+        self.next_in = num_blocks - 1  # the block whose way back begins next
         self.has_turned = False
         self.counted: dict[int, tuple[WeakReference, int]] = {}
         """Storages that a recomputed block would have saved, by address."""
@@ -263,7 +251,7 @@ class Pass:
         self.resident += num_bytes
 
     def charge_block(self, block: int, num_bytes: int) -> None:
-        """What a block takes beside its input is so much now."""
+        """What a block takes besides its input is `num_bytes` now."""
         self.resident += num_bytes - self.charged[block]
         self.charged[block] = num_bytes
 
@@ -294,10 +282,8 @@ class BlockBytes:
     saved_bytes: int = 0
     """What its forward pass keeps (recompute: would keep), each storage once, inner units' inputs included; without its
     own input and output, parameters and casts of them."""
-    input_bytes: int = 0
-    """Of its input's storage; 0 for the first block."""
-    input_saved: bool = False
-    """Whether a backward pass in core needs its input."""
+    input_bytes: int = 0  # of its input's storage; 0 for the first block
+    input_saved: bool = False  # whether a backward pass in core needs its input
     output_bytes: int = 0
 
 
@@ -316,8 +302,7 @@ class Room:
         held_by_others: set[int],
     ) -> None:
         self.budget = math.inf if budget is None else budget
-        self.seen = [BlockBytes()] * len(decisions)
-        """Bytes of each block in the last counted pass."""
+        self.seen = [BlockBytes()] * len(decisions)  # bytes of each block in the last counted pass
         self._decisions = decisions
         self._costs = costs
         self._held_by_others = held_by_others
@@ -343,7 +328,7 @@ class Room:
         return seen.output_bytes + (0 if self.recomputes(block) else seen.saved_bytes)
 
     def own_bytes(self, block: int) -> int:
-        """What stays of its forward pass, beside its boundaries, until it leaves."""
+        """What stays of its forward pass, besides its boundaries, until it leaves."""
         if self._costs is not None:
             return self._costs[block].own_bytes
         return 0 if self.recomputes(block) else self.seen[block].saved_bytes
@@ -356,7 +341,7 @@ class Room:
         return seen.input_bytes if seen.input_saved or self.recomputes(block) or block in self._held_by_others else 0
 
     def backward_bytes(self, block: int) -> int:
-        """What its backward pass takes beside what is kept, recomputing included."""
+        """What its backward pass takes besides what is kept, recomputing included."""
         if self._costs is None:
             return self.seen[block].saved_bytes if self.recomputes(block) else 0
         return self._costs[block].backward_bytes
@@ -370,7 +355,7 @@ class Room:
         self._limits.clear()
 
     def leaves_enough(self, num_bytes: int) -> bool:
-        """Whether blocks whose backward pass comes first keep their room if so many bytes come back before."""
+        """Whether blocks whose backward pass comes first keep their room if `num_bytes` come back before."""
         return not self._limits or self._issued + num_bytes <= self._limits[0][1]
 
     def issue(self, block: int, num_bytes: int) -> None:

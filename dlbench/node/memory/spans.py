@@ -1,4 +1,4 @@
-"""What a device did in a pass, operation by operation: computing, and transfers beside it."""
+"""What a device did in a pass, operation by operation: computing, and transfers alongside it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from typing import Any, Protocol
 
 from dlbench.node.memory.tiers import Tier
 
-COMPUTE, OUT, IN = "compute", "out", "in"
-"""Lanes of an operation."""
+COMPUTE, OUT, IN = "compute", "out", "in"  # lanes of an operation
 FORWARD, RECOMPUTE, BACKWARD, WAIT = "forward", "recompute", "backward", "wait"
 """Kinds of operations in the lane compute."""
-SWAP_OUT, SWAP_IN = "swap out", "swap in"
-"""Kinds of operations in the lanes out and in."""
+SWAP_OUT, SWAP_IN = "swap out", "swap in"  # kinds of operations in the lanes out and in
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSpan:
     """One operation of a watched pass; times in CLOCK_MONOTONIC."""
 
-    number: int
-    """Of the watched pass, from 0."""
+    number: int  # of the watched pass, from 0
     lane: str
     kind: str
     block: int
@@ -137,8 +134,7 @@ class ComputeLane:
             self.seconds()
 
 
-_MOST_MOMENTS = 10_000
-"""Durations held as moments until they are read, which on a GPU waits for it."""
+_MOST_MOMENTS = 10_000  # durations held as moments until they are read, which on a GPU waits for it
 
 
 class Watch:

@@ -1,13 +1,13 @@
 """What every far tier does: take the bytes of a storage away, and bring them back.
 
-Transfers out run one after the other in the order in which they were asked for, and so do transfers in; both beside the
-computation, on a thread (file) or a stream (GPU) of their own.
+Transfers out run one after the other in the order in which they were asked for, and so do transfers in; both alongside
+the computation, on a thread (file) or a stream (GPU) of their own.
 
 That of a rank that trains on a GPU is page-locked memory of the host. Nothing waits on the host: streams wait for
 events. Memory of the device that leaves was made on the stream that computes, and goes back to it when that stream is
 past the end of the copy; memory for what comes back is made there as well, and the copy waits for it. Page-locked
 memory is taken from one pool: to lock a page costs far more than to copy it. Not measured on a GPU; its order of waits
-is tested with streams and events that only note what they are told.
+is tested with streams and events that only note calls.
 """
 
 from __future__ import annotations
@@ -86,14 +86,12 @@ class Tier(Protocol):
         """Ends threads and gives everything back; twice does no harm."""
 
 
-ALIGNMENT = 4096
-"""Places begin and end at multiples of this, as direct I/O wants it."""
-_LOOSE = 1.25
-"""A free place is given to somewhat smaller bytes rather than a new one."""
+ALIGNMENT = 4096  # places begin and end at multiples of this, as direct I/O wants it
+_LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a new one
 
 
 def aligned(num_bytes: int) -> int:
-    """The multiple of `ALIGNMENT` that holds so many bytes."""
+    """The multiple of `ALIGNMENT` that holds `num_bytes`."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -102,8 +100,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = {}
-        self.end = 0
-        """Bytes that were ever in use: what the file or pool must hold."""
+        self.end = 0  # bytes that were ever in use: what the file or pool must hold
 
     def find(self, num_bytes: int) -> tuple[int, int]:
         """Offset and size of a place; one that is free if there is one of about that size, else a new one behind."""
@@ -130,7 +127,7 @@ class Calls(Protocol):
     """What of torch's CUDA interface is needed; tests stand in for it."""
 
     def new_stream(self, device: torch.device) -> Any:
-        """A stream beside that which computes."""
+        """A stream next to the one that computes."""
 
     def new_event(self, timing: bool) -> Any:
         """An event, with its time or without."""
@@ -182,14 +179,11 @@ class PinnedTicket:
     __slots__ = ("came", "coming", "left", "num_bytes", "offset", "place", "pool", "storage")
 
     def __init__(self, storage: torch.UntypedStorage, pool: int, offset: int, place: int) -> None:
-        self.storage: torch.UntypedStorage | None = storage
-        """Until its bytes are away."""
+        self.storage: torch.UntypedStorage | None = storage  # until its bytes are away
         self.num_bytes = storage.nbytes()
         self.pool, self.offset, self.place = pool, offset, place
-        self.left: Any = None
-        """Event at the end of the copy out."""
-        self.came: Any = None
-        """Event at the end of the copy in."""
+        self.left: Any = None  # Event at the end of the copy out
+        self.came: Any = None  # Event at the end of the copy in
         self.coming: torch.Tensor | None = None
 
 

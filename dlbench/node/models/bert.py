@@ -10,14 +10,27 @@ only attention knows where a sample begins.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from dlbench.node.models.build import Accuracy, Batch, Criterion, Loss, Network, Outputs, Products
+from dlbench.records.record import Setting
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.workload import BertModel, DataSpec, TextData
 
 NORM_EPSILON = 1e-12
 INIT_STD = 0.02
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FIRST_WORD = 5
+"""Ids below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here they only need to be five ids."""
+_CLS, _SEP, _MASK = 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -206,3 +219,192 @@ class BertForPreTraining(nn.Module):
         mlm_logits = functional.linear(masked, self.word_embedding.weight, self.mlm_bias)
         nsp_logits = self.nsp_classifier(torch.tanh(self.pooler(first)))
         return mlm_logits, nsp_logits
+
+
+class MaskedLmAccuracy(Accuracy):
+    """Share of masked places whose most likely token is right."""
+
+    name = "masked_lm_accuracy"
+    predictor = "always the most frequent token"
+
+    def _count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        used = batch["masked_weights"] > 0
+        self._tally(batch["masked_ids"], used, outputs[0].shape[2])
+        right = (outputs[0].argmax(2) == batch["masked_ids"]) & used
+        return right.sum(), used.sum()
+
+
+class AttentionWatch:
+    """How the batches of a rank reach attention, and which of torch's kernels serves them."""
+
+    def __init__(self, loss: Loss, plan: RunPlan, device: torch.device) -> None:
+        self._loss, self._plan, self._device = loss, plan, device
+        self._batches = {"masked": 0, "unmasked": 0, "unpadded": 0}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The same loss, counted."""
+        how = "unpadded" if "tokens" in batch else "masked" if "attention_mask" in batch else "unmasked"
+        self._batches[how] += 1
+        return self._loss(model, batch)
+
+    def settings(self) -> list[Setting]:
+        """What was asked for and what was in force; nothing before the first batch."""
+        batches = {name: num for name, num in self._batches.items() if num}
+        if not batches:
+            return []
+        spec = self._plan.workload.model
+        assert isinstance(spec, BertModel)
+        found = []
+        for name, num in batches.items():
+            try:
+                backend = attention_backend(self._plan, spec, name, self._device)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                backend = f"back-end not known: {type(error).__name__}"
+            found.append(f"{num} {name} ({backend})")
+        in_force: str = spec.attention
+        if in_force == "auto":
+            in_force = "masked" if list(batches) == ["masked"] else "no mask where there is no padding"
+        evidence = f"forward passes by what attention was given: {', '.join(found)}"
+        return [Setting(key="model.attention", requested=spec.attention, effective=in_force, evidence=evidence)]
+
+
+def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.device) -> str:
+    """Which of torch's attention kernels serves a batch of training, by torch's own choice for its shapes.
+
+    Args:
+        plan: gives batch, length and precision.
+        model: the network.
+        how: masked, unmasked or unpadded.
+        device: where it computes.
+    """
+    train, data = plan.workload.train, plan.workload.data
+    assert isinstance(data, TextData)  # the workload's validator holds this
+    num = train.batch_per_rank // train.gradient_accumulation
+    length, width = data.sequence_length, model.hidden_size // model.num_heads
+    query = torch.empty(
+        (num, length, model.num_heads, width), dtype=_TYPES.get(train.precision), device=device, requires_grad=True
+    )
+    if how == "unpadded":
+        return _unpadded_backend(query, model.dropout)
+    query = query.transpose(1, 2)
+    mask = torch.ones((num, 1, 1, length), dtype=torch.bool, device=device) if how == "masked" else None
+    choice = torch._fused_sdp_choice(query, query, query, attn_mask=mask, dropout_p=model.dropout)
+    return _name(SDPBackend(choice))
+
+
+def _unpadded_backend(query: torch.Tensor, dropout: float) -> str:
+    num, length = query.shape[:2]
+    if query.device.type != "cuda":
+        sample = query[:1].transpose(1, 2)
+        return f"{_name(SDPBackend(torch._fused_sdp_choice(sample, sample, sample, dropout_p=dropout)))}, each sample"
+    from torch.nested._internal.sdpa import _select_sdp_backend
+
+    starts = torch.arange(num + 1, dtype=torch.int32, device=query.device) * length
+    nested = torch.nested.nested_tensor_from_jagged(query.flatten(0, 1), starts, min_seqlen=1, max_seqlen=length)
+    nested = nested.transpose(1, 2)
+    choice = _select_sdp_backend(nested, nested, nested, None, dropout, False, False)  # type: ignore[no-untyped-call]
+    return f"{_name(choice)}, jagged"
+
+
+def _name(backend: SDPBackend) -> str:
+    return backend.name.lower().removesuffix("_attention")
+
+
+def _text_batch(vocab_size: int, data: TextData, num: int, generator: torch.Generator) -> Batch:
+    length = data.sequence_length
+    places = min(data.max_predictions, max(1, round(length * data.masked_lm_probability)))
+    first_word = min(_FIRST_WORD, vocab_size - 1)
+    ids = torch.randint(first_word, vocab_size, (num, length), generator=generator)
+    middle = length // 2
+    ids[:, 0] = _CLS % vocab_size
+    ids[:, [middle, length - 1]] = _SEP % vocab_size
+    # Every position but 0 may be chosen; unused places point at 0 and weigh nothing, as with real text.
+    order = torch.rand(num, max(length - 1, 1), generator=generator).argsort(1)[:, :places].sort(1).values + 1
+    positions = torch.zeros(num, data.max_predictions, dtype=torch.int64)
+    positions[:, : order.shape[1]] = order.clamp(max=length - 1)
+    weights = torch.zeros(num, data.max_predictions)
+    weights[:, : order.shape[1]] = 1.0
+    masked = ids.gather(1, positions) * weights.long()
+    ids.scatter_(1, order.clamp(max=length - 1), _MASK % vocab_size)
+    return {
+        "input_ids": ids,
+        "token_type_ids": (torch.arange(length) > middle).long().repeat(num, 1),
+        "attention_mask": torch.ones(num, length, dtype=torch.int64),
+        "masked_positions": positions,
+        "masked_ids": masked,
+        "masked_weights": weights,
+        "next_sentence": torch.randint(2, (num,), generator=generator),
+    }
+
+
+def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
+    ids, mask = (batch["input_ids"], batch["token_type_ids"]), batch.get("attention_mask")
+    if "tokens" in batch:
+        mlm_logits, nsp_logits = model(*ids, None, batch["places"], (batch["tokens"], batch["starts"]))
+    else:
+        mlm_logits, nsp_logits = model(*ids, mask, batch["masked_positions"])
+    return mlm_logits, nsp_logits
+
+
+def _pre_training_loss(outputs: Outputs, batch: Batch) -> Tensor:
+    mlm_logits, nsp_logits = outputs
+    per_place = functional.cross_entropy(
+        mlm_logits.float().flatten(0, 1), batch["masked_ids"].flatten(), reduction="none"
+    )
+    weights = batch["masked_weights"].flatten()
+    masked_lm: Tensor = (per_place * weights).sum() / weights.sum().clamp(min=1.0)
+    return masked_lm + functional.cross_entropy(nsp_logits.float(), batch["next_sentence"])
+
+
+class BertNetwork(Network[BertModel]):
+    """Batches as of `build.Batch`."""
+
+    meter = MaskedLmAccuracy
+
+    def build(self, spec: BertModel) -> nn.Module:
+        return BertForPreTraining(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            num_heads=spec.num_heads,
+            intermediate_size=spec.intermediate_size,
+            max_positions=spec.max_positions,
+            type_vocab_size=spec.type_vocab_size,
+            dropout=spec.dropout,
+        )
+
+    def outputs(self, spec: BertModel) -> Callable[[nn.Module, Batch], Outputs]:
+        """Masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2)."""
+        return _pre_training_logits
+
+    def criterion(self, label_smoothing: float = 0.0) -> Criterion:
+        """Masked-LM cross-entropy averaged over the used places plus next-sentence cross-entropy (section A.2)."""
+        return _pre_training_loss
+
+    def synthetic(
+        self, spec: BertModel, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool
+    ) -> Batch:
+        assert isinstance(data, TextData)  # the workload's validator holds this
+        return _text_batch(spec.vocab_size, data, num, generator)
+
+    def one_sample(self, spec: BertModel, data: DataSpec) -> tuple[Tensor, ...]:
+        assert isinstance(data, TextData)  # the workload's validator holds this
+        tokens = torch.zeros(1, data.sequence_length, dtype=torch.int64)
+        return tokens, tokens, tokens, torch.zeros(1, data.max_predictions, dtype=torch.int64)
+
+    def products(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> Products:
+        if isinstance(module, Attention):
+            # Scores and mixture, each (heads, S, S) by head width: the heads' widths sum to H. Padding is computed too.
+            _, length, width = arguments[0].shape
+            return [(part, "attention", length * length * width) for part in ("scores", "mixture")]
+        if isinstance(module, BertForPreTraining):
+            # The decoder is the word embedding used as a matrix, in no module of its own.
+            return [("mlm_decoder", "linear", output[0].numel() * module.word_embedding.embedding_dim)]
+        return []
+
+    def observed(self, loss: Loss, plan: RunPlan, device: torch.device) -> tuple[Loss, Callable[[], list[Setting]]]:
+        watch = AttentionWatch(loss, plan, device)
+        return watch.loss, watch.settings
+
+
+NETWORK = BertNetwork()

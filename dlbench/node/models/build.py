@@ -1,23 +1,23 @@
-"""A model specification becomes a network, its forward pass and its loss."""
+"""What the torch half of a network is: a `Network`; and what is asked of any: its loss, its quality, its multiply-adds.
+
+A meter holds the sums of one rank. What it tells is plain Python, so that any engine can gather it; `combine` makes
+one result of all ranks' sums, in which every sample (masked token, parameter) weighs the same, wherever it was counted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.models.cosmoflow import CosmoFlow
-from dlbench.node.models.density_input import network_volume
-from dlbench.node.models.resnet import ResNet
-from dlbench.specs.workload import BertModel, ModelSpec, ResNetModel
-
-# Mean and standard deviation of ImageNet's pixels in [0, 1], as the field uses them.
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+from dlbench.records.record import LayerMacs, Setting
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.workload import FLOPS_PER_MAC, TRAINING_PASSES, DataSpec, Model, ModelSpec
 
 Batch = dict[str, Tensor]
 """Tensors by name, the first dimension N is the sample.
@@ -40,102 +40,220 @@ Criterion = Callable[[Outputs, Batch], Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
 """Forward pass and loss: a scalar, the mean over the batch, in float32."""
 
+MetricName = Literal["top1", "masked_lm_accuracy", "mae"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """One evaluation over all ranks."""
+
+    value: float
+    """The metric."""
+    loss: float
+    """Mean loss over samples."""
+    samples: int
+    predictor_value: float
+    """The metric of a predictor that knows nothing but the evaluated targets' frequencies (or mean)."""
+
+
+class Meter:
+    """Sums over one rank's share of a validation set; `add` a batch at a time, on the batch's device."""
+
+    name: ClassVar[MetricName]
+    higher_is_better: ClassVar[bool]
+    predictor: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._hits: Tensor | float = 0.0
+        self._weight: Tensor | float = 0.0
+        self._loss: Tensor | float = 0.0
+        self._samples = 0
+
+    def add(self, outputs: Outputs, batch: Batch, loss: Tensor) -> None:
+        """Counts one batch; `loss` is its mean loss."""
+        hits, weight = self._count(outputs, batch)
+        num = len(next(iter(batch.values())))
+        self._hits, self._weight = self._hits + hits.double(), self._weight + weight.double()
+        self._loss, self._samples = self._loss + loss.double() * num, self._samples + num
+
+    def told(self) -> dict[str, Any]:
+        """The sums as plain Python; waits for the device."""
+        return {
+            "hits": float(self._hits),
+            "weight": float(self._weight),
+            "loss": float(self._loss),
+            "samples": self._samples,
+            "targets": self._targets(),
+        }
+
+    @classmethod
+    def combine(cls, parts: Sequence[dict[str, Any]]) -> Quality:
+        """The quality from all ranks' sums.
+
+        Raises:
+            ValueError: nothing was counted.
+        """
+        weight = sum(part["weight"] for part in parts)
+        samples = sum(part["samples"] for part in parts)
+        if not weight:
+            raise ValueError("no sample was evaluated")
+        return Quality(
+            value=sum(part["hits"] for part in parts) / weight,
+            loss=sum(part["loss"] for part in parts) / samples,
+            samples=samples,
+            predictor_value=cls._predicted([part["targets"] for part in parts]),
+        )
+
+    def _count(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def _targets(self) -> list[Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def _predicted(cls, targets: list[list[Any]]) -> float:
+        raise NotImplementedError
+
+
+class Accuracy(Meter):
+    """Share of right answers; the predictor always gives the most frequent one."""
+
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: Tensor | None = None
+
+    def _tally(self, targets: Tensor, used: Tensor, num_classes: int) -> None:
+        """Counts each target that is used (0 or 1 each) on the device."""
+        if self._counts is None:
+            self._counts = torch.zeros(num_classes, dtype=torch.int64, device=targets.device)
+        self._counts.index_add_(0, targets.flatten(), used.flatten().long())
+
+    def _targets(self) -> list[Any]:
+        counts = [] if self._counts is None else self._counts.tolist()
+        return [(value, count) for value, count in enumerate(counts) if count]
+
+    @classmethod
+    def _predicted(cls, targets: list[list[Any]]) -> float:
+        total: dict[int, int] = {}
+        for value, count in (item for part in targets for item in part):
+            total[value] = total.get(value, 0) + count
+        return max(total.values()) / sum(total.values())
+
+
+Products = list[tuple[str, str, int]]
+"""Of a module's call: part of its name (or nothing), kind of `LayerMacs`, multiply-adds."""
+
+Spec = TypeVar("Spec", bound=Model)
+
+
+class Network(Generic[Spec]):
+    """The torch half of a family of networks; its module holds one as `NETWORK`, see `dlbench.specs.workload.Model`."""
+
+    meter: ClassVar[type[Meter]]
+    """What its quality is measured with."""
+    channels_last: ClassVar[torch.memory_format] = torch.channels_last_3d
+    """The order of memory that model.memory_format channels-last is."""
+
+    def build(self, spec: Spec) -> nn.Module:
+        """The network, on the CPU, in fp32, with weights from torch's global generator."""
+        raise NotImplementedError
+
+    def outputs(self, spec: Spec) -> Callable[[nn.Module, Batch], Outputs]:
+        """The forward pass as a function of network and batch (keys as in `Batch`)."""
+        raise NotImplementedError
+
+    def criterion(self, label_smoothing: float = 0.0) -> Criterion:
+        """The loss as a function of outputs and batch."""
+        raise NotImplementedError
+
+    def synthetic(self, spec: Spec, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool) -> Batch:
+        """`num` made samples of the shapes that it takes, on the CPU; `counts`: volumes are counts."""
+        raise NotImplementedError
+
+    def one_sample(self, spec: Spec, data: DataSpec) -> tuple[Tensor, ...]:
+        """Arguments of the network's forward pass, N = 1, without values."""
+        raise NotImplementedError
+
+    def products(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> Products:
+        """Products of tensors in a module's call that its convolutions, dense layers and look-ups do not show."""
+        return []
+
+    def observed(self, loss: Loss, plan: RunPlan, device: torch.device) -> tuple[Loss, Callable[[], list[Setting]]]:
+        """The loss as it is trained with, and what its calls show of the settings in force."""
+        return loss, list
+
+
+def network_of(spec: ModelSpec) -> Network[Any]:
+    """The torch half of a specification."""
+    found: Network[Any] = import_module(spec.network).NETWORK
+    return found
+
 
 def build_model(spec: ModelSpec) -> nn.Module:
     """The network of a specification, on the CPU, in fp32, with weights from torch's global generator."""
-    if isinstance(spec, ResNetModel):
-        return ResNet(spec.num_classes, spec.stage_blocks, spec.base_width, spec.zero_init_residual)
-    if isinstance(spec, BertModel):
-        return BertForPreTraining(
-            vocab_size=spec.vocab_size,
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            num_heads=spec.num_heads,
-            intermediate_size=spec.intermediate_size,
-            max_positions=spec.max_positions,
-            type_vocab_size=spec.type_vocab_size,
-            dropout=spec.dropout,
-        )
-    return CosmoFlow(
-        spec.input_size, spec.input_channels, spec.conv_channels, spec.dense_sizes, spec.dropout, spec.num_targets
-    )
-
-
-def outputs_for(spec: ModelSpec) -> Callable[[nn.Module, Batch], Outputs]:
-    """The forward pass of a specification as a function of network and batch (keys as in `Batch`)."""
-    if isinstance(spec, ResNetModel):
-        channels_last = spec.memory_format == "channels-last"
-        return lambda model, batch: (model(normalised(batch["image"], channels_last=channels_last)),)
-    if isinstance(spec, BertModel):
-        return _pre_training_logits
-    channels_last = spec.memory_format == "channels-last"
-    return lambda model, batch: (model(network_volume(batch["volume"], channels_last=channels_last)),)
-
-
-def criterion_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Criterion:
-    """The loss of a specification as a function of outputs and batch: a scalar, the mean over the batch, in fp32.
-
-    ResNet: cross-entropy with label smoothing. BERT: masked-LM cross-entropy averaged over the used places plus
-    next-sentence cross-entropy (Devlin et al. 2018, section A.2). CosmoFlow: mean squared error.
-
-    Args:
-        spec: the model.
-        label_smoothing: share of the target spread over all classes (ResNet only).
-    """
-    if isinstance(spec, ResNetModel):
-        return lambda outputs, batch: functional.cross_entropy(
-            outputs[0].float(), batch["label"], label_smoothing=label_smoothing
-        )
-    if isinstance(spec, BertModel):
-        return _pre_training_loss
-    return lambda outputs, batch: functional.mse_loss(outputs[0].float(), batch["target"])
+    return network_of(spec).build(spec)
 
 
 def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
-    """Forward pass and loss of a specification in one; see `outputs_for` and `criterion_for`."""
-    outputs, criterion = outputs_for(spec), criterion_for(spec, label_smoothing)
+    """Forward pass and loss of a specification in one; `label_smoothing`: share of the target spread over classes."""
+    network = network_of(spec)
+    outputs, criterion = network.outputs(spec), network.criterion(label_smoothing)
     return lambda model, batch: criterion(outputs(model, batch), batch)
 
 
-def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
-    """(N, H, W, 3) uint8 pixels -> (N, 3, H, W) with ImageNet's mean and deviation taken out, in one pass.
+# --- multiply-adds of one sample, counted on the network itself; no data, no memory, no device (torch's meta tensors)
 
-    It is done where the network computes: 8-bit pixels are a quarter of the bytes to copy, and they are already in
-    the order of channels-last. The result is float32, or under autocast the type that the first layer would cast to.
+
+def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
+    """Every layer of the network with its multiply-adds for one sample, in the order of the forward pass.
+
+    Counted are the products of tensors: convolutions, dense layers, the two products of attention. Norms, activations,
+    pooling, softmax and look-ups are not, as in MLPerf and in Chowdhery et al., "PaLM" (2022), appendix B: model FLOPs,
+    nothing that is computed again. Kinds are conv2d, conv3d, linear, embedding (0: it looks up) and attention (the two
+    products, each a row).
+
+    Takes well under a second in a process that has made an optimizer, as every rank has; the first of the two loads
+    torch's compiler, which costs seconds.
+
+    Args:
+        spec: the network; also gives the shape of an image or a volume.
+        data: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
+            positions, which is what it computes, however many of them are used.
     """
-    kind, device = torch.float32, image.device
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        kind = torch.get_autocast_dtype(device.type)
-    shift, scale = _pixel_constants(device)
-    pixels = image.permute(0, 3, 1, 2)
-    order = torch.channels_last if channels_last else torch.contiguous_format
-    found = torch.empty(pixels.shape, dtype=kind, device=device, memory_format=order)
-    return torch.addcmul(shift, pixels, scale, out=found)
+    layers: list[LayerMacs] = []
+    network = network_of(spec)
+
+    def count(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
+        def note(module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> None:
+            for part, kind, macs in (*_own_products(module, output), *network.products(module, arguments, output)):
+                layers.append(LayerMacs(name=f"{name}.{part}".strip("."), kind=kind, macs=macs))
+
+        return note
+
+    with torch.device("meta"), torch.no_grad():
+        # Batch norm in training would refuse one sample where a map has shrunk to one place.
+        model = network.build(spec).eval()
+        for name, module in model.named_modules():
+            module.register_forward_hook(count(name))
+        model(*network.one_sample(spec, data))
+    return layers
 
 
-@lru_cache(maxsize=8)
-def _pixel_constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """-mean / deviation and 1 / (255 deviation), each (3, 1, 1); made once, as a copy would make the host wait."""
-    shift = [-mean / deviation for mean, deviation in zip(MEAN, STD, strict=True)]
-    scale = [1 / (255 * deviation) for deviation in STD]
-    one, other = (torch.tensor(values, device=device).view(3, 1, 1) for values in (shift, scale))
-    return one, other
+def _own_products(module: nn.Module, output: Any) -> Products:
+    if isinstance(module, nn.Conv2d | nn.Conv3d):
+        per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
+        return [("", "conv2d" if isinstance(module, nn.Conv2d) else "conv3d", output.numel() * per_output)]
+    if isinstance(module, nn.Linear):
+        return [("", "linear", output.numel() * module.in_features)]
+    return [("", "embedding", 0)] if isinstance(module, nn.Embedding) else []
 
 
-def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
-    ids, mask = (batch["input_ids"], batch["token_type_ids"]), batch.get("attention_mask")
-    if "tokens" in batch:
-        mlm_logits, nsp_logits = model(*ids, None, batch["places"], (batch["tokens"], batch["starts"]))
-    else:
-        mlm_logits, nsp_logits = model(*ids, mask, batch["masked_positions"])
-    return mlm_logits, nsp_logits
+def training_flops_per_sample(layers: Sequence[LayerMacs]) -> int:
+    """Floating-point operations of training on one sample: 3 passes x 2 operations x multiply-adds.
 
-
-def _pre_training_loss(outputs: Outputs, batch: Batch) -> Tensor:
-    mlm_logits, nsp_logits = outputs
-    per_place = functional.cross_entropy(
-        mlm_logits.float().flatten(0, 1), batch["masked_ids"].flatten(), reduction="none"
-    )
-    weights = batch["masked_weights"].flatten()
-    masked_lm: Tensor = (per_place * weights).sum() / weights.sum().clamp(min=1.0)
-    return masked_lm + functional.cross_entropy(nsp_logits.float(), batch["next_sentence"])
+    A first convolution reads the image or the volume itself, whose gradient nobody computes: it has 2 passes.
+    """
+    unneeded = layers[0].macs if layers and layers[0].kind in ("conv2d", "conv3d") else 0
+    return FLOPS_PER_MAC * (TRAINING_PASSES * sum(layer.macs for layer in layers) - unneeded)

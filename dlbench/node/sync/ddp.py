@@ -311,12 +311,8 @@ _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
 class WatchedHook:
     """The hook of one module.
 
-    Args:
-        wire: fp32, fp16, bf16 or powersgd.
-        powersgd_rank: rank of the approximation.
-        backend: gloo or nccl.
-        watch: told of every bucket while its window is open.
-        mark_backward: called when the last bucket is handed over.
+    `wire`: fp32, fp16, bf16 or powersgd. `powersgd_rank`: rank of the approximation. `backend`: gloo or nccl. `watch`:
+    told of every bucket while its window is open. `mark_backward`: called when the last bucket is handed over.
     """
 
     def __init__(
@@ -455,8 +451,7 @@ def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]
 def require_sum(wire: str, backend: str, device: torch.device, ranks: int) -> None:
     """Whether the back-end really sums this format; called by all ranks.
 
-    Raises:
-        EnvironmentLacksError: it does not.
+    Raises `EnvironmentLacksError`: it does not.
     """
     if wire not in ("fp16", "bf16"):
         return

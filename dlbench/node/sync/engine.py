@@ -60,9 +60,8 @@ class Engine:
     def start(self) -> None:
         """Finds the other ranks.
 
-        Raises:
-            EnvironmentLacksError: the library is missing or lacks the needed operation.
-            RunError: the ranks did not find each other as planned.
+        Raises `EnvironmentLacksError`: the library is missing or lacks the needed operation; `RunError`: the ranks did
+        not find each other as planned.
         """
 
     def prepare(

@@ -48,11 +48,7 @@ LONGEST_WAIT_S = 20.0
 class KeyServer:
     """Serves on threads of its own, until `close` or the end of the process.
 
-    Args:
-        address: IPv4 address to listen at.
-
-    Raises:
-        OSError: cannot listen at this address.
+    `address`: IPv4 address to listen at. Raises `OSError`: cannot listen at this address.
     """
 
     def __init__(self, address: str) -> None:
@@ -216,11 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
-    """Does one operation of torch's store; values are base64.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is none.
-    """
+    """Does one operation of torch's store; values are base64. Raises `KeyError, TypeError, ValueError`: it is none."""
     name = order["op"]
     if name == "set":
         keys.put({str(key): base64.b64decode(value) for key, value in order["values"].items()})
@@ -261,14 +253,9 @@ _SLACK_S = 60.0
 def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> MeetingPlace:
     """Where all ranks meet: on rank 0 made and published, on the others waited for.
 
-    Args:
-        path: `rendezvous.json` of the run.
-        place: this rank.
-        interface: the planned network interface; None: the one the host name stands for.
-        wait_s: the longest wait for rank 0, whose node may be minutes behind in importing.
-
-    Raises:
-        RunError: rank 0 has not published, or cannot listen.
+    `path`: `rendezvous.json` of the run. `place`: this rank. `interface`: the planned network interface; None: the one
+    the host name stands for. `wait_s`: the longest wait for rank 0, whose node may be minutes behind in importing.
+    Raises `RunError`: rank 0 has not published, or cannot listen.
     """
     if place.rank != 0:
         return rendezvous.await_address(path, place, wait_s)
@@ -285,14 +272,8 @@ def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: fl
 def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.timedelta) -> RunStore:
     """The store of this run, once all ranks are there; Gloo and NCCL are told what goes with it.
 
-    Args:
-        path: as `open_meeting`.
-        place: this rank.
-        interface: as `open_meeting`.
-        timeout: the longest wait for the other ranks, and for a key later on.
-
-    Raises:
-        RunError: as `open_meeting`, or not all ranks came.
+    `path`: as `open_meeting`. `place`: this rank. `interface`: as `open_meeting`. `timeout`: the longest wait for the
+    other ranks, and for a key later on. Raises `RunError`: as `open_meeting`, or not all ranks came.
     """
     meeting = open_meeting(path, place, interface, timeout.total_seconds())
     store = RunStore(meeting, timeout)

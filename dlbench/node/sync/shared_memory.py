@@ -212,8 +212,7 @@ class Room:
     def meet(self, call: Call) -> list[Call]:
         """Returns when all ranks are at their next call: these calls.
 
-        Raises:
-            RunError: another rank died, left or is late, or does something else.
+        Raises `RunError`: another rank died, left or is late, or does something else.
         """
         code = (CALLS.index(call.name), call.elements, DTYPES.index(call.dtype), call.root, call.place)
         # Two lines in turn: a rank may be one call ahead of another that still reads the one before, never two.
@@ -237,8 +236,7 @@ class Room:
     def wait(self, call: Call) -> None:
         """Returns when all ranks are here too, and sees what they stored before.
 
-        Raises:
-            RunError: another rank died, left or is late.
+        Raises `RunError`: another rank died, left or is late.
         """
         if self._broken:
             raise PeerLostError(self._broken)
@@ -346,9 +344,7 @@ class SharedMemoryGroup:
         memory of one rank, rounded up to a line of each rank in each half. Longer than `timeout_s` no rank waits for
         another, here or in a call.
 
-        Raises:
-            RunError: not all ranks came, or the name is in use.
-            EnvironmentLacksError: not on Linux.
+        Raises `RunError`: not all ranks came, or the name is in use; `EnvironmentLacksError`: not on Linux.
         """
         self.ranks, self.index = ranks, index
         lines = max(capacity_bytes // (2 * len(ranks) * LINE_BYTES), 1)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,23 +63,25 @@ def anchored() -> Anchor:
     return found
 
 
-class Clock(Protocol):
-    """Moments, and the order between computing and exchanging."""
+class Clock:
+    """Moments, and the order between computing and exchanging: of a CPU, where a call returns when its work is done."""
+
+    marks_are_free = True
+    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
 
     def enter_thread(self) -> None:
         """Called once on the communication thread."""
 
-    marks_are_free: bool
-    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
-
     def mark(self) -> Any:
         """This moment, on the stream in force."""
+        return time.monotonic_ns()
 
     def give_back(self, moments: Iterable[Any]) -> None:
         """These long past moments will never be read again."""
 
     def exchanging(self, ready: Any) -> AbstractContextManager[object]:
         """Within it, work is ordered on the stream of exchanges, after the moment `ready`."""
+        return nullcontext()
 
     def join(self) -> None:
         """What is ordered from now on comes after all exchanges."""
@@ -89,10 +91,12 @@ class Clock(Protocol):
 
     def between(self, first: Any, last: Any) -> float:
         """Seconds from one moment to another."""
+        return float(last - first) / 1e9
 
     @property
     def error_s(self) -> float:
         """By how much `monotonic_ns` may be off, seconds."""
+        return 0.0
 
     def anchor(self) -> None:
         """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step.
@@ -102,46 +106,10 @@ class Clock(Protocol):
 
     def monotonic_ns(self, moment: Any) -> int:
         """A moment as nanoseconds of CLOCK_MONOTONIC; after `anchor` and, behind the moment, `settle`."""
+        return int(moment)
 
 
-class HostClock:
-    """CPU: a call returns when its work is done."""
-
-    marks_are_free = True
-
-    def enter_thread(self) -> None:
-        pass
-
-    def mark(self) -> int:
-        return time.monotonic_ns()
-
-    def give_back(self, moments: Iterable[int]) -> None:
-        pass
-
-    def exchanging(self, ready: int) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def join(self) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def between(self, first: int, last: int) -> float:
-        return (last - first) / 1e9
-
-    @property
-    def error_s(self) -> float:
-        return 0.0
-
-    def anchor(self) -> None:
-        pass
-
-    def monotonic_ns(self, moment: int) -> int:
-        return moment
-
-
-class CudaClock:
+class CudaClock(Clock):
     """GPU: a stream of its own for exchanges. Events that were given back are recorded again."""
 
     marks_are_free = False
@@ -199,7 +167,7 @@ class CudaClock:
 
 def clock_for(device: torch.device) -> Clock:
     """The clock of a device."""
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else Clock()
 
 
 Interval = tuple[float, float]
@@ -374,10 +342,7 @@ def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, fl
     A ring sends 2 (p - 1) / p of the vector to the right neighbour (science of all-reduce: Patarasuk and Yuan,
     2009). Where groups are blocks of neighbouring ranks, one rank of each group has its neighbour in another one.
 
-    Args:
-        wire_bytes: length of all vectors together.
-        ranks: p.
-        groups: equal blocks of neighbouring ranks.
+    `wire_bytes`: length of all vectors together. `ranks`: p. `groups`: equal blocks of neighbouring ranks.
     """
     total = 2 * (ranks - 1) / ranks * wire_bytes
     across = total * groups / ranks if groups > 1 else 0.0
@@ -406,14 +371,11 @@ def over_ranks(
 ) -> Timed:
     """One sample from what each rank noted.
 
-    Args:
-        starts_ns: by rank, on the rank's clock.
-        durations_ns: by rank, from its start to its end.
-        operations: in the sample.
-        from_last_start: whether the time runs from the last rank's start to the last end, which takes one clock;
-            otherwise it is the slowest rank's duration.
-        one_clock: whether ranks share a clock. Otherwise starts cannot be compared: the spread of durations stands for
-            theirs, since ranks that wait for each other end together, within one operation.
+    `starts_ns`: by rank, on the rank's clock. `durations_ns`: by rank, from its start to its end. `operations`: in the
+    sample. `from_last_start`: whether the time runs from the last rank's start to the last end, which takes one clock;
+    otherwise it is the slowest rank's duration. `one_clock`: whether ranks share a clock. Otherwise starts cannot be
+    compared: the spread of durations stands for theirs, since ranks that wait for each other end together, within one
+    operation.
     """
     skew = (max(starts_ns) - min(starts_ns)) if one_clock else (max(durations_ns) - min(durations_ns))
     taken = max(durations_ns)
@@ -425,8 +387,7 @@ def over_ranks(
 def enough_operations(seconds: float, operations: int, most: int) -> int:
     """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`.
 
-    Returns:
-        `operations` itself once that is long enough, or cannot be more than `most`.
+    Returns `operations` itself once that is long enough, or cannot be more than `most`.
     """
     if seconds >= LEAST_SAMPLE_S or operations >= most:
         return operations

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -35,13 +35,18 @@ DenseSum = Callable[[torch.Tensor], None]
 """Sums a contiguous one-dimensional tensor of any floating type in place over all ranks; returns when it is done."""
 
 
-class WireFormat(Protocol):
-    """One format. All ranks exchange the same buckets in the same order."""
+class WireFormat:
+    """One format; all ranks exchange the same buckets in the same order. By default gradients travel as they are."""
 
-    name: str
+    name = "fp32"
     """As in `sync.wire`."""
-    dense_switches: int
+    dense_switches = 0
     """Sparse messages of the whole run that were sent dense because that took fewer bytes."""
+
+    @property
+    def bytes_per_element(self) -> float:
+        """Bytes of an element on the wire: a flat all-reduce sends 2 (p-1)/p x elements x this per rank, of p ranks."""
+        return 4.0
 
     @property
     def overflows(self) -> int:
@@ -49,14 +54,12 @@ class WireFormat(Protocol):
 
         Waits for the device. Over ranks the least counts (`OverflowCount`).
         """
+        return 0
 
     @property
     def density(self) -> float | None:
         """Share of non-zero entries in all sums of sparse messages so far; None where nothing is sparse."""
-
-    @property
-    def bytes_per_element(self) -> float:
-        """Bytes of an element on the wire: a flat exchange sends 2 (p-1)/p x elements x this a rank, of p ranks."""
+        return None
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
         """Says which tensors (name, elements) make up each bucket from now on; what is kept by tensor stays."""
@@ -66,41 +69,20 @@ class WireFormat(Protocol):
 
         `number` is the bucket's position in the layout.
         """
-
-
-class PlainWire:
-    """Gradients as they are."""
-
-    name = "fp32"
-    overflows = 0
-    dense_switches = 0
-    density = None
-    bytes_per_element = 4.0
-
-    def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Nothing is kept."""
-
-    def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: Group) -> None:
-        """The planned exchange itself."""
         dense(vector)
 
 
-class NarrowWire:
+class NarrowWire(WireFormat):
     """Gradients cast to a 16-bit type and summed in it (or wider, where what carries them does so)."""
 
-    dense_switches = 0
-    density = None
     bytes_per_element = 2.0
 
     def __init__(self, name: Wire, dtype: torch.dtype) -> None:
         """`dtype` is the type on the wire."""
-        self.name: str = name
+        self.name = name
         self._overflow = OverflowCount()
         self._dtype = dtype
         self._buffer: torch.Tensor | None = None
-
-    def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Nothing is kept."""
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: Group) -> None:
         """Casts, sums and casts back. fp16 ends at 65504: a sum that is not finite is found by reading it once more."""
@@ -127,11 +109,10 @@ class NarrowWire:
 def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
     """The format `sync.wire` names; `density` is for topk, of `world_size` ranks.
 
-    Raises:
-        UserError: powersgd, which is no format of vectors.
+    Raises `UserError`: powersgd, which is no format of vectors.
     """
     if name == "fp32":
-        return PlainWire()
+        return WireFormat()
     if name == "fp16":
         return NarrowWire(name, torch.float16)
     if name == "bf16":
@@ -159,7 +140,7 @@ def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
     return 2 * elements * VALUE_BYTES < world_size * entries * PAIR_BYTES
 
 
-class TopkWire:
+class TopkWire(WireFormat):
     """Sparse messages with error feedback.
 
     What is not yet sent is kept by the name of its tensor, so it survives other buckets. It is not part of checkpoints.
@@ -170,7 +151,6 @@ class TopkWire:
     """
 
     name = "topk"
-    overflows = 0
 
     def __init__(self, density: float, world_size: int) -> None:
         """`density` is the share of a bucket's entries that a rank sends (0 to 1]."""
@@ -201,8 +181,7 @@ class TopkWire:
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
         """Buckets become these tensors (name, elements); needed before the first exchange too.
 
-        Raises:
-            ValueError: a name occurs twice, or a tensor that has something waiting is gone or has another size.
+        Raises `ValueError`: a name occurs twice, or a tensor that has something waiting is gone or has another size.
         """
         waiting = self.waiting()
         sizes = dict(pair for bucket in layout for pair in bucket)
@@ -227,8 +206,7 @@ class TopkWire:
     def exchange(self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: Group) -> None:
         """Sends the largest entries of gradient and rest together; `vector` becomes the sum of what all ranks sent.
 
-        Raises:
-            ValueError: the bucket is not in the layout, or not of this size.
+        Raises `ValueError`: the bucket is not in the layout, or not of this size.
         """
         rest = self._rest(number, vector)
         elements = vector.numel()
@@ -308,8 +286,7 @@ class OverflowCount:
     def begin(self, own: torch.Tensor) -> int | None:
         """Before a message is cast; for `end`. On a CPU nothing is read yet.
 
-        Args:
-            own: this rank's share in fp32, one-dimensional.
+        `own`: this rank's share in fp32, one-dimensional.
         """
         if own.device.type == "cpu":
             return None
@@ -325,10 +302,8 @@ class OverflowCount:
     def end(self, slot: int | None, result: torch.Tensor, own: Callable[[], Sequence[torch.Tensor]]) -> None:
         """After the message, on whatever stream.
 
-        Args:
-            slot: as `begin` returned it.
-            result: the sum or mean, as it was on the wire or cast back.
-            own: this rank's share once more, where nothing was read yet; called only if `result` is not finite.
+        `slot`: as `begin` returned it. `result`: the sum or mean, as it was on the wire or cast back. `own`: this
+        rank's share once more, where nothing was read yet; called only if `result` is not finite.
         """
         if slot is None:
             if not _is_finite(result) and all(map(_is_finite, own())):

@@ -229,7 +229,7 @@ class ActivationMemory:
 
     def summary(self) -> dict[str, Any]:
         """What rank 0 needs of this rank, plain Python."""
-        counts = self._blocks.told()
+        counts = self._blocks.summary()
         passes = int(counts.pop("passes"))
         return {
             "rank": self._rank,

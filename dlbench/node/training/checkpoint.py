@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from dlbench.errors import IncompleteDataError, UserError, refused
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
-from dlbench.node.models.bert import BertForPreTraining
 from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
 from dlbench.records.folder import CHECKPOINT_SUFFIX
 from dlbench.records.record import Evaluation, Setting
@@ -39,6 +38,7 @@ from dlbench.specs.base import NonNegative, Spec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 from dlbench.specs.weights_file import KEY, POSITIONS, Fit, UnfitNamesError, fit_names
+from dlbench.specs.workload import ModelSpec
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -353,12 +353,13 @@ class InitialWeights:
         return [Setting(key=KEY, requested=self.path, effective=self.path, evidence=self.said)]
 
 
-def load_initial(asked: str, model: nn.Module) -> InitialWeights:
+def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> InitialWeights:
     """Puts the weights of a file into a network, in place.
 
     Args:
         asked: a safetensors file, or a run's folder with checkpoints.
         model: the network without an engine's wrapper, on any device.
+        spec: what it was built from.
 
     Raises:
         UserError: the file is missing, of another form, or of another network.
@@ -373,7 +374,7 @@ def load_initial(asked: str, model: nn.Module) -> InitialWeights:
         raise UserError(f"{KEY} {path}: cannot be read: {why_unreadable(error)}") from None
     except SafetensorError as error:
         raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
-    said = _from_own(path, model) if is_own else _from_public(path, model)
+    said = _from_own(path, model) if is_own else _from_public(path, model, spec)
     return InitialWeights(path=asked, said=f"rank 0 read {said}; SHA-256 {file_sha256(path)}")
 
 
@@ -396,8 +397,8 @@ def _from_own(path: Path, model: nn.Module) -> str:
     return f"{len(state)} tensors of dlbench's checkpoint of step {step}, without its optimizer"
 
 
-def _from_public(path: Path, model: nn.Module) -> str:
-    if not isinstance(model, BertForPreTraining):
+def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
+    if spec.public_shapes() is None:
         raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
     parameters = dict(model.named_parameters())
     try:

@@ -20,8 +20,7 @@ import torch
 
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.garbage import COLLECT_EVERY
-from dlbench.node.models.build import criterion_for, outputs_for
-from dlbench.node.models.metrics import Meter, Quality, meter_for
+from dlbench.node.models.build import Quality, network_of
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import (
     SHARED_BY,
@@ -48,8 +47,8 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
         UserError, RunError: the data cannot be read, as for training.
     """
     spec, model, compilation = context.plan.workload.model, state.model, state.compilation
-    outputs_of, criterion = outputs_for(spec), criterion_for(spec)
-    meter: Meter = meter_for(spec)()
+    network = network_of(spec)
+    outputs_of, criterion, meter = network.outputs(spec), network.criterion(), network.meter()
     model.eval()
     try:
         with torch.no_grad(), compilation.uncompiled() if compilation is not None else nullcontext():
@@ -77,7 +76,7 @@ class Pauses:
     def __init__(self, context: RankContext, state: TrainState, source: EvaluationSource | None) -> None:
         self._context, self._state, self._source = context, state, source
         self._plan, self._schedule, self._events = context.plan, state.schedule, context.events
-        self._meter = meter_for(context.plan.workload.model)
+        self._meter = network_of(context.plan.workload.model).meter
         self.evaluations: list[Evaluation] = []
         self._trained_before_s = 0.0
         self._predictor_value = math.nan

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -65,7 +65,6 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
-from dlbench.specs.workload import BertModel, ResNetModel
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
@@ -159,7 +158,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         model = kernels.placed(build_model(workload.model))
         initial: InitialWeights | None = None
         if plan.checkpoint.initialize_from is not None and context.place.rank == 0:  # the engine gives them to others
-            initial = load_initial(plan.checkpoint.initialize_from, model)
+            initial = load_initial(plan.checkpoint.initialize_from, model, workload.model)
         loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
         loss_of, batch_of = sample_loss(model, loss, precision), sample_batches(plan, device)
         compilation: Compilation | None = None
@@ -364,9 +363,8 @@ def _open_training(
             patience_s=plan.measure.stall_timeout_s * PATIENCE,
         )
     model = plan.workload.model
-    if isinstance(model, BertModel) and model.attention == "auto" and train.cuda_graphs != "none":
-        # A captured step is replayed with the same arguments: some batches with a mask and some without do not fit.
-        model = model.model_copy(update={"attention": "auto" if data.is_synthetic else "masked"})
+    if train.cuda_graphs != "none":
+        model = model.captured(data)
     source = build_source(
         model,
         data,
@@ -428,9 +426,9 @@ def _delivery(context: RankContext, batches: Iterator[Batch], source: BatchSourc
     if workload.data.reader == "nvimagecodec":
         from dlbench.node.data.images import RegionDecoder
 
-        assert isinstance(workload.model, ResNetModel)  # the workload's validators hold this
+        network: Any = workload.model  # of images, by the workload's validators
         is_whole = workload.data.decode == "full"
-        decode = RegionDecoder(context.device, workload.model.image_size, is_whole=is_whole, name=source.sample_name)
+        decode = RegionDecoder(context.device, network.image_size, is_whole=is_whole, name=source.sample_name)
     return Delivery(batches, source.ahead, context.device, workload.data.device_prefetch, decode)
 
 

@@ -26,7 +26,7 @@ from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
-from dlbench.node.models.flops import forward_macs, training_flops_per_sample
+from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.report import with_tuning_cost
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
@@ -129,7 +129,7 @@ def rank_summary(
         "nccl": transport,
         "warnings": warnings,
         "emulates_precision": state.precision.is_emulated,
-        "reads": [epoch.told() for epoch in state.source.epoch_reads()],
+        "reads": [epoch.to_dict() for epoch in state.source.epoch_reads()],
         "norms": state.noise.squared_norms() if state.noise is not None else [],
         "memory": memory.summary() if memory is not None else None,
     }
@@ -543,7 +543,7 @@ def sample_summary(source: BatchSource) -> dict[str, Any] | None:
     """What this rank read and exchanged, plain Python; None where nothing is read."""
     if source.audit is None:
         return None
-    return {**source.audit.told(), "exchange": source.exchange.told() if source.exchange is not None else None}
+    return {**source.audit.summary(), "exchange": source.exchange.summary() if source.exchange is not None else None}
 
 
 def shuffled(

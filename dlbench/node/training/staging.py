@@ -104,7 +104,7 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
     while True:
         if work is not None:
             work.wait(_PERIOD_S)
-        everyone = context.engine.gather(work.told() if work is not None else None)
+        everyone = context.engine.gather(work.status() if work is not None else None)
         nodes = [one for one in everyone if one is not None]
         _require_none_failed(work, everyone, context.place)
         if all(one["done"] for one in nodes):

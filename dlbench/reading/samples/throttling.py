@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlbench.reading.samples.gpu_use import computes_on_gpu, gpus_of_ranks
 from dlbench.reading.samples.integral import counter_curve, joined
 from dlbench.reading.samples.node_samples import (
     Interval,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
+
 
 _FIELDS = re.compile(r"gpu\.\d+\.(sm_clock_hz|sm_clock_max_hz|clock_reasons)")
 _QUOTA = "host.cpu.throttled_s"
@@ -252,4 +252,57 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
             else "no CPU-quota throttling"
         )
         + "; CPU frequency changes are not attributed",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """The GPUs of one node that count."""
+
+    gpus: tuple[int, ...]
+    """NVML's numbers; none where no rank used one, or the share of a board is not known."""
+    is_certain: bool
+    """False where some of them may not have been used by the run."""
+    how: str
+    """How it is known, or why there is none; a sentence without its full stop."""
+
+
+def sampled_gpus(samples: NodeSamples) -> tuple[int, ...]:
+    """Numbers of all GPUs with a sampled field."""
+    found = (re.match(r"gpu\.(\d+)\.", name) for name in samples.names)
+    return tuple(sorted({int(match[1]) for match in found if match}))
+
+
+def computes_on_gpu(run: Run, node: int) -> bool:
+    """Whether a rank of the node computed on a GPU."""
+    return any(rank.device.startswith("cuda") for rank in node_ranks(run, node))
+
+
+def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
+    """The GPUs of a node that the run's ranks used, by their UUIDs; all of the node where these are not known."""
+    ranks = node_ranks(run, samples.node_rank)
+    if not computes_on_gpu(run, samples.node_rank):
+        return GpuUse(gpus=(), is_certain=True, how="no rank of the node computes on a GPU")
+    gpus = sampled_gpus(samples)
+    if not gpus:
+        return GpuUse(gpus=(), is_certain=True, how=samples.why_not("gpu.0.power_w", "gpu"))
+    used = [rank.gpu for rank in ranks if rank.gpu is not None]
+    numbers = {samples.facts.get(f"gpu.{gpu}.uuid"): gpu for gpu in gpus}
+    found = tuple(sorted(numbers[gpu.uuid] for gpu in used if gpu.uuid in numbers))
+    if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in found):
+        return GpuUse(
+            gpus=(),
+            is_certain=True,
+            how=f"GPUs of {samples.host} are divided (MIG): power and energy are those of the whole board, and no "
+            "share of them is known",
+        )
+    if len({gpu.uuid for gpu in used}) == len(gpus):
+        return GpuUse(gpus=gpus, is_certain=True, how="a rank on every GPU of the node")
+    if used and len(found) == len(used):
+        return GpuUse(gpus=found, is_certain=True, how="by the UUIDs of the ranks' GPUs")
+    return GpuUse(
+        gpus=gpus,
+        is_certain=False,
+        how=f"which of the {len(gpus)} GPUs of {samples.host} the {len(used)} ranks used is not known: all of "
+        "them count",
     )

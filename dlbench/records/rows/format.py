@@ -7,7 +7,7 @@ reads can tell a block that is not whole yet from one that was damaged. Rows are
 bytes, then all second bytes, and so on; columns named in the header's `delta` hold differences to the row before in
 the same block, modulo their size. A note is JSON.
 
-Writing needs the standard library alone: samplers use it, and must be light. `block_reader` reads.
+Writing needs the standard library alone: samplers use it, and must be light. `dlbench.records.rows.reader` reads.
 """
 
 from __future__ import annotations

@@ -18,10 +18,6 @@ def to_csv(document: Document, table: str) -> str:
 
     Text that a spreadsheet would read as a formula gets an apostrophe in front.
 
-    Args:
-        document: what to print of.
-        table: a name of `all_tables`.
-
     Raises:
         UserError: there is no such table.
     """

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -33,30 +33,22 @@ from dlbench.report.wording import harmless
 
 DRAWERS = 2
 """Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare."""
-
 MAX_CHARTED_GROUPS = 10
 """Further groups are shown as tables only, so that the page stays small and is made in little time."""
-
 CHART_BYTES = 1_600_000
 """Charts of further groups are left out once those drawn take so much of the page."""
-
 MAX_GROUPS = 25
 """Further groups get a line each, for the same reason."""
-
 DOWNLOAD_BYTES = 700_000
 """Files in the page, together; what does not fit is left to the command."""
-
 HEADLINE = 100
 """Characters of a line that stands for a folded section."""
-
 PAIR_COLUMNS = 5
-"""Columns of a table that has room beside a chart."""
-
+"""Columns of a table that has room next to a chart."""
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A chart with its static SVG."""
 
     chart: Chart
@@ -127,14 +119,18 @@ def to_html(document: Document) -> str:
     groups = [section for section in document.sections if section.is_group]
     in_full = [section for section in document.sections if section not in groups[MAX_GROUPS:]]
     with ThreadPoolExecutor(DRAWERS) as drawers, svg.unchecked():
-        # Bundling the charting script takes as long as drawing many charts, so it goes beside it.
+        # Bundling the charting script takes as long as drawing many charts, so both run at once.
         bundle = drawers.submit(svg.script_bundle)
         charts, charted = _charts(in_full, drawers)
         bundle.result()
     ids: Counter[str] = Counter()
     shown = [_shown(section, charts, charted, ids) for section in in_full]
     specs = {one.chart.id: one.chart.spec for drawn in charts.values() for one in drawn}
-    tables = {one.chart.id: _cells(one.chart.table) for outer in shown for one in _without_table(outer)}
+    hidden = [one.chart for outer in shown for one in _without_table(outer)]
+    tables = {
+        one.id: [list(one.table.header), *([str(cell) for cell in row.cells] for row in one.table.rows)]
+        for one in hidden
+    }
     scripts = [_script(svg.script_bundle())] if specs else []
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
     return (
@@ -162,16 +158,12 @@ def _panels(shown: Sequence[Shown]) -> tuple[Panel, ...]:
     """What stands before the groups, each group, what compares groups, and what is only looked up."""
     places = [place for place, one in enumerate(shown) if one.section.is_group]
     before, behind = shown[: places[0]], shown[places[-1] + 1 :]
-    groups = (
-        Panel(one.section.id, one.section.short_title or one.section.title, (one,), "group")
-        for one in shown
-        if one.section.is_group
-    )
+    groups = [one for one in shown if one.section.is_group]
     across = tuple(one for one in behind if one.section.level != "appendix")
     looked_up = tuple(one for one in behind if one.section.level == "appendix")
     return (
         Panel("overview", "Overview", tuple(before), "overview"),
-        *groups,
+        *(Panel(one.section.id, one.section.short_title or one.section.title, (one,), "group") for one in groups),
         *([Panel("across", "Across groups", across, "across")] if across else []),
         Panel("runs-and-methods", "Runs and methods", looked_up, "appendix"),
     )
@@ -183,10 +175,6 @@ def _without_table(shown: Shown) -> Iterator[Drawn]:
         yield from shown.charts
     for inner in shown.inner:
         yield from _without_table(inner)
-
-
-def _cells(table: TextTable) -> list[list[str]]:
-    return [list(table.header), *([str(cell) for cell in row.cells] for row in table.rows)]
 
 
 def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
@@ -246,6 +234,8 @@ def _shown(
                 )
             )
     headline, words = _headline(section)
+    is_narrow = bool(sheets) and all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
+    is_small = len(drawn) == 1 and drawn[0].chart.spec.get("width", 0) <= WIDE
     return Shown(
         section,
         drawn,
@@ -255,15 +245,9 @@ def _shown(
         has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or _hold(sheets, drawn),
         headline=headline,
         words=words,
-        is_pair=_is_pair(section, drawn, sheets),
+        is_pair=is_small and is_narrow and not section.cards,
         glances=_glances([card for card in section.cards if card.facts]),
     )
-
-
-def _is_pair(section: Section, drawn: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
-    is_narrow = all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
-    is_small = len(drawn) == 1 and drawn[0].chart.spec.get("width", 0) <= WIDE
-    return is_small and bool(sheets) and is_narrow and not section.cards
 
 
 def _glances(cards: Sequence[Card]) -> Glances | None:

@@ -21,15 +21,11 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN = {str: "string", int: "integer", bool: "boolean", type(None): "null"}
 
 Inline = Mapping[type, Mapping[str, Any]]
-"""Keys and types of what stands inline in a dataclass."""
+"""Keys and types of what stands inline, by dataclass."""
 
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:
-    """The schema of a dataclass and of all that it holds.
-
-    Args:
-        kind: a dataclass.
-        inline: for each dataclass with a field marked inline, the keys that stand in it, with their types.
+    """The schema of a dataclass and of all that it holds; `inline` has what stands in its fields that are marked so.
 
     Raises:
         TypeError: a field's type is not plain data.
@@ -77,7 +73,7 @@ class _Maker:
     def _name(self, kind: type) -> str:
         if kind not in self.names:
             taken = set(self.names.values())
-            # Two subjects may have a class of one name: the second is told by its folder.
+            # Two subjects may have a class of one name: the second is named with its folder.
             name = kind.__name__ if kind.__name__ not in taken else f"{kind.__module__.split('.')[-2]}.{kind.__name__}"
             self.names[kind] = name
             self.defs[name] = {}

@@ -80,13 +80,9 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
         if found:
             yield Block(("",))
             yield from found
-    if not full and any(_has_more(section) for section in document.sections):
+    inner = [one for group in document.sections if group.is_group for one in group.sections]
+    if not full and any(one.level != "answer" or one.sections for one in inner):
         yield Block(("", *_wrapped("All evidence: the same command with --full.", width)))
-
-
-def _has_more(group: Section) -> bool:
-    """Whether the brief form leaves out sections of a group."""
-    return group.is_group and any(section.level != "answer" or section.sections for section in group.sections)
 
 
 def _screen(group: Section, width: int) -> list[Block]:
@@ -139,7 +135,8 @@ def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Ite
         content = [*_sentences([section.headline], width), *content]
     own = [*content, *inner, *([Block(("",))] if full and marks and inner else []), *marks]
     if full and section.missing:
-        own.append(_listed((section.missing_title, *(f"{one.title}: {one.text}" for one in section.missing)), width))
+        texts = [f"{section.missing_title}:", *(f"- {one.title}: {one.text}" for one in section.missing)]
+        own.append(Block(("", *(line for text in texts for line in _wrapped(text, width)))))
     if not own:
         return
     if is_outer or full:
@@ -185,19 +182,15 @@ def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Bl
             title = _wrapped(sheet.title, width) if len(shown) > 1 else []
             kept = TextTable(table.header, table.rows[: sheet.max_rows])
             first = len(table.rows) - len(kept.rows)
-            trimmed = _outer_rows(kept, most)
+            trimmed = kept
+            if most is not None and len(kept.rows) > most:
+                # The first row, which others are measured against, and the last ones.
+                trimmed = TextTable(kept.header, (kept.rows[0], *kept.rows[1 - most :]))
             between = len(kept.rows) - len(trimmed.rows)
             lines = fitted(trimmed, width)
             if between:
                 lines.insert(2, f"... {between} rows left out")
             yield Block(("", *title, *lines, *([f"... and {first} more rows"] if first else [])))
-
-
-def _outer_rows(table: TextTable, most: int | None) -> TextTable:
-    """The first row, which others are measured against, and the last ones."""
-    if most is None or len(table.rows) <= most:
-        return table
-    return TextTable(table.header, (table.rows[0], *table.rows[1 - most :]))
 
 
 def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
@@ -218,14 +211,6 @@ def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
 def _mark(mark: Mark, width: int) -> Block:
     lines = _wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  ")
     return Block(tuple(lines), "warning" if mark.severity == "serious" else "")
-
-
-def _listed(texts: Sequence[str], width: int) -> Block:
-    first, *items = texts
-    lines = ["", *_wrapped(f"{first}:", width)]
-    for text in items:
-        lines += _wrap(text, width, initial_indent="- ", subsequent_indent="  ")
-    return Block(tuple(lines))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

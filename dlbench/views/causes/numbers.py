@@ -15,9 +15,9 @@ from typing import Literal
 
 from dlbench.reading.attribution import Part, attribute, complement
 from dlbench.reading.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
-from dlbench.reading.hosts.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.late_ranks import Straggler, main_host, main_straggler, ranking
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run

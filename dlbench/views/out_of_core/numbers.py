@@ -79,7 +79,6 @@ class PassSpan:
     block: int | None
     """Number of its block, from 0; None: outside of the chain."""
     start_s: float
-    """From the start of the pass."""
     end_s: float
 
 
@@ -96,7 +95,6 @@ class PlannedPart:
     """A block of a plan."""
 
     number: int = field(metadata=column("Block", "block", is_brief=True))
-    """From 0."""
     modules: str = field(metadata=column("Modules", is_brief=True, limit=60))
     """Its module, or the first and the last."""
     num_units: int = field(metadata=column("Units", "units"))
@@ -202,21 +200,17 @@ class MethodPoint:
     ranks: int
     nodes: int
     method: str
-    """Of `TITLES`."""
     label: str = field(metadata=column("Activations", is_brief=True))
     """With what distinguishes methods of one title."""
     recompute: str
     swap: str
     capacity: str
-    """As asked for; empty where none was."""
     batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))
     """Samples per rank and step."""
     parts: int
-    """Passes of a step."""
     throughput: Estimate | None = None
     """Samples per second, all ranks; None where no run has figures."""
     step: Estimate | None = field(default=None, metadata=column("Step, measured", "step_s", is_brief=True))
-    """Median measured step, seconds."""
     process_peak: Estimate | None = field(default=None, metadata=column("Whole process", "process_peak_bytes"))
     """Bytes of the rank that held most: allocated on its GPU, or resident in its process with all that it loaded."""
     device_peak: Estimate | None = field(default=None, metadata=column("Peak", "peak_bytes", is_brief=True))
@@ -227,7 +221,6 @@ class MethodPoint:
     in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))
     """What a rank would hold in core, by the chain."""
     capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
-    """What it was planned for."""
     over_budget_bytes: int | None = field(
         default=None, metadata=column("Over the plan", text=lambda found: found or Cell("no"), unit="bytes")
     )
@@ -239,7 +232,6 @@ class MethodPoint:
     room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for room"))
     """Forward passes waited for room, seconds per step, mean over ranks."""
     swap_wait_s: Estimate | None = field(default=None, metadata=column("Waited for tensors"))
-    """Backward passes waited for tensors, likewise."""
     predicted_step: Estimate | None = field(
         default=None, metadata=column("Step, predicted", "predicted_step_s", is_brief=True)
     )
@@ -249,7 +241,6 @@ class MethodPoint:
     )
     """Predicted over measured step - 1; None where one is missing."""
     peak_error: float | None = field(default=None, metadata=column("Error", "peak_error_fraction", text=signed_percent))
-    """Predicted over measured peak - 1, likewise."""
     host_update_s: Estimate | None = field(
         default=None, metadata=column("Waited for the host's update", "host_update_wait_s")
     )
@@ -259,9 +250,7 @@ class MethodPoint:
     checksum_share: float | None = field(default=None, metadata=column("Verified", "checksum_fraction", text=percent))
     """Of the swapped bytes, the least of any run; None where nothing was verified."""
     tier: str = field(default="", metadata=column("To", text=lambda found: found or None))
-    """Where swapped tensors were; empty where nothing was swapped."""
     num_runs: int = field(default=0, metadata=column("Runs", "runs"))
-    """Runs with figures."""
     num_without_memory: int = field(
         default=0,
         metadata=column("Did not fit", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"),
@@ -287,7 +276,6 @@ class Limit:
     ranks: int
     nodes: int
     capacity_bytes: int
-    """Of the plans."""
     batch: int
     """Samples of a pass that this holds in core, by the measured chains."""
 
@@ -316,7 +304,6 @@ class OutOfCore:
 
     id: str
     label: str
-    """What the runs have in common."""
     workload: str
     preset: str
     engine: str
@@ -330,7 +317,6 @@ class OutOfCore:
     median_step_error: float | None
     """Of the predicted step, the median of absolute errors over `points`; None without a prediction."""
     median_peak_error: float | None
-    """The same of the predicted peak."""
     frees_at_once: bool
     """Whether memory that was freed went back to the system at once, which on a CPU makes peaks real and steps slow."""
     passages: tuple[Passage, ...]
@@ -377,9 +363,14 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
             before = points.get(key, one)
             points[key] = dataclasses.replace(before, num_without_memory=before.num_without_memory + 1)
     in_core = {(one.batch, one.parts): one.in_core_bytes for one in points.values() if one.in_core_bytes is not None}
+    for key, one in points.items():
+        # What the chain of runs with a method says of those in core with the same batch.
+        if one.in_core_bytes is None and one.is_in_core:
+            held = in_core.get((one.batch, one.parts))
+            points[key] = dataclasses.replace(one, in_core_bytes=held, predicted_peak_bytes=held)
     titles = list(TITLES.values())
     ordered = sorted(
-        (_with_in_core(one, in_core.get((one.batch, one.parts))) for one in points.values()),
+        points.values(),
         key=lambda one: (
             one.ranks,
             one.nodes,
@@ -409,15 +400,7 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
     )
 
 
-def _with_in_core(point: MethodPoint, in_core_bytes: int | None) -> MethodPoint:
-    """What the chain of runs with a method says of those in core with the same batch."""
-    if point.in_core_bytes is not None or not point.is_in_core:
-        return point
-    return dataclasses.replace(point, in_core_bytes=in_core_bytes, predicted_peak_bytes=in_core_bytes)
-
-
 def _capacity(train: TrainSpec) -> str:
-    """As asked for; empty where none was."""
     return train.memory.capacity if train.is_planned and train.memory.capacity is not None else ""
 
 
@@ -527,8 +510,8 @@ def _device_peak(result: MemoryResult) -> float | None:
 def _predicted_step_s(run: Run) -> float | None:
     """The step as the plan and the run's own warm-up have it."""
     result = _memory(run)
-    beside = None if result is None else beside_passes_s(run)
-    return None if result is None or beside is None else result.plan.predicted.pass_s * result.parts + beside
+    others_s = None if result is None else beside_passes_s(run)
+    return None if result is None or others_s is None else result.plan.predicted.pass_s * result.parts + others_s
 
 
 def _host_update(run: Run, name: str) -> float | None:
@@ -558,16 +541,13 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
 
     With one batch what is no state is taken as proportional to it.
     """
-    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in alike(results, _chain_batch).items()}
+    by_batch = alike(results, lambda one: one.chain.batch)
+    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
     known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
     batch, held = known[0]
     other, less = known[1] if len(known) > 1 else (0, results[0].chain.state_bytes)
     per_sample = (held - less) / (batch - other)
     return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
-
-
-def _chain_batch(result: MemoryResult) -> int:
-    return result.chain.batch
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:

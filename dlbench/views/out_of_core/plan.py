@@ -58,7 +58,6 @@ class Forecast:
     recompute: str
     swap: str
     batch: int
-    """Samples of a pass."""
     capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))
     """What may be held; None: no limit."""
     fits: bool = field(metadata=column("Fits", is_brief=True))
@@ -80,13 +79,10 @@ class Measured:
     workload: str
     preset: str
     where: str
-    """This machine, or the run."""
     device: str
     sample_unit: str
     parts: int
-    """Passes of a step."""
     warnings: tuple[str, ...]
-    """Reasons for doubt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +104,6 @@ class MemoryPlan:
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
     operations: tuple[PassSpan, ...]
-    """Of the simulated pass."""
     held: tuple[tuple[float, int], ...]
     """What is held from each of these times (seconds) on, bytes."""
     methods: tuple[Forecast, ...]
@@ -296,26 +291,22 @@ def _rates(found: MemoryPlan) -> str:
 
 
 def _picture_sheet(found: MemoryPlan) -> Sheet[tuple[str, str]]:
+    rows = lanes(found.operations)
+    # The scale stands above the lanes, and is as long as they are.
+    end = format_seconds(found.plan.predicted.pass_s)
+    scale = f"0 s {'-' * max(0, (len(rows[0][1]) if rows else 0) - len(end) - 5)} {end}"
     columns: tuple[Column[tuple[str, str]], ...] = (
         Column("", "Lane", lambda row: row[0], is_brief=True),
-        Column("", _scale(found), lambda row: row[1], is_brief=True),
+        Column("", scale, lambda row: row[1], is_brief=True),
     )
     return Sheet(
         name="memory-plan-picture",
         title="A pass, predicted",
         columns=columns,
-        rows=lanes(found.operations),
+        rows=rows,
         caption=LEGEND,
         in_terminal=True,
     )
-
-
-def _scale(found: MemoryPlan) -> str:
-    """The line above the lanes, as long as they are."""
-    end = format_seconds(found.plan.predicted.pass_s)
-    rows = lanes(found.operations)
-    width = len(rows[0][1]) if rows else 0
-    return f"0 s {'-' * max(0, width - len(end) - 5)} {end}"
 
 
 def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:

@@ -133,7 +133,7 @@ def method_charts(found: OutOfCore, number: int) -> list[Chart]:
 
 
 def byte_unit(most: float) -> tuple[int, str]:
-    """The unit in which an axis up to so many bytes has short numbers: its bytes, and its name."""
+    """The unit in which an axis up to this size has short numbers: its bytes, and its name."""
     return next(((size, name) for size, name in ((2**30, "GiB"), (2**20, "MiB")) if most >= size), (2**10, "KiB"))
 
 

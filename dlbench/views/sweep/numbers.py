@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from dlbench.reading.comparability import told_of
-from dlbench.reading.hosts.core_load import load_doubts, loads_of
+from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
 from dlbench.reading.side_by_side import alike
 from dlbench.reading.table import RunTable, without_resumed
@@ -79,143 +79,10 @@ MANY_REPEATS = 100
 """Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Which of the settings at one rank count is to be preferred."""
-
-    settings: tuple[Setting, ...]
-    baseline: Setting
-    """What all others are measured against."""
-    has_default: bool
-    """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
-    best: Setting | None
-    """The fastest of those that are faster than the baseline for certain and are what their name says."""
-    best_ratio: Estimate | None
-    """What it gains, corrected for having been chosen."""
-    best_exact: Setting | None
-    """The same among those that compute what the baseline computes."""
-    best_exact_ratio: Estimate | None
-    ties: tuple[Setting, ...]
-    """Others that are not distinguishable from the best."""
-    needed_repeats: int | None
-    """Repeats that would show a difference of the margin at the scatter found; None where it is not known."""
-
-    @property
-    def name(self) -> str:
-        """The baseline, short."""
-        return "the default" if self.has_default else self.baseline.label
-
-    @property
-    def compared(self) -> list[Setting]:
-        """Settings with a ratio to the baseline."""
-        return [setting for setting in self.settings if setting.ratio is not None and not setting.is_baseline]
-
-
 def short_keys(keys: Sequence[str]) -> list[str]:
     """Keys as column titles: their last word, or all of them where two would be the same."""
     short = ["engine" if key == "engine.name" else key.rpartition(".")[2] for key in keys]
     return short if len(set(short)) == len(short) else list(keys)
-
-
-def _best_words(choice: Choice, start: str) -> list[str]:
-    base = choice.baseline.label
-    name = f"the default ({base})" if choice.has_default else base
-    best, ratio = choice.best, choice.best_ratio
-    if best is None or best.ratio is None or ratio is None:
-        return [f"{start} {_no_best(choice.compared, name)}"]
-    count = len(choice.compared)
-    corrected = f", corrected for the choice among {count}; {times_value(best.ratio)} as measured" if count > 1 else ""
-    parts = [
-        f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
-        f"({basis_text(ratio)}, in pairs{corrected})."
-    ]
-    if best.changes:
-        parts.append(f"It changes the arithmetic ({', '.join(best.changes)}){_loss_text(best)}.")
-        if choice.best_exact is not None and choice.best_exact_ratio is not None:
-            parts.append(
-                f"Of those that do not, the best is {choice.best_exact.label}: {times_text(choice.best_exact_ratio)}."
-            )
-    if choice.ties:
-        named = "; ".join(setting.label for setting in choice.ties[:_MAX_NAMED])
-        more = f"; and {len(choice.ties) - _MAX_NAMED} more" if len(choice.ties) > _MAX_NAMED else ""
-        parts.append(f"Not distinguishable from it: {named}{more}.")
-    return parts
-
-
-def _no_best(others: Sequence[Setting], name: str) -> str:
-    if not others:
-        return f"only {name} has figures: there is nothing to compare."
-    ratios = [setting.ratio for setting in others if setting.ratio is not None]
-    if any(setting.verdict == "insufficient" for setting in others) and ratios:
-        ends = dict.fromkeys(times_value(pick(ratios, key=lambda one: one.value)) for pick in (min, max))
-        few = units_text(min(ratios, key=lambda one: one.units))
-        return f"nothing is decided in {few} ({' to '.join(ends)} of {name})."
-    slower = sum(setting.verdict == "slower" for setting in others)
-    equal = sum(setting.verdict == "equal" for setting in others)
-    inert = sum(setting.verdict == "faster" for setting in others)
-    counts = [
-        f"{count} {words}"
-        for count, words in (
-            (slower, "slower"),
-            (equal, f"equal within {MARGIN_TEXT}"),
-            (inert, "faster but not what was asked for"),
-            (len(others) - slower - equal - inert, "undecided"),
-        )
-        if count
-    ]
-    return f"no setting is faster than {name} for certain: of {len(others)} others {', '.join(counts)}."
-
-
-def _loss_text(setting: Setting) -> str:
-    found = setting.losses
-    if found is None:
-        return ""
-    if found.own is None:
-        return "; its loss is not finite"
-    if found.reference is None:
-        return f"; its loss cannot be compared: {found.why}"
-    return f"; loss after equal steps {found.own.value:.4g} against {found.reference.value:.4g} with fp32"
-
-
-def _axes_words(axes: Sequence[Axis]) -> list[str]:
-    """Axes by their verdicts, in a sentence."""
-    titles: dict[AxisVerdict, str] = {
-        "matters": "matters",
-        "no effect": f"no effect within {MARGIN_TEXT}",
-        "undecided": "undecided",
-        "insufficient": "insufficient",
-    }
-    found = {title: [axis.key for axis in axes if axis.verdict == verdict] for verdict, title in titles.items()}
-    text = "; ".join(f"{title}: {', '.join(keys)}" for title, keys in found.items() if keys)
-    return [f"{text[:1].upper()}{text[1:]}."] if text else []
-
-
-def advice_words(choice: Choice) -> str:
-    """What to do next, in one sentence."""
-    compared, best = choice.compared, choice.best
-    if best is not None and best.changes and choice.best_exact in choice.ties:
-        best = choice.best_exact
-    if best is not None:
-        base = f"Run with {best.options}"
-        if not best.changes:
-            return f"{base}."
-        exact = "keep the default" if choice.best_exact is None else f"run with {choice.best_exact.options}"
-        return f"{base} if the changed arithmetic is acceptable; otherwise {exact}."
-    if compared and all(setting.verdict in ("equal", "slower") for setting in compared):
-        kept = "the default" if choice.has_default else choice.baseline.options
-        return f"Keep {kept}: nothing that was swept is worth setting."
-    if not compared:
-        return "Repeat the settings that have no figures."
-    fewest = min((one.ratio for one in compared if one.ratio is not None), key=lambda ratio: ratio.units)
-    text = f"no setting is distinguishable from {choice.name} as the better one"
-    if choice.needed_repeats is None:
-        return sentence(f"{repeat_text(fewest)}: {text} in {units_text(fewest)}")
-    if choice.needed_repeats > MANY_REPEATS:
-        return (
-            f"Find what makes runs of one setting differ first: a difference of {MARGIN_TEXT} would take "
-            f"{choice.needed_repeats} repeats of each."
-        )
-    return sentence(f"{repeat_text(fewest, choice.needed_repeats)}: {text}; so many show a difference of {MARGIN_TEXT}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,13 +92,10 @@ class SweepCell:
     ranks: int
     nodes: int
     conditions: str
-    """Preset, precision and data in words."""
     baseline: str
-    """What the settings are measured against, in words."""
     has_default: bool
     """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
     settings: tuple[Setting, ...]
-    """In the order of the sweep."""
     axes: tuple[Axis, ...]
     interaction: str
     """The check of additivity in a sentence; empty where it could not be made."""
@@ -241,13 +105,10 @@ class SweepCell:
     best_ratio: Estimate | None
     """Its throughput over the baseline's, corrected for having been chosen from all settings."""
     verdict: str
-    """The finding in a few sentences."""
     advice: str
-    """What to do next, in one sentence."""
     needed_repeats: int | None
     """Repeats that would show a difference of the margin at the scatter found; None where it is not known."""
     notes: tuple[str, ...]
-    """What else differs between the runs, in sentences."""
 
     @property
     def best_setting(self) -> Setting | None:
@@ -268,14 +129,12 @@ class Sweep:
     headline: tuple[str, str]
     """The card's number and what it means, at the largest rank count."""
     verdict: str
-    """Of the largest rank count."""
     cells: tuple[SweepCell, ...]
     """By rank count; only where a swept key acts."""
     idle: tuple[str, ...]
     """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
     scatter, not effect."""
     caption: str
-    """The conditions in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +146,6 @@ class Draft:
     rates: tuple[dict[RunKey, float], ...]
     """Throughput of each setting by repeat, samples per second."""
     base: int
-    """The baseline among them."""
     has_default: bool
     logs: tuple[dict[RunKey, float], ...]
     """Of each setting over the baseline, one for each repeat that both have."""
@@ -307,7 +165,6 @@ class Family:
     """All comparisons of a report: Holm's procedure is over all of them, so that any false claim is one in twenty."""
 
     adjusted: Mapping[tuple[float, ...], float]
-    """The p value of each comparison."""
     size: int
     """Comparisons, those too that have too few repeats as yet; what is the same twice over counts once."""
 
@@ -393,7 +250,6 @@ def _sweep(
 
 
 def _headline(cell: SweepCell) -> tuple[str, str]:
-    """The number of a card and what it means."""
     name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
     if cell.best_ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
@@ -462,29 +318,10 @@ def _inert(runs: Sequence[Run], table: RunTable) -> tuple[str, ...]:
 
 def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     """The comparison of all settings of one rank count, some of whose runs must have figures."""
-    settings = _settings(draft, family, table)
+    choice = _Choice(draft, _settings(draft, family, table), family)
     effects = axes(draft.levels, draft.contrasts, [family.of(logs) for logs in draft.contrasts.values()])
-    additivity = interaction(
-        list(draft.levels), draft.deviations, [family.of(logs) for logs in draft.deviations.values()]
-    )
-    sure = [setting for setting in settings if setting.verdict == "faster" and not setting.inert]
-
-    def gain(setting: Setting) -> float:
-        return setting.ratio.value if setting.ratio else 0.0
-
-    best = max(sure, key=gain, default=None)
-    best_exact = max((setting for setting in sure if not setting.changes), key=gain, default=None)
-    choice = Choice(
-        settings=settings,
-        baseline=settings[draft.base],
-        has_default=draft.has_default,
-        best=best,
-        best_ratio=_chosen(draft, settings, best),
-        best_exact=best_exact,
-        best_exact_ratio=_chosen(draft, settings, best_exact),
-        ties=_ties(settings, draft.rates, best),
-        needed_repeats=_needed(draft, settings, family),
-    )
+    p_values = [family.of(logs) for logs in draft.deviations.values()]
+    additivity = interaction(list(draft.levels), draft.deviations, p_values)
     runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
     found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
@@ -493,29 +330,166 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         nodes=nodes,
         conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",
         baseline=f"the default ({choice.baseline.label})"
-        if choice.has_default
+        if draft.has_default
         else f"{choice.baseline.label}, the first setting with figures: the default is not in the sweep, or has none",
-        has_default=choice.has_default,
-        settings=settings,
+        has_default=draft.has_default,
+        settings=choice.settings,
         axes=effects,
         interaction=additivity.words if additivity else "",
-        best=best.label if best else "",
-        best_ratio=choice.best_ratio,
-        verdict=" ".join([*_best_words(choice, f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]),
-        advice=remedy_of(found) or advice_words(choice),
+        best=choice.best.label if choice.best else "",
+        best_ratio=choice.gain_of(choice.best),
+        verdict=" ".join([*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]),
+        advice=remedy_of(found) or choice.advice(),
         needed_repeats=choice.needed_repeats,
-        notes=tuple(_notes(runs, settings, table)),
+        notes=tuple(_notes(runs, choice.settings, table)),
     )
 
 
-def _chosen(draft: Draft, settings: Sequence[Setting], best: Setting | None) -> Estimate | None:
-    """What the best of all settings gains, corrected for the choice."""
-    if best is None:
-        return None
-    compared = [i for i in range(len(settings)) if i != draft.base]
-    logs = [means_of(draft.logs[i]) if draft.logs[i] else [] for i in compared]
-    found, ratio = gain_of_best(logs, compared.index(settings.index(best))), best.ratio
-    return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
+class _Choice:
+    """Which of the settings at one rank count is to be preferred."""
+
+    def __init__(self, draft: Draft, settings: tuple[Setting, ...], family: Family) -> None:
+        self.draft, self.settings, self.baseline = draft, settings, settings[draft.base]
+        self.compared = [one for one in settings if one.ratio is not None and not one.is_baseline]
+        sure = [one for one in self.compared if one.verdict == "faster" and not one.inert]
+
+        def gain(setting: Setting) -> float:
+            return setting.ratio.value if setting.ratio else 0.0
+
+        # The fastest of those that are faster for certain and are what their name says; of all, and of those that
+        # compute what the baseline computes.
+        self.best = max(sure, key=gain, default=None)
+        self.best_exact = max((one for one in sure if not one.changes), key=gain, default=None)
+        self.ties = [] if self.best is None else [one for one in settings if one is not self.best and self._is_tie(one)]
+        self.needed_repeats = self._needed(family)
+
+    def _logs(self, setting: Setting, base: Setting) -> dict[RunKey, float]:
+        top, bottom = (self.draft.rates[self.settings.index(one)] for one in (setting, base))
+        return paired_logs(top, bottom)
+
+    def _is_tie(self, setting: Setting) -> bool:
+        """Whether it is not distinguishable from the best."""
+        assert self.best is not None
+        logs = {} if setting.inert else self._logs(self.best, setting)
+        return bool(logs) and (not is_other_than(ratio_of(logs), 1) or is_within_margin(ratio_of(logs)))
+
+    def _needed(self, family: Family) -> int | None:
+        """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
+        pairs = zip(self.settings, self.draft.logs, strict=True)
+        undecided = [logs for one, logs in pairs if one.verdict in ("undecided", "insufficient") and logs]
+        known = [means for logs in undecided if len(means := means_of(logs)) >= MIN_RUNS]
+        if not known:
+            return None
+        pooled = math.sqrt(fmean(variance(found) for found in known))
+        freedom = pooled_freedom(len(known), fmean(map(len, known)))
+        return max(MIN_RUNS, repeats_for(pooled, MARGIN, family.size, freedom))
+
+    def gain_of(self, best: Setting | None) -> Estimate | None:
+        """What the best of all settings gains, corrected for the choice."""
+        if best is None:
+            return None
+        compared = [i for i in range(len(self.settings)) if i != self.draft.base]
+        logs = [means_of(self.draft.logs[i]) if self.draft.logs[i] else [] for i in compared]
+        found, ratio = gain_of_best(logs, compared.index(self.settings.index(best))), best.ratio
+        return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
+
+    def words(self, start: str) -> list[str]:
+        """What the sweep found, in sentences."""
+        base = self.baseline.label
+        name = f"the default ({base})" if self.draft.has_default else base
+        best, ratio = self.best, self.gain_of(self.best)
+        if best is None or best.ratio is None or ratio is None:
+            return [f"{start} {_no_best(self.compared, name)}"]
+        count = len(self.compared)
+        corrected = f", corrected for the choice among {count}; {times_value(best.ratio)} as measured" * (count > 1)
+        parts = [
+            f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
+            f"({basis_text(ratio)}, in pairs{corrected})."
+        ]
+        if best.changes:
+            parts.append(f"It changes the arithmetic ({', '.join(best.changes)}){_loss_text(best)}.")
+            exact, gained = self.best_exact, self.gain_of(self.best_exact)
+            if exact is not None and gained is not None:
+                parts.append(f"Of those that do not, the best is {exact.label}: {times_text(gained)}.")
+        if self.ties:
+            labels = "; ".join(setting.label for setting in self.ties[:_MAX_NAMED])
+            more = f"; and {len(self.ties) - _MAX_NAMED} more" if len(self.ties) > _MAX_NAMED else ""
+            parts.append(f"Not distinguishable from it: {labels}{more}.")
+        return parts
+
+    def advice(self) -> str:
+        """What to do next, in one sentence."""
+        compared, best = self.compared, self.best
+        if best is not None and best.changes and self.best_exact in self.ties:
+            best = self.best_exact
+        if best is not None:
+            base = f"Run with {best.options}"
+            if not best.changes:
+                return f"{base}."
+            exact = "keep the default" if self.best_exact is None else f"run with {self.best_exact.options}"
+            return f"{base} if the changed arithmetic is acceptable; otherwise {exact}."
+        if not compared:
+            return "Repeat the settings that have no figures."
+        if all(setting.verdict in ("equal", "slower") for setting in compared):
+            kept = "the default" if self.draft.has_default else self.baseline.options
+            return f"Keep {kept}: nothing that was swept is worth setting."
+        fewest = min((one.ratio for one in compared if one.ratio is not None), key=lambda ratio: ratio.units)
+        name = "the default" if self.draft.has_default else self.baseline.label
+        text = f"no setting is distinguishable from {name} as the better one"
+        needed = self.needed_repeats
+        if needed is None:
+            return sentence(f"{repeat_text(fewest)}: {text} in {units_text(fewest)}")
+        if needed > MANY_REPEATS:
+            return (
+                f"Find what makes runs of one setting differ first: a difference of {MARGIN_TEXT} would take {needed} "
+                "repeats of each."
+            )
+        return sentence(f"{repeat_text(fewest, needed)}: {text}; so many show a difference of {MARGIN_TEXT}")
+
+
+def _no_best(others: Sequence[Setting], name: str) -> str:
+    if not others:
+        return f"only {name} has figures: there is nothing to compare."
+    ratios = [setting.ratio for setting in others if setting.ratio is not None]
+    if any(setting.verdict == "insufficient" for setting in others) and ratios:
+        ends = dict.fromkeys(times_value(pick(ratios, key=lambda one: one.value)) for pick in (min, max))
+        few = units_text(min(ratios, key=lambda one: one.units))
+        return f"nothing is decided in {few} ({' to '.join(ends)} of {name})."
+    slower = sum(setting.verdict == "slower" for setting in others)
+    equal = sum(setting.verdict == "equal" for setting in others)
+    inert = sum(setting.verdict == "faster" for setting in others)
+    counts = [
+        f"{count} {words}"
+        for count, words in (
+            (slower, "slower"),
+            (equal, f"equal within {MARGIN_TEXT}"),
+            (inert, "faster but not what was asked for"),
+            (len(others) - slower - equal - inert, "undecided"),
+        )
+        if count
+    ]
+    return f"no setting is faster than {name} for certain: of {len(others)} others {', '.join(counts)}."
+
+
+def _loss_text(setting: Setting) -> str:
+    found = setting.losses
+    if found is None or found.own is None:
+        return "" if found is None else "; its loss is not finite"
+    if found.reference is None:
+        return f"; its loss cannot be compared: {found.why}"
+    return f"; loss after equal steps {found.own.value:.4g} against {found.reference.value:.4g} with fp32"
+
+
+def _axes_words(axes: Sequence[Axis]) -> list[str]:
+    titles: dict[AxisVerdict, str] = {
+        "matters": "matters",
+        "no effect": f"no effect within {MARGIN_TEXT}",
+        "undecided": "undecided",
+        "insufficient": "insufficient",
+    }
+    found = {title: [axis.key for axis in axes if axis.verdict == verdict] for verdict, title in titles.items()}
+    text = "; ".join(f"{title}: {', '.join(keys)}" for title, keys in found.items() if keys)
+    return [f"{text[:1].upper()}{text[1:]}."] if text else []
 
 
 def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, ...]:
@@ -567,31 +541,6 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     return "undecided"
 
 
-def _ties(
-    settings: Sequence[Setting], rates: Sequence[Mapping[RunKey, float]], best: Setting | None
-) -> tuple[Setting, ...]:
-    if best is None:
-        return ()
-    found = []
-    for setting, own in zip(settings, rates, strict=True):
-        logs = paired_logs(rates[settings.index(best)], own)
-        if setting is not best and not setting.inert and logs:
-            ratio = ratio_of(logs)
-            found += [setting] if not is_other_than(ratio, 1) or is_within_margin(ratio) else []
-    return tuple(found)
-
-
-def _needed(draft: Draft, settings: Sequence[Setting], family: Family) -> int | None:
-    """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
-    undecided = [draft.logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
-    known = [means for logs in undecided if logs and len(means := means_of(logs)) >= MIN_RUNS]
-    if not known:
-        return None
-    pooled = math.sqrt(fmean(variance(found) for found in known))
-    freedom = pooled_freedom(len(known), fmean(map(len, known)))
-    return max(MIN_RUNS, repeats_for(pooled, MARGIN, family.size, freedom))
-
-
 def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) -> Iterator[str]:
     """What is left out, and differences that no swept key explains: the ratios hold them too."""
     inert = sum(bool(setting.inert) for setting in settings)
@@ -609,7 +558,7 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
         for found in _by_setting(measured)
     }
     if averaged := averaged_unlike(facts):
-        yield f"{averaged[0].upper()}{averaged[1:]}."
+        yield sentence(averaged)
     swept = {key for run in measured for key in run.plan.series.axes}
     differences = [one for one in compared_unlike(facts) if one.key not in swept]
     if differences:

@@ -1,4 +1,4 @@
-"""One setting of a sweep beside its speed: whether it is the default, what it computes, what its tuning cost."""
+"""One setting of a sweep next to its speed: whether it is the default, what it computes, what its tuning cost."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ class Autotune:
     break_even_steps: float | None
     """Steps after which the search is paid back; None: never, or not known."""
     words: str
-    """All that in one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +73,7 @@ class Losses:
     reference: Estimate | None
     """Of the same setting with fp32 on the wire, or else of the baseline; None where there is none to compare with."""
     reference_label: str = field(metadata=column("That is", "reference", value=lambda found: found or None))
-    """Which setting that is."""
     difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
-    """Own - reference, by repeat."""
     why: str
     """Why there is nothing to compare with; empty where there is."""
 
@@ -86,7 +83,6 @@ class Setting:
     """One combination of the swept keys at one rank count."""
 
     values: tuple[tuple[str, str], ...]
-    """Key and value, by key."""
     label: str = field(metadata=column(name="setting"))
     """The values alone, in the order of the keys."""
     is_baseline: bool
@@ -98,7 +94,6 @@ class Setting:
     """Of that ratio, after Holm over all settings of the cell; None at the baseline."""
     verdict: SettingVerdict
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
-    """Runs with figures."""
     num_planned: int = field(metadata=column(name="planned_runs"))
     """Runs of the series that were to measure it."""
     why: str
@@ -113,7 +108,6 @@ class Setting:
     options: str
     """The options of `dlbench run` that ask for it; keys that act in no run of it are left out."""
     run_ids: tuple[str, ...]
-    """Runs with figures."""
 
 
 def value_text(key: str, value: AxisValue) -> str:
@@ -317,11 +311,9 @@ class Measured:
     """One setting's throughput, as the comparison of axes needs it."""
 
     values: Mapping[str, AxisValue]
-    """Value of each swept key."""
     acting: frozenset[str]
     """Swept keys that act in this combination."""
     throughput: Mapping[RunKey, float]
-    """Samples per second of each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +343,6 @@ class Interaction:
     """The largest deviation from what the axes' effects alone would give."""
 
     values: Mapping[str, AxisValue]
-    """The combination."""
     deviation: Estimate
     """Its throughput over that of the additive model on the logarithm (ratio)."""
     is_claimed: bool
@@ -421,10 +412,7 @@ def axes(
 
 
 def _axis(
-    key: str,
-    values: Sequence[AxisValue],
-    pairs: Mapping[Pair, Mapping[RunKey, float]],
-    p_values: Mapping[Pair, float],
+    key: str, values: Sequence[AxisValue], pairs: Mapping[Pair, Mapping[RunKey, float]], p_values: Mapping[Pair, float]
 ) -> Axis:
     known = {pair: ratio_of(logs) for pair, logs in pairs.items() if logs}
     is_claimed = any(

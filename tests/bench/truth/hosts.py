@@ -14,8 +14,8 @@ import numpy as np
 
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.slow_months import SlowMonths, slow_months
-from dlbench.reading.hosts.by_host import largest_by_host, of_others
-from dlbench.reading.hosts.slow_nodes import HostSessions, verdicts_of
+from dlbench.reading.late_hosts import largest_by_host, of_others
+from dlbench.reading.slow_nodes import HostSessions, verdicts_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 

@@ -29,7 +29,7 @@ from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
-from dlbench.node.models.density_input import network_volume
+from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, MASK, sentences, text_spec
 from tests.support.jpeg_files import encode, write_tree

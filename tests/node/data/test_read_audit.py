@@ -65,7 +65,7 @@ def trained(
         for _ in range(batches):
             next(source)
         audits.append(audit)
-    told: list[Any] = json.loads(json.dumps([audit.told() for audit in audits]))
+    told: list[Any] = json.loads(json.dumps([audit.summary() for audit in audits]))
     doubtful = doubtful_epochs(told, num)
     lists = json.loads(json.dumps([audit.lists(doubtful) for audit in audits])) if doubtful else []
     return Audited(

@@ -100,7 +100,7 @@ def test_sums_of_epochs_are_what_was_read(tmp_path: Path, workers: int) -> None:
     order = order_of(start=Position(epoch=3, place=8))
     source = LoadedSource(Files(tmp_path, 0.002), order, loader_workers=workers, on_bad_sample="stop")
     batches = [next(source) for _ in range(4)]
-    told = [epoch.told() for epoch in source.epoch_reads()]
+    told = [epoch.to_dict() for epoch in source.epoch_reads()]
     source.close()
     spent = time.monotonic_ns() - begun
     assert [(one["epoch"], one["batches"], one["samples"]) for one in told] == [(3, 1, 4), (4, 2, 8), (5, 1, 4)]
@@ -239,7 +239,7 @@ def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, wor
         if number in (2, 4) and not workers:
             shares.append(cached_pages(data.files()).share)
         taken.append(next(source))
-    told = [epoch.told() for epoch in source.epoch_reads()]
+    told = [epoch.to_dict() for epoch in source.epoch_reads()]
     source.close()
     assert keys_of(taken) == reference
     if cached_pages(data.files()[:1]).share is None:
@@ -305,7 +305,7 @@ def test_the_node_that_is_farthest_decides(tmp_path: Path) -> None:
     node = NodeCache([path], "warm", acts=True, ranks=Alone(answer), beat=lambda _what: None)
     state = node.settle()
     assert (state.share, state.in_force) == (0.75, False)
-    assert state.told == "filled; 75.0 % of its pages were cached (there), the farthest of 2 nodes"
+    assert state.summary == "filled; 75.0 % of its pages were cached (there), the farthest of 2 nodes"
 
 
 # Rates

@@ -129,7 +129,7 @@ def test_after_some_epochs_each_store_holds_what_its_rank_owns(
             return [set(store.indices()) - returning for store, returning in zip(group.stores, back, strict=True)]
 
         until(lambda: held() == wanted)
-        told = [exchange.told() for exchange in group.all]
+        told = [exchange.summary() for exchange in group.all]
         for exchange in group.all:
             exchange.require_well()
     for epoch in range(first_epoch, last):
@@ -153,7 +153,7 @@ def test_samples_leave_as_batches_are_asked_for_and_stay_until_their_epoch_is_ov
         batches = group.orders[0].batches_per_epoch
 
         def sent() -> int:
-            return int(group.all[0].told()["epochs"].get("0", {}).get("sent", 0))
+            return int(group.all[0].summary()["epochs"].get("0", {}).get("sent", 0))
 
         assert sent() == 0
         group.all[0].dealt(0, batches // 2)

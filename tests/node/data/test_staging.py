@@ -99,7 +99,7 @@ def staged(plan: RunPlan) -> tuple[NodeStaging, StagedData]:
     work = begun(plan)
     if work.error is not None:
         raise work.error
-    folder = Path(work.told()["folder"])
+    folder = Path(work.status()["folder"])
     return work, StagedData(plan=plan, folder=folder, evaluates=plan.measure.until == "quality")
 
 
@@ -217,7 +217,7 @@ def test_lazy_keeps_part_where_capacity_is_short_and_says_so(data: Path, place: 
     tiers = [[reader.fetch(index).tier for index in range(15)] for _ in range(2)]
     assert tiers[0] == ["shared"] * 15
     assert 0 < tiers[1].count("local") <= 5
-    assert "5 of 15 samples" in work.told()["warnings"][0] or tiers[1].count("local") < 5
+    assert "5 of 15 samples" in work.status()["warnings"][0] or tiers[1].count("local") < 5
     work.close()
 
 
@@ -318,7 +318,7 @@ def test_two_jobs_never_mix(data: Path, place: Path) -> None:
     one, first = staged(plan)
     two, second = staged(plan)
     assert first.folder != second.folder
-    assert "another job" in two.told()["warnings"][0]
+    assert "another job" in two.status()["warnings"][0]
     two.close()
     one.close()
     assert list(place.iterdir()) == [first.folder]

@@ -71,7 +71,7 @@ def test_every_method_gives_what_core_gives(name: str, tier: DiskTier) -> None:
         out_of_core = OutOfCore(model, units, planned(units, decision), tier=tier, prefetch=prefetch, verify=True)
         out_of_core.install()
         assert train(task, model, steps=2, parts=2).equals(in_core), (decision, prefetch)
-        told = out_of_core.told()
+        told = out_of_core.summary()
         assert told["passes"] == 4
         assert (told["swapped_out_bytes"] > 0) == ("swap" in decision)
         out_of_core.remove()
@@ -145,7 +145,7 @@ def test_the_budget_is_kept_and_what_exceeds_it_is_counted(tier: DiskTier) -> No
     counting.install()
     train(task, model, steps=1)
     # Eleven inputs of 8 KiB each that lie between two units, and the output; GELU saves nothing else.
-    assert counting.told()["activation_peak_bytes"] == 12 * 8192
+    assert counting.summary()["activation_peak_bytes"] == 12 * 8192
     bytes_ = counting.block_bytes()
     assert [one.input_saved for one in bytes_] == [False] + [True] * 11
     counting.remove()
@@ -159,7 +159,7 @@ def test_the_budget_is_kept_and_what_exceeds_it_is_counted(tier: DiskTier) -> No
             limited = OutOfCore(model, units, blocks, tier=tier, budget_bytes=budget, costs=costs)
             limited.install()
             assert train(task, model).equals(in_core)
-            told = limited.told()
+            told = limited.summary()
             # Input and output are there at a time: a budget below that is exceeded and counted; nothing waits for it.
             assert told["over_budget_bytes"] == max(0, 2 * 8192 - budget)
             assert told["activation_peak_bytes"] <= max(2 * 8192, budget)
@@ -216,7 +216,7 @@ def test_evaluation_is_left_alone(tier: DiskTier) -> None:
     model.eval()
     with torch.no_grad():
         assert torch.equal(model(*task.inputs()), wanted)
-    assert out_of_core.told()["swapped_out_bytes"] == 0
+    assert out_of_core.summary()["swapped_out_bytes"] == 0
 
 
 def test_a_pass_that_ends_midway_harms_no_other(tier: DiskTier) -> None:

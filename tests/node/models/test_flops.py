@@ -11,9 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlbench.costs.model_flops import training_flops
-from dlbench.node.models.build import build_model
-from dlbench.node.models.flops import forward_macs, training_flops_per_sample
+from dlbench.node.models.build import build_model, forward_macs, training_flops_per_sample
 from dlbench.records.record import LayerMacs
 from dlbench.specs.workload import (
     BertModel,
@@ -63,7 +61,7 @@ def inputs(spec: ModelSpec, batch: int) -> tuple[torch.Tensor, ...]:
     ],
 )
 def test_the_desk_s_formulas_count_what_the_network_has(spec: ModelSpec, data: DataSpec) -> None:
-    assert training_flops(spec, data) == training_flops_per_sample(forward_macs(spec, data))
+    assert spec.training_flops(data) == training_flops_per_sample(forward_macs(spec, data))
 
 
 def test_resnet_50_has_the_published_4_1_billion() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.models.build import Batch, build_model, criterion_for, loss_for
+from dlbench.node.models.build import Batch, build_model, loss_for, network_of
 from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.optimizers import Lamb, Lars, build_optimizer
 from dlbench.node.models.resnet import Bottleneck, ResNet
@@ -268,7 +268,7 @@ def test_classification_loss_smooths_labels(smoothing: float) -> None:
     target = torch.full((5, 4), smoothing / 4)
     target[torch.arange(5), label] += 1 - smoothing
     expected = -(target * logits.log_softmax(1)).sum(1).mean()
-    criterion = criterion_for(ResNetModel(family="resnet"), label_smoothing=smoothing)
+    criterion = network_of(ResNetModel(family="resnet")).criterion(smoothing)
     torch.testing.assert_close(criterion((logits,), {"label": label}), expected)
 
 

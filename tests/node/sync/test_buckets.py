@@ -17,7 +17,7 @@ from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.buckets import ExchangeThread
 from dlbench.node.sync.own.report import WINDOW_STEPS, Moments, StepMoments
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, sizes_up_to
-from dlbench.node.sync.timing import HostClock
+from dlbench.node.sync.timing import Clock
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=30)
 
@@ -273,7 +273,7 @@ def step(ready: list[int], spans: list[tuple[int, int]], backward: int) -> StepM
 
 
 def test_exposed_is_what_comes_after_the_backward_pass() -> None:
-    moments = Moments(clock=HostClock())
+    moments = Moments(clock=Clock())
     moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
     sums = moments.sums()
     assert (sums.communication_s, sums.exposed_s, sums.hidden_s, sums.backward_s) == (11, 4, 7, 10)
@@ -285,14 +285,14 @@ def test_exposed_is_what_comes_after_the_backward_pass() -> None:
 
 
 def test_moments_of_steps_that_are_forgotten_are_used_again_but_for_watched_ones() -> None:
-    class Clock(HostClock):
+    class CountingClock(Clock):
         def __init__(self) -> None:
             self.given_back: list[int] = []
 
         def give_back(self, moments: Iterable[int]) -> None:
             self.given_back += moments
 
-    clock = Clock()
+    clock = CountingClock()
     moments = Moments(clock=clock)
     for number in range(WINDOW_STEPS + 2):
         one = step([1, 4], [(2, 3)], backward=5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dlbench.node.sync.own import route
-from dlbench.node.sync.timing import HostClock
+from dlbench.node.sync.timing import Clock
 
 STARTUP_S, PER_BYTE_S, SKEW_S = 20e-6, 1e-9, 100e-6
 
@@ -47,7 +47,7 @@ def test_the_start_up_of_a_message_holds_no_wait_for_the_start(
         ranks.exchange,
         counts,
         world=cast(Any, ranks),
-        clock=HostClock(),
+        clock=Clock(),
         arena=torch.zeros(counts[-1]),
         budget_s=1000.0,
         # The other rank starts last, and waits for nobody.

@@ -18,11 +18,14 @@ from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import build_model
 from dlbench.node.training.checkpoint import Progress, load_initial, write_checkpoint
-from dlbench.specs.weights_file import bert_shapes, own_name, require_weights
+from dlbench.specs.weights_file import own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12
 Tensors = dict[str, Tensor]
+
+
+RESNET = ResNetModel(family="resnet", image_size=32, base_width=8)
 
 
 def network(vocabulary: int = VOCABULARY, positions: int = POSITIONS) -> BertForPreTraining:
@@ -143,7 +146,7 @@ def test_public_names_give_the_logits_of_a_plain_forward_pass(
     tensors, path = published(), tmp_path / "model.safetensors"
     save_file(form(tensors), path)
     model = network()
-    found = load_initial(str(path), model)
+    found = load_initial(str(path), model, spec())
     require_equal_logits(tensors, model)
     (setting,) = found.settings()
     assert setting.key == "checkpoint.initialize_from"
@@ -156,7 +159,7 @@ def test_padding_and_positions_beyond_ours_are_cut_and_told(tmp_path: Path) -> N
     tensors, path = published(rows=96, positions=20), tmp_path / "model.safetensors"
     save_file({name: tensor.half() for name, tensor in tensors.items()}, path)
     model = network()
-    found = load_initial(str(path), model)
+    found = load_initial(str(path), model, spec())
     require_equal_logits({name: tensor.half().float() for name, tensor in tensors.items()}, model)
     assert "word_embedding.weight cut from 96 to 90 rows" in found.said
     assert "position_embedding.weight cut from 20 to 12 rows" in found.said
@@ -175,7 +178,7 @@ def spec(vocabulary: int = VOCABULARY) -> BertModel:
 
 
 def test_planning_knows_the_networks_shapes_without_torch() -> None:
-    assert bert_shapes(spec()) == {name: tuple(p.shape) for name, p in network().named_parameters()}
+    assert spec().public_shapes() == {name: tuple(p.shape) for name, p in network().named_parameters()}
 
 
 def test_planning_finds_by_the_header_what_a_rank_would(tmp_path: Path) -> None:
@@ -231,7 +234,7 @@ def test_every_tensor_is_accounted_for(tmp_path: Path, tensors: Tensors, text: s
     model = network()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(UserError, match=text) as caught:
-        load_initial(str(path), model)
+        load_initial(str(path), model, spec())
     assert "\n" not in str(caught.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -240,15 +243,15 @@ def test_what_is_no_such_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"PK\3\4 a pickle with another name")
     with pytest.raises(IncompleteDataError, match="no readable safetensors file"):
-        load_initial(str(path), network())
+        load_initial(str(path), network(), spec())
     with pytest.raises(UserError, match="no checkpoint there"):
-        load_initial(str(tmp_path / "absent"), network())
+        load_initial(str(tmp_path / "absent"), network(), spec())
     save_file(wrong(lambda t: t["cls.predictions.bias"].fill_(math.nan)), path)
     with pytest.raises(IncompleteDataError, match=r"cls\.predictions\.bias holds numbers that are not finite"):
-        load_initial(str(path), network())
+        load_initial(str(path), network(), spec())
     save_file(published(), path)
     with pytest.raises(UserError, match="public names are known of BERT alone"):
-        load_initial(str(path), build_model(ResNetModel(family="resnet", image_size=32, base_width=8)))
+        load_initial(str(path), build_model(RESNET), RESNET)
 
 
 def test_our_own_checkpoint_gives_its_weights_and_nothing_of_its_optimizer(tmp_path: Path) -> None:
@@ -263,10 +266,10 @@ def test_our_own_checkpoint_gives_its_weights_and_nothing_of_its_optimizer(tmp_p
         path = folder / f"step-{step:08d}.safetensors"
         write_checkpoint(path, before, torch.optim.SGD(before.parameters(), lr=1.0), progress, {})
     model = network()
-    found = load_initial(str(tmp_path), model)
+    found = load_initial(str(tmp_path), model, spec())
     state = before.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name][: len(tensor)]), name
     assert "dlbench's checkpoint of step 7, without its optimizer" in found.said
     with pytest.raises(UserError, match=r"does not fit: mlm_bias has shape \[90\], this network's \[80\]"):
-        load_initial(str(path), network(vocabulary=80))
+        load_initial(str(path), network(vocabulary=80), spec())

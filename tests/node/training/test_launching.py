@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes
-from dlbench.reading.kernel_times import UNKNOWN_NS, kernel_ns
 from dlbench.reading.launching import waited_for_host
-from dlbench.reading.measures import Launching, RunSteps
+from dlbench.reading.measures import UNKNOWN_NS, Launching, RunSteps, kernel_ns
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 from tests.support.fake_gpu import CYCLE_NS, FakeGpu, installed
 

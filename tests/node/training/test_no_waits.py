@@ -14,8 +14,8 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.models import build
-from dlbench.node.models.metrics import meter_for
+from dlbench.node.models import resnet
+from dlbench.node.models.build import build_model, network_of
 from dlbench.node.sync.engine import Engine, SingleEngine
 from dlbench.node.sync.groups import Group
 from dlbench.node.sync.own import buckets
@@ -61,7 +61,7 @@ class NoWriter:
 @pytest.fixture(autouse=True)
 def constants_are_forgotten() -> Iterator[None]:
     yield
-    build._pixel_constants.cache_clear()
+    resnet._pixel_constants.cache_clear()
 
 
 def plan_of(workload: str, **overrides: Any) -> RunPlan:
@@ -253,12 +253,12 @@ def test_a_bucket_on_a_device_is_taken_by_few_operations() -> None:
 @pytest.mark.parametrize("workload", ["resnet50", "bert", "cosmoflow"])
 def test_an_evaluation_waits_at_its_end_only(workload: str) -> None:
     spec = plan_of(workload).workload
-    meter = meter_for(spec.model)()
+    meter = network_of(spec.model).meter()
     batch = synthetic_batch(spec.model, spec.data, 2, torch.Generator().manual_seed(0))
     batch = {name: tensor.to(DEVICE) for name, tensor in batch.items()}
     with torch.device(DEVICE):
-        model = build.build_model(spec.model)
-    outputs, criterion = build.outputs_for(spec.model), build.criterion_for(spec.model)
+        model = build_model(spec.model)
+    outputs, criterion = network_of(spec.model).outputs(spec.model), network_of(spec.model).criterion()
     for is_first in (True, False):
         with watched() as waits, torch.no_grad():
             found = outputs(model, batch)

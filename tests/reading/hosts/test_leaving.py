@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.reading.causes import causes_of
-from dlbench.reading.hosts.by_host import largest_by_host, of_others
-from dlbench.reading.hosts.slow_nodes import ACCUSED, SlowNodes, slow_nodes
+from dlbench.reading.late_hosts import largest_by_host, of_others
 from dlbench.reading.measures import load_steps
+from dlbench.reading.slow_nodes import ACCUSED, SlowNodes, slow_nodes
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan

@@ -24,7 +24,7 @@ from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.resnet import ResNet
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.timing import HostClock
+from dlbench.node.sync.timing import Clock
 from dlbench.node.watching import spans as node_spans
 from dlbench.node.watching.agent import span_bytes
 from dlbench.node.watching.spans import ANCHOR, LayerWatch, ProfileWindow, RankSpans
@@ -312,7 +312,7 @@ class Nothing(nn.Module):
 def test_odd_modules_are_seen_as_often_as_they_are_called() -> None:
     torch.manual_seed(0)
     model, told = Odd(), Told()
-    watch = LayerWatch(model, HostClock(), collector(told))
+    watch = LayerWatch(model, Clock(), collector(told))
     watch.open()
     for step in (4, 5):
         watch.enter(step)
@@ -336,7 +336,7 @@ def test_odd_modules_are_seen_as_often_as_they_are_called() -> None:
 def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_spans, "MAX_HELD_CALLS", 2)
     model, told = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))), Told()
-    watch = LayerWatch(model, HostClock(), collector(told))
+    watch = LayerWatch(model, Clock(), collector(told))
     watch.open()
     assert watch.num_hooks == 6
     watch.enter(0)
@@ -360,7 +360,7 @@ def trained(build: Callable[[], nn.Module], inputs: Callable[[], Any], precision
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     told: Told = []
-    watch = LayerWatch(model, HostClock(), collector(told))
+    watch = LayerWatch(model, Clock(), collector(told))
     losses = []
     for step in range(4):
         if watched and step == 1:

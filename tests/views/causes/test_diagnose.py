@@ -24,8 +24,7 @@ from dlbench.reading.comparability import planned_id
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
-from dlbench.records.watch import WatchOverhead
-from dlbench.records.watch_cost import write_watch_cost
+from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH

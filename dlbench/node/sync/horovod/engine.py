@@ -79,19 +79,12 @@ class HorovodEngine(Engine):
     ) -> None:
         """One rank's engine.
 
-        Args:
-            settings: as planned.
-            place: this rank.
-            device: where it computes.
-            use_mpi: the launcher is an MPI one; otherwise ranks meet through `address_file` and Gloo.
-            address_file: where rank 0 tells its address.
-            interface: the network interface; None to find it.
-            fusion: auto, none, or the size that messages are fused up to.
-            wire: fp32 or fp16.
-            exchange: flat, horovod-hierarchical or horovod-torus.
-            is_watched: whether Horovod's timeline is used; not where dlbench itself exchanges and counts.
-            stall_timeout_s: without progress for so long, the run's watchdog ends this rank.
-            gpu: this rank's; None on a CPU.
+        `settings`: as planned. `place`: this rank. `device`: where it computes. `use_mpi`: the launcher is an MPI one;
+        otherwise ranks meet through `address_file` and Gloo. `address_file`: where rank 0 tells its address.
+        `interface`: the network interface; None to find it. `fusion`: auto, none, or the size that messages are fused
+        up to. `wire`: fp32 or fp16. `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether
+        Horovod's timeline is used; not where dlbench itself exchanges and counts. `stall_timeout_s`: without progress
+        for so long, the run's watchdog ends this rank. `gpu`: this rank's; None on a CPU.
         """
         self._stall_timeout_s = stall_timeout_s
         self._gpu = gpu

@@ -74,18 +74,11 @@ def exchange_result(
 ) -> ExchangeResult:
     """The exchange as rank 0 saw it.
 
-    Args:
-        seen: what the timeline had; None if no step was watched.
-        watch: gradients and steps of the window.
-        place: this rank.
-        carrier: gloo, mpi or nccl.
-        fusion: as it was in force.
-        wire: the format that was given to Horovod.
-        exchange: the exchange that was asked of it; believed only where no step was watched.
-        overflows: sums that left the range of fp16.
-        autotune: what the autotuner did.
-        calm_text: what was done about the timeline's thread.
-        why_unseen: why no step was watched, where none was.
+    `seen`: what the timeline had; None if no step was watched. `watch`: gradients and steps of the window. `place`:
+    this rank. `carrier`: gloo, mpi or nccl. `fusion`: as it was in force. `wire`: the format that was given to Horovod.
+    `exchange`: the exchange that was asked of it; believed only where no step was watched. `overflows`: sums that left
+    the range of fp16. `autotune`: what the autotuner did. `calm_text`: what was done about the timeline's thread.
+    `why_unseen`: why no step was watched, where none was.
     """
     inside = across = None
     if seen is not None and carrier == "gloo" and seen.wire_bytes is not None:
@@ -323,9 +316,8 @@ class TuningWatch:
 def tuning_cost_s(step_s: Sequence[float], settled_step: int | None) -> float | None:
     """What tuning took beyond training: its steps, less as many at the median of those afterwards; not below zero.
 
-    Args:
-        step_s: times of all steps of the run, in order, seconds.
-        settled_step: steps until the search was over; None: it was not.
+    `step_s`: times of all steps of the run, in order, seconds. `settled_step`: steps until the search was over; None:
+    it was not.
     """
     if settled_step is None or not step_s[settled_step:]:
         return None
@@ -381,10 +373,8 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
 def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
     """Variables of every run, so that those of the caller's shell do not act.
 
-    Args:
-        exchange: flat, horovod-hierarchical or horovod-torus.
-        is_watched: whether the timeline can be opened later. All ranks must agree, because what they negotiate in
-            depends on it.
+    `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether the timeline can be opened later. All
+    ranks must agree, because what they negotiate in depends on it.
     """
     found = {
         "HOROVOD_AUTOTUNE": "0",

@@ -128,11 +128,7 @@ class _Reader:
         self._times: Counter[int] = Counter()
 
     def read(self, entry: dict[str, Any]) -> None:
-        """One entry of the array.
-
-        Raises:
-            KeyError, TypeError: it lacks what entries of its kind have.
-        """
+        """One entry of the array. Raises `KeyError, TypeError`: it lacks what entries of its kind have."""
         kind = entry["ph"]
         if kind == "M":
             self._describe(entry)
@@ -190,9 +186,7 @@ class _Reader:
 def parse_timeline(text: str, *, prefix: str = _PREFIX) -> Timeline:
     """A timeline's content.
 
-    Args:
-        text: the file, whole or torn anywhere.
-        prefix: only tensors whose name begins so count; it is taken off.
+    `text`: the file, whole or torn anywhere. `prefix`: only tensors whose name begins so count; it is taken off.
     """
     reader = _Reader(prefix)
     torn = False

@@ -29,8 +29,7 @@ ALIGNMENT = 16
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
     """The messages: so many of each, in this order.
 
-    Raises:
-        ValueError: the counts do not make the whole, or one is not positive.
+    Raises `ValueError`: the counts do not make the whole, or one is not positive.
     """
     if sum(counts) != len(order) or any(count < 1 for count in counts):
         raise ValueError(f"messages of {tuple(counts)} tensors do not hold {len(order)} tensors")
@@ -51,12 +50,8 @@ def all_in_one(num_tensors: int) -> tuple[int, ...]:
 def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
     """Messages of at least so many bytes, each no longer than it must be; what is left over at the end is the last.
 
-    Args:
-        sizes: bytes of the tensors in the order in which they are ready.
-        num_bytes: least size of a message.
-
-    Returns:
-        Tensors of each message.
+    `sizes`: bytes of the tensors in the order in which they are ready. `num_bytes`: least size of a message. Returns
+    tensors of each message.
     """
     counts, count, held = [], 0, 0
     for size in sizes:
@@ -149,11 +144,7 @@ def fill(arena: torch.Tensor, messages: Sequence[Sequence[torch.nn.Parameter]], 
 
 
 def require_fp32(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-    """Proves that gradients fit the buffers.
-
-    Raises:
-        RunError: a trained parameter is not in fp32.
-    """
+    """Proves that gradients fit the buffers. Raises `RunError`: a trained parameter is not in fp32."""
     for name, parameter in named:
         if parameter.dtype != torch.float32:
             raise RunError(f"{name} is {parameter.dtype}: dlbench's own exchange holds gradients in fp32")
@@ -167,10 +158,8 @@ class ExchangeThread:
     ) -> None:
         """Starts the thread.
 
-        Args:
-            enter: called first on the thread.
-            exchange: exchanges the message of this number; called on the thread.
-            describe: names a message in an error.
+        `enter`: called first on the thread. `exchange`: exchanges the message of this number; called on the thread.
+        `describe`: names a message in an error.
         """
         self._enter = enter
         self._exchange = exchange
@@ -201,8 +190,7 @@ class ExchangeThread:
     def wait(self) -> None:
         """Returns when every message of the step is exchanged.
 
-        Raises:
-            RunError: the exchange of a message failed; names it.
+        Raises `RunError`: the exchange of a message failed; names it.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._next == self._count)

@@ -39,8 +39,8 @@ from dlbench.node.sync.own.buckets import (
 from dlbench.node.sync.own.report import Account, Moments, StepMoments, exchange_settings, gradient_times
 from dlbench.node.sync.own.route import Route, RouteBuilder
 from dlbench.node.sync.timing import Clock, clock_for
+from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.network import read_network
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS, fusion_bytes
@@ -52,8 +52,7 @@ class OwnExchange(EngineOverLibrary):
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
         """One rank's, over a library that is not started yet.
 
-        Raises:
-            UserError: the plan asks for shared memory between GPUs, or names a file of costs that is none.
+        Raises `UserError`: the plan asks for shared memory between GPUs, or names a file of costs that is none.
         """
         if plan.sync.inside == "shared-memory" and device.type != "cpu":
             raise UserError("sync.inside shared-memory: gradients lie on GPUs; use sync.inside backend")
@@ -282,8 +281,7 @@ class Exchanger:
     def finish(self) -> None:
         """Waits for the communication thread. Gradients that the loss does not depend on count as zeros, on all ranks.
 
-        Raises:
-            RunError: a message failed on this rank.
+        Raises `RunError`: a message failed on this rank.
         """
         now = self._now
         assert now is not None

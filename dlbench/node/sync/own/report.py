@@ -178,8 +178,7 @@ class Account:
     def result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
         """The result of the run.
 
-        Args:
-            sums: for each rank, its times of a step (fields of `StepSums`); None where no step was watched.
+        `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step was watched.
         """
         route, window = self.route, len(self.moments.steps)
         known = [each for each in sums if each is not None]
@@ -238,10 +237,7 @@ class Account:
 def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) -> list[Setting]:
     """What was asked of the exchange and what was in force, after the engine's own settings.
 
-    Args:
-        plan: what was asked.
-        base: settings of the engine that carried the messages.
-        account: what was counted.
+    `plan`: what was asked. `base`: settings of the engine that carried the messages. `account`: what was counted.
     """
     sync, sizes = plan.sync, account.message_bytes
     how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,7 +36,7 @@ from dlbench.node.sync.own.buckets import arena_elements
 from dlbench.node.sync.shared_memory import SharedMemoryGroup
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, Clock
 from dlbench.node.sync.wire import WireFormat, build_wire
-from dlbench.records.network import read_network
+from dlbench.records.comm import read_network
 from dlbench.specs.collectives import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
@@ -126,9 +126,8 @@ class RouteBuilder:
     def build(self) -> Route:
         """The route; all ranks call it together.
 
-        Raises:
-            UserError: `sync.network` does not say what is needed of it.
-            RunError: ranks that should share memory do not find each other.
+        Raises `UserError`: `sync.network` does not say what is needed of it; `RunError`: ranks that should share memory
+        do not find each other.
         """
         sync = self._plan.sync
         shared = self._shared_memory() if sync.inside == "shared-memory" else None
@@ -251,26 +250,28 @@ Sent = tuple[float, float]
 """Bytes that a rank sends inside its group and to other groups, mean over ranks."""
 
 
-class Method(Protocol):
-    """One exchange."""
+class Method:
+    """One way to sum a message over all ranks."""
 
     name: str
 
     def sum(self, vector: torch.Tensor) -> str:
         """`vector` becomes the sum over all ranks, in place. Returns how it went: flat, hierarchical or leader.
 
-        Args:
-            vector: (n,), floating; n must be a multiple of the group size where the method has groups.
+        `vector`: (n,), floating; n must be a multiple of the group size where the method has groups.
         """
+        raise NotImplementedError
 
     def way(self, num_bytes: float) -> str:
         """How a vector of so many bytes goes."""
+        return self.name
 
     def sent(self, num_bytes: float) -> Sent:
         """What a rank sends for a vector of so many bytes."""
+        raise NotImplementedError
 
 
-class Flat:
+class Flat(Method):
     """One all-reduce over all ranks: 2 (p - 1) / p n bytes leave each rank (Patarasuk and Yuan 2009)."""
 
     name = "flat"
@@ -284,9 +285,6 @@ class Flat:
         self._world.sum(vector)
         return self.name
 
-    def way(self, num_bytes: float) -> str:
-        return self.name
-
     def sent(self, num_bytes: float) -> Sent:
         size = len(self._world.ranks)
         total = 2 * (size - 1) / size * num_bytes
@@ -294,7 +292,7 @@ class Flat:
         return total * (1 - crossing), total * crossing
 
 
-class Hierarchical:
+class Hierarchical(Method):
     """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
 
     2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across for each rank (the 2D form; Horovod's hierarchical and
@@ -312,15 +310,12 @@ class Hierarchical:
         self._groups.inside.all_gather(share, vector)
         return self.name
 
-    def way(self, num_bytes: float) -> str:
-        return self.name
-
     def sent(self, num_bytes: float) -> Sent:
         g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
         return 2 * (g - 1) / g * num_bytes, 2 * (m - 1) / m * num_bytes / g
 
 
-class Leader:
+class Leader(Method):
     """Jia et al. 2018 (arXiv 1807.11205), grouped all-reduce: reduce to the group's first rank, ring among these,
     broadcast.
 
@@ -342,16 +337,13 @@ class Leader:
         groups.inside.broadcast(vector, 0)
         return self.name
 
-    def way(self, num_bytes: float) -> str:
-        return self.name
-
     def sent(self, num_bytes: float) -> Sent:
         g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
         inside = (self._reduce_share + 1) * (g - 1) / g * num_bytes
         return inside, 2 * (m - 1) / m * num_bytes / g
 
 
-class Hybrid:
+class Hybrid(Method):
     """Small messages hierarchical, where start-ups decide, large ones flat (Jia et al. 2018, hybrid all-reduce)."""
 
     name = "hybrid"
@@ -411,15 +403,9 @@ def calibrate(
     that start at once: short messages are timed several back to back, each in a place of the arena of its own. Larger
     sizes are left out once rank 0 has used the budget; two sizes are always timed.
 
-    Args:
-        name: of the line.
-        exchange: called with the position of a size and a vector of it.
-        counts: elements of the vectors, ascending; two or more.
-        world: all ranks.
-        clock: of the device.
-        arena: where vectors lie, as those of training do; it is overwritten.
-        budget_s: time to spend, seconds.
-        gather: `Engine.gather`.
+    `name`: of the line. `exchange`: called with the position of a size and a vector of it. `counts`: elements of the
+    vectors, ascending; two or more. `world`: all ranks. `clock`: of the device. `arena`: where vectors lie, as those of
+    training do; it is overwritten. `budget_s`: time to spend, seconds. `gather`: `Engine.gather`.
     """
     began = time.monotonic()
     timed: list[list[float]] = []
@@ -490,16 +476,9 @@ _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader
 def given_line(path: str, name: str, method: str, who: GroupRanks, *, largest_bytes: int) -> LineCost:
     """The line of an exchange: of its name and rank count if the file has it, else through predictions.
 
-    Args:
-        path: the file.
-        name: of the line, e.g. gloo hierarchical.
-        method: flat, hierarchical or leader.
-        who: ranks and groups.
-        largest_bytes: predictions go up to this size.
-
-    Raises:
-        UserError: the file cannot be read, or lacks a level that the prediction needs.
-        IncompleteDataError: it is damaged.
+    `path`: the file. `name`: of the line, e.g. gloo hierarchical. `method`: flat, hierarchical or leader. `who`: ranks
+    and groups. `largest_bytes`: predictions go up to this size. Raises `UserError`: the file cannot be read, or lacks a
+    level that the prediction needs; `IncompleteDataError`: it is damaged.
     """
     network = read_network(Path(path))
     for line in network.collectives:

@@ -4,7 +4,7 @@ In one run let w[r] be the mean step of rank r without its exchange: what it doe
 slowest rank, because all ranks wait for that one (`by_host.largest_by_host` says how hosts of unlike
 many ranks compare); its ratio is that divided by the median, over the other hosts of the run, of their slowest ranks.
 Runs of any workload, rank count and day stand side by side then: what slows all hosts of a run alike cancels. A slow
-link does not show in own work: `dlbench.reading.hosts.leaving`.
+link does not show in own work: `dlbench.reading.late_hosts`.
 
 What slows a host for one job (a neighbour, heat) is no property of the host, so the unit is the session and no run in
 it: `dlbench.reading.sessions`. Of a session counts the median of its runs, of a host the geometric mean of its sessions
@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.causes import Causes
-from dlbench.reading.hosts.by_host import largest_by_host, of_others
-from dlbench.reading.hosts.leaving import LATE
+from dlbench.reading.late_hosts import LATE, largest_by_host, of_others
 from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.reading.table import RunTable
 from dlbench.specs.hostlist import compressed

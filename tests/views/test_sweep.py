@@ -413,7 +413,7 @@ def test_chart_holds_ratios_with_their_intervals(planted_report: model.Report) -
         row = rows[one.label + (" *" if one.changes else "")]
         assert one.ratio is not None
         assert (row["value"], row["low"], row["high"]) == (one.ratio.value, one.ratio.low, one.ratio.high)
-    ratios = [row["ratio"] for row in rows.values()]
+    ratios = [row["value"] for row in rows.values()]
     assert ratios == sorted(ratios, reverse=True)
 
 

@@ -1,0 +1,220 @@
+"""The collective benchmark's files: `comm.json`, its runs below a folder with their states, fitted network costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, ValidationError
+
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.opening import parse_json, read_named, why_unreadable
+from dlbench.records.folder import RunFolder
+from dlbench.records.job import seen_in_log
+from dlbench.records.record import Environment
+from dlbench.records.scan import (
+    COMM_FORMAT,
+    LaunchedRun,
+    Run,
+    load_file,
+    load_plan,
+    plan_format,
+    read_accounting,
+    read_failure,
+    read_run,
+    run_folders,
+)
+from dlbench.records.status import read_statuses
+from dlbench.records.watch import NodeLoad
+from dlbench.sharing import WithheldError
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
+from dlbench.specs.collectives import Collective, CommPlan, NetworkModel
+from dlbench.specs.problems import problem_of
+from dlbench.units import format_bytes
+
+
+class CommPoint(Spec):
+    """One collective, by one algorithm or library, at one size."""
+
+    collective: Collective = Field(description="The collective.")
+    algorithm: str = Field(
+        description="dlbench's own algorithm, or `library` for a reference; of MPI's all-reduce "
+        "`library-in-place` and `library-out-of-place` (into a second buffer).",
+    )
+    carrier: str = Field(description="What moved the bytes, e.g. torch-gloo, mpi, horovod-gloo.")
+    num_bytes: Count = Field(description="Bytes of each rank's buffer.")
+    dtype: Precision = Field(description="Type of an element.")
+    times_s: tuple[NonNegative, ...] = Field(
+        description="Every timed iteration, seconds of one operation: those of the iteration over `operations`; empty "
+        "if it failed."
+    )
+    timing: Literal["host clock", "in-stream"] = Field(
+        "host clock",
+        description="host clock, after a barrier of the carrier; in-stream: events of the GPU's stream, after a "
+        "barrier in it.",
+    )
+    single_call_s: tuple[NonNegative, ...] = Field(
+        (), description="In-stream: one operation alone in each iteration, by the host's clock, seconds."
+    )
+    operations: Count = Field(
+        1, description="Operations of an iteration, back to back: more than one where it is short."
+    )
+    skew_s: tuple[NonNegative, ...] = Field((), description="How far apart ranks began each timed iteration, seconds.")
+    correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
+    max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
+    steps: CountOrZero | None = Field(None, description="Most steps of a rank, counted; null for libraries.")
+    messages: tuple[CountOrZero, ...] = Field((), description="Messages sent by each rank, counted.")
+    bytes_sent: tuple[CountOrZero, ...] = Field((), description="Bytes sent by each rank, counted.")
+    bytes_across: tuple[CountOrZero, ...] = Field((), description="Those of them that left the group.")
+    problem: str = Field("", description="Why there is no time, or why it is in doubt.")
+
+
+class CommRecord(Spec):
+    """`comm.json`, written last, by rank 0."""
+
+    format: Literal["dlbench.comm"] = Field("dlbench.comm", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    run_id: RunName = Field(description="The run, as in its plan.")
+    state: Literal["valid", "invalid"] = Field(description="invalid: a result was wrong; no figure may be made.")
+    started: str = Field(description="UTC, ISO 8601, of rank 0's start.")
+    finished: str = Field(description="UTC, ISO 8601.")
+    hosts: tuple[str, ...] = Field(description="Host of each rank.")
+    device: str = Field(description="Where buffers lay, e.g. cpu.")
+    group_size: Ranks = Field(description="Ranks of a group.")
+    points: tuple[CommPoint, ...] = Field(description="Everything measured, in order.")
+    load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
+    not_measured: tuple[str, ...] = Field((), description="What was asked for and cannot be had here, with the reason.")
+    warnings: tuple[str, ...] = Field((), description="Reasons for doubt, each a sentence.")
+    environment: Environment = Field(description="Environment of rank 0, by name.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommRun(LaunchedRun):
+    """One run of the collective benchmark as it lies on disk."""
+
+    plan: CommPlan
+    record: CommRecord | None
+
+    counted: ClassVar[str] = "point"
+
+    @property
+    def recorded(self) -> Literal["valid", "invalid"] | None:
+        """The record's state."""
+        return None if self.record is None else self.record.state
+
+    @property
+    def objection(self) -> str:
+        """The first points that are wrong."""
+        if self.record is None or self.record.state == "valid":
+            return ""
+        points = self.record.points
+        wrong = [p for p in points if p.correct is False] or [p for p in points if p.problem]
+        told = [_wrong(point) for point in wrong[:3]]
+        more = [f"and {len(wrong) - 3} points more"] if len(wrong) > 3 else []
+        return "; ".join([*told, *more]) or "the record says invalid, and not why"
+
+
+def _wrong(point: CommPoint) -> str:
+    error = "" if point.max_error is None else f", largest relative error {point.max_error:.3g}"
+    why = point.problem or f"wrong result{error}"
+    return f"{point.collective} {point.algorithm} over {point.carrier} of {format_bytes(point.num_bytes)}: {why}"
+
+
+@dataclass(kw_only=True)
+class CommScan:
+    """Every run of the collective benchmark found under one folder."""
+
+    root: Path
+    runs: list[CommRun] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Damaged runs, one line each; they are skipped."""
+    withheld: list[str] = field(default_factory=list)
+    """Runs of other users, who let nobody read them, one line each; they are skipped."""
+
+
+def scan_comm(root: Path, *more: Path) -> CommScan:
+    """Reads every run of the collective benchmark below some folders; see `dlbench.records.scan.run_folders`.
+
+    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    result = CommScan(root=root)
+    for folder in run_folders(root, *more):
+        if plan_format(folder) not in (COMM_FORMAT, None):
+            continue
+        try:
+            result.runs.append(_read(folder))
+        except WithheldError as error:
+            result.withheld.append(str(error))
+        except IncompleteDataError as error:
+            result.problems.append(str(error))
+    result.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
+    return result
+
+
+def read_comm_run(path: Path) -> CommRun:
+    """One folder of the collective benchmark.
+
+    Raises:
+        UserError: it is a run of something else.
+        IncompleteDataError: a file is damaged, or it holds no plan.
+    """
+    folder = RunFolder(path)
+    if plan_format(folder) not in (COMM_FORMAT, None):
+        raise UserError(f"{path}: is no run of the collective benchmark: see `dlbench report`")
+    return _read(folder)
+
+
+def _read(folder: RunFolder) -> CommRun:
+    plan = load_plan(folder, CommPlan)
+    record = load_file(folder.comm, CommRecord)
+    if record is not None and record.run_id != plan.run_id:
+        raise IncompleteDataError(f"{folder.comm}: belongs to run {record.run_id}, not to {plan.run_id}")
+    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
+    return CommRun(
+        folder=folder,
+        plan=plan,
+        record=record,
+        statuses=statuses,
+        failure=failure,
+        seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
+        accounting=read_accounting(folder, plan),
+    )
+
+
+def read_launched(path: Path) -> Run | CommRun:
+    """One run's folder, of whichever kind.
+
+    Raises:
+        IncompleteDataError: a file is damaged, or it holds no plan.
+    """
+    return read_comm_run(path) if plan_format(RunFolder(path)) == COMM_FORMAT else read_run(path)
+
+
+MAX_BYTES = 1 << 24
+"""Of a file at most: it holds some numbers for each carrier and algorithm."""
+
+
+def read_network(path: Path) -> NetworkModel:
+    """The file.
+
+    Raises:
+        UserError: there is none, or it holds something else.
+        IncompleteDataError: it is damaged.
+    """
+    try:
+        content = parse_json(read_named(path, MAX_BYTES))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `dlbench comm fit` makes one") from None
+    except ValueError as error:
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
+    wanted = NetworkModel.model_fields["format"].default
+    if not isinstance(content, dict) or content.get("format") != wanted:
+        raise UserError(f"{path}: holds no fitted costs of a network (format {wanted}); `dlbench comm fit` makes one")
+    try:
+        return NetworkModel.model_validate(content)
+    except ValidationError as error:
+        raise IncompleteDataError(f"{path}: damaged: {problem_of(NetworkModel, error)}") from None

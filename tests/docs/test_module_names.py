@@ -1,0 +1,83 @@
+"""Modules, functions and files that docs, docstrings, comments and templates name are there."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+_DOTTED = re.compile(r"(?<![\w./-])(?:dlbench|tests)(?:\.[A-Za-z_]\w*)+(?![\w/-])")
+_PATH = re.compile(r"(?<![\w./-])(?:dlbench|tests)/[\w/]+\.py\b")
+_OF_PATH = re.compile(r"`([A-Za-z_]\w*)`\s+(?:of|in)\s+`((?:dlbench|tests)/[\w/]+\.py)`")
+# Forms of files are called so, too (`dlbench.record`), and files that are written.
+_FORMAT = re.compile(r'"(dlbench\.[a-z_.-]+)"')
+_WRITTEN = ("jsonl", "xml")
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Where, and what is said there to a person."""
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("examples/**/*.md"),
+        *ROOT.rglob("slurm/**/*.j2"),
+    ]:
+        if path.name != "CHANGELOG.md":  # of names that are gone, too
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    for path in [*ROOT.glob("dlbench/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        where, source = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield f"{where}:{token.start[0]}", token.string
+        for node in ast.walk(ast.parse(source)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                yield f"{where}:{node.lineno}", node.value.value
+
+
+@cache
+def defined_in(path: Path) -> frozenset[str]:
+    """Names that a module binds at its top, and those of its classes' methods."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+    return frozenset(names)
+
+
+def is_there(name: str) -> bool:
+    place, parts = ROOT, name.split(".")
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if not parts:
+        return (place / "__init__.py").exists()
+    module = place / f"{parts[0]}.py"
+    if module.exists():
+        return all(part in defined_in(module) for part in parts[1:])
+    return place != ROOT and (place / "__init__.py").exists() and parts[0] in defined_in(place / "__init__.py")
+
+
+def test_named_modules_and_files_are_there() -> None:
+    formats = {name for path in ROOT.glob("dlbench/**/*.py") for name in _FORMAT.findall(path.read_text("utf-8"))}
+    wrong = []
+    for where, text in texts():
+        dotted = [name for name in _DOTTED.findall(text) if name not in formats and not name.endswith(_WRITTEN)]
+        wrong += [f"{where}: {name}" for name in dotted if not is_there(name)]
+        wrong += [f"{where}: {path}" for path in _PATH.findall(text) if not (ROOT / path).exists()]
+        for name, path in _OF_PATH.findall(text):
+            if (ROOT / path).exists() and name not in defined_in(ROOT / path):
+                wrong.append(f"{where}: {name} of {path}")
+    assert wrong == []
